@@ -27,8 +27,8 @@ async def talk(
         for _ in range(MOST_REPLIES):
             answer = await client.chat.completions.create(
                 model=model,
-                messages=[message.to_openai() for message in messages],  # type: ignore[misc]
-                tools=[dict(tool) for tool in conversation.tools],  # type: ignore[misc]
+                messages=[message.to_openai() for message in messages],  # type: ignore[misc]  # plain dicts
+                tools=[dict(tool) for tool in conversation.tools],  # type: ignore[misc]  # plain dicts
                 max_tokens=48,
                 extra_headers={"X-Conversation-Id": name},
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from repository_paths import ROOT
 from served_people import crowd
 from test_desk_deployment import AT_ONCE, START, retail_desk, ruined
 
@@ -19,8 +21,8 @@ from stateset_agents.cli.main import main
 from stateset_agents.deployment.controller import DeploymentController
 from stateset_agents.deployment.journal import Journal
 
-PLAN = "stages: [0.5]\nshadow_answers: 10\nhold_seconds: 0\nmargin: 0.1\nalpha: 0.1\n"
-DEMO = str(Path(__file__).parents[3] / "examples" / "demo.yaml")
+PLAN = "stages: [0.5]\nshadow_answers: 10\nhold_seconds: 0\nmargin: 0.1\nalpha: 0.02\n"
+DEMO = str(ROOT / "examples" / "demo.yaml")
 
 
 @contextlib.contextmanager
@@ -28,7 +30,8 @@ def serving(folder: Path) -> Iterator[str]:
     """`serve --deployment` as a process of its own; its address."""
     words = [sys.executable, "-m", "stateset_agents.cli.main", "serve", "--deployment", "d.sqlite"]
     words += ["--port", "0", "--save-conversations", "talks.jsonl", "--set", "agent.max_new_tokens=48"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=folder) as server:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}  # a relative one would be the folder's
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=folder, env=env) as server:
         assert server.stdout is not None
         try:
             yield server.stdout.readline().split()[-1]
@@ -80,7 +83,7 @@ def test_deploy_then_train_on_what_was_served_then_deploy(
 
     assert main(["served", "talks.jsonl", "--deployments", "d.sqlite", "--out", "harvest"]) == 0
     served = [json.loads(line) for line in Path("harvest/scenarios.jsonl").read_text().splitlines()]
-    assert len(served) >= status["evidence"]["outcomes"]
+    assert len(served) > 30
     second = train(
         "--from-served",
         "harvest/scenarios.jsonl",

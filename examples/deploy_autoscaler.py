@@ -48,11 +48,11 @@ def at_most_doubled(state: dict[str, Any], action: dict[str, Any]) -> bool:
     return bool(state["replicas"] <= 2 * after and after <= 2 * state["replicas"])
 
 
-async def trained(steps: int, workload: Workload | None = None) -> MlpPolicy:
+async def trained(steps: int, workload: Workload | None = None, *, passes: int = 20) -> MlpPolicy:
     """A policy that begins as the autoscaler and is trained on this load."""
     environment = InfrastructureEnv(workload)
     policy = MlpPolicy(environment.spec)
-    clone(policy, in_actions(Hpa(target=0.6, window_seconds=0.0)), environment, num_passes=10)
+    clone(policy, in_actions(Hpa(target=0.6, window_seconds=0.0)), environment, num_passes=passes)
     config = ControlConfig(**SETTINGS, total_steps=steps, progress=False, save_steps=0)
     async with ControlTrainer(policy, environment, config) as trainer:
         await trainer.train()

@@ -190,6 +190,7 @@ class DeploymentController:
                         seconds=answer.seconds,
                         cost=answer.cost,
                         violations=violations,
+                        agreement=answer.agreement,
                         at=now,
                     )
                 )

@@ -29,6 +29,7 @@ from stateset_agents.serving.routing import AnswerOne
 from stateset_agents.serving.served_agent import Asked, OnDelta, ServedAgent
 from stateset_agents.types.errors import ConfigurationError, JournalError
 from stateset_agents.types.logs import get_logger
+from stateset_agents.types.messages import Message
 
 __all__ = ["Deployed", "num_tokens", "resumed_or_started"]
 
@@ -201,7 +202,7 @@ class Deployed:
         if assignment is not None:
             await self._record(asked, arm, measured)
             if self.controller.state.mode == "shadow":
-                self._begin_shadow(asked, candidate)
+                self._begin_shadow(asked, candidate, measured.message)
 
     async def report_outcome(
         self, conversation: str, *, success: float, reward: float | None = None
@@ -298,14 +299,14 @@ class Deployed:
         if measured.error is not None or (limit is not None and measured.seconds > limit):
             self._later(self._notes, self._record(asked, arm, measured))
 
-    def _begin_shadow(self, asked: Asked, candidate: ServedAgent) -> None:
+    def _begin_shadow(self, asked: Asked, candidate: ServedAgent, sent: Message | None) -> None:
         if len(self._shadows) >= self._max_shadows:
             self.skipped_shadows += 1
             return
-        self._later(self._shadows, self._answer_in_shadow(asked, candidate))
+        self._later(self._shadows, self._answer_in_shadow(asked, candidate, sent))
 
-    async def _answer_in_shadow(self, asked: Asked, candidate: ServedAgent) -> None:
-        measured = _Measured()
+    async def _answer_in_shadow(self, asked: Asked, candidate: ServedAgent, sent: Message | None) -> None:
+        measured = _Measured(compared_with=sent)
         try:
             async with asyncio.timeout(self._patience) as limit:
                 await measured.of(candidate.answer(asked, is_sent=False))
@@ -342,8 +343,10 @@ async def _from_baseline(
 class _Measured:
     """What one arm did for one request: its slowest answer, the sum of the costs, the first one's words."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, compared_with: Message | None = None) -> None:
+        """`compared_with`: what the baseline said to the same request."""
         self.seconds = 0.0
+        self._compared_with = compared_with
         self.error: str | None = None
         self._answers: list[Answer] = []
 
@@ -357,16 +360,23 @@ class _Measured:
         self._answers.append(answer)
         return answer
 
+    @property
+    def message(self) -> Message | None:
+        """Of the first answer."""
+        return self._answers[0].message if self._answers else None
+
     def checked(self, cost: Callable[[Answer], float | None]) -> guards.Answer:
         """What guards see. The cost of an answer that broke off is not known."""
         costs = (
             [] if self.error is not None else [each for each in map(cost, self._answers) if each is not None]
         )
+        said, other = self.message, self._compared_with
         return guards.Answer(
             seconds=self.seconds,
             cost=sum(costs) if costs and len(costs) == len(self._answers) else None,
             error=self.error,
-            message=self._answers[0].message if self._answers else None,
+            message=said,
+            agreement=None if said is None or other is None else guards.agreement_of(said, other),
         )
 
 

@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from stateset_agents.deployment.sequential import EProcess
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 
 __all__ = [
+    "Agreement",
     "Answer",
     "Clock",
     "Constraint",
@@ -29,6 +30,7 @@ __all__ = [
     "RateLimit",
     "Violation",
     "WindowGuard",
+    "agreement_of",
     "max_scaling_constraint",
     "min_replicas_constraint",
     "rate_bets",
@@ -73,6 +75,11 @@ def violations_of(guards: Iterable[Guard], action: Any, state: Any) -> tuple[Vio
 # --- of answers ----------------------------------------------------------------
 
 
+Agreement = Literal["reply", "calls", "none"]
+"""reply: the same words and calls. calls: the same calls, or none by both, and other words. none: other
+calls."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """One answer of an arm, as guards see it."""
@@ -85,6 +92,22 @@ class Answer:
     """Why there is none."""
     message: Message | None = None
     """What it says, where a guard of one's own is to read it; the journal does not keep it."""
+    agreement: Agreement | None = None
+    """With the baseline's answer to the same request, where there are both."""
+
+
+def agreement_of(candidate: Message, baseline: Message) -> Agreement:
+    """Do both say and do the same? Space around the words does not count, nor do the ids of calls.
+
+    >>> agreement_of(Message(role="assistant", content="Hi."), Message(role="assistant", content="Hello."))
+    'calls'
+    """
+    calls, others = (
+        [(call.name, call.arguments) for call in message.tool_calls] for message in (candidate, baseline)
+    )
+    if calls != others:
+        return "none"
+    return "reply" if candidate.content.strip() == baseline.content.strip() else "calls"
 
 
 @dataclass(frozen=True, slots=True)

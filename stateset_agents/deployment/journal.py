@@ -37,7 +37,7 @@ from stateset_agents.types.errors import ConfigurationError, JournalError
 
 __all__ = ["DeploymentRecord", "Journal", "Pages", "read_assignment"]
 
-_VERSION = 1
+_VERSION = 2
 """Of the tables; a file of another one is refused."""
 _BUSY_TIMEOUT = 30.0
 """Seconds to wait for another process that is writing."""
@@ -45,8 +45,8 @@ _BUSY_TIMEOUT = 30.0
 TABLES = {
     "transitions": "at REAL, mode TEXT, share REAL, who TEXT, why TEXT, forced INTEGER, evidence TEXT",
     "assignments": "at REAL, conversation TEXT, arm TEXT, probability REAL",
-    "answers": "at REAL, assignment INTEGER, turn INTEGER, arm TEXT, seconds REAL, cost REAL, violations "
-    "TEXT",
+    "answers": "at REAL, assignment INTEGER, turn INTEGER, arm TEXT, seconds REAL, cost REAL, "
+    "violations TEXT, agreement TEXT",
     "outcomes": "at REAL, assignment INTEGER, success REAL, reward REAL, is_timeout INTEGER",
     "reassigned": "at REAL, assignment INTEGER",
 }
@@ -349,7 +349,7 @@ def _stored(row: Row) -> tuple[str, list[Any]]:
         case CheckedAnswer():
             found = json.dumps([astuple(each) for each in row.violations]) if row.violations else "[]"
             numbers = [_float(row.seconds), _float(row.cost)]
-            return "answers", [at, row.assignment, row.turn, row.arm, *numbers, found]
+            return "answers", [at, row.assignment, row.turn, row.arm, *numbers, found, row.agreement]
         case Outcome():
             reward = _float(row.reward)
             return "outcomes", [at, row.assignment, float(row.success), reward, int(row.is_timeout)]
@@ -377,7 +377,7 @@ def _read(table: str, number: int, values: Sequence[Any]) -> Row:
         case "assignments":
             return read_assignment(number, values)
         case "answers":
-            at, assignment, turn, arm, seconds, cost, found = values
+            at, assignment, turn, arm, seconds, cost, found, agreement = values
             return CheckedAnswer(
                 at=at,
                 assignment=assignment,
@@ -386,6 +386,7 @@ def _read(table: str, number: int, values: Sequence[Any]) -> Row:
                 seconds=seconds,
                 cost=cost,
                 violations=tuple(Violation(*parts) for parts in json.loads(found)),
+                agreement=agreement,
             )
         case "outcomes":
             at, assignment, success, reward, is_timeout = values

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from stateset_agents.deployment.assignment import Arm, Assignment
 from stateset_agents.deployment.decision import Known
-from stateset_agents.deployment.guards import Violation
+from stateset_agents.deployment.guards import Agreement, Violation
 from stateset_agents.deployment.plan import DeploymentPlan
 from stateset_agents.deployment.sequential import Evidence
 from stateset_agents.deployment.state import Deployment, Move, transition
@@ -41,6 +41,8 @@ class CheckedAnswer:
     seconds: float | None
     cost: float | None
     violations: tuple[Violation, ...]
+    agreement: Agreement | None
+    """With the baseline's answer to the same request; in shadow, where both answer."""
     at: float
 
 
@@ -88,6 +90,8 @@ class Ledger:
         self.seconds: dict[Arm, list[float]] = {"baseline": [0.0, 0], "candidate": [0.0, 0]}
         self.costs: dict[Arm, list[float]] = {"baseline": [0.0, 0], "candidate": [0.0, 0]}
         """Sum and number over the answers whose time, or cost, is known."""
+        self.agreements: Counter[Agreement] = Counter()
+        """Of the candidate's answers in shadow."""
         self.timeouts = 0
         self.last_at = state.since
         self._line: OrderedDict[int, Assignment] = OrderedDict()
@@ -162,6 +166,8 @@ class Ledger:
             if value is not None:
                 sums[row.arm][0] += value
                 sums[row.arm][1] += 1
+        if row.agreement is not None:
+            self.agreements[row.agreement] += 1
         if row.arm == "candidate":
             self.unsafe.update(violation.guard for violation in row.violations)
             for name, brake in self.brakes.items():

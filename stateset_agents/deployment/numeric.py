@@ -7,6 +7,10 @@
 In every mode the policy's action is checked, and an unsafe one is never executed (`fallback.py`). More than
 a tenth of unsafe ones among the last hundred put the deployment back into shadow; an hour without one in
 gradual gives the policy a tenth more, until it has all.
+
+What the policy would have earned cannot be seen in shadow: only what it would have done. So a policy comes
+out of shadow by hand, or by replays: whoever has a simulator plays the policy and what it is to replace on
+the same recorded load, and reports both rewards.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from typing import Any, NamedTuple
 from stateset_agents.deployment.assignment import arm_of, bucket, new_salt
 from stateset_agents.deployment.fallback import ActionSpace, executed_action
 from stateset_agents.deployment.guards import Clock, Constraint, Violation, WindowGuard, violations_of
+from stateset_agents.deployment.sequential import PairedEvidence
 from stateset_agents.deployment.state import Deployment, Mode, Move, checked_mode, transition
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
@@ -91,14 +96,21 @@ class SafeGRPODeployment:
         clock: Clock = time.time,
         salt: str | None = None,
         on_alert: Callable[[Alert], None] | None = None,
+        replays: PairedEvidence | None = None,
     ) -> None:
-        """`salt` fixes which actions a share falls on; drawn at random if left out."""
+        """
+        Args:
+            salt: Fixes which actions a share falls on; drawn at random if left out.
+            replays: Margin and alpha by which replays (`report_replay`) let the policy out of shadow, or put
+                it back; None: it leaves shadow by hand alone.
+        """
         self.policy = policy
         self.action_space = action_space
         self.constraints = tuple(Constraint(name, function) for name, function in safety_constraints.items())
         self._clock = clock
         self._salt = new_salt() if salt is None else salt
         self._on_alert = on_alert
+        self._new_replays = replays
         self.reset()
 
     def reset(self) -> None:
@@ -110,6 +122,8 @@ class SafeGRPODeployment:
         self.num_actions = 0
         self._window = WindowGuard()
         self._last_violation: float | None = None
+        self.replays = self._new_replays
+        """What the replays say so far."""
 
     @property
     def mode(self) -> Mode:
@@ -178,6 +192,24 @@ class SafeGRPODeployment:
         self._brake_or_ramp(now)
         return ChosenAction(dict(executed.action), None if wanted is None else dict(wanted))
 
+    def report_replay(self, candidate: float, baseline: float) -> Mode:
+        """What the policy and the baseline earned where a simulator played both on the same load; gives the
+        mode afterwards.
+
+        Evidence that the policy is worse keeps it in shadow, or puts it back, until `reset` or a move by
+        hand. Raises ConfigurationError where nothing was said of replays.
+        """
+        if self.replays is None:
+            raise ConfigurationError("replays decide nothing here: make the deployment with replays=...")
+        was_worse = self.replays.is_worse
+        self.replays = self.replays.step(candidate - baseline)
+        now = float(self._clock())
+        if self.replays.is_worse and not was_worse:
+            why = f"the policy is worse in {self.replays.count} replays, {self.replays.mean:.3g} in the mean"
+            self._put_back(why, now)
+        self._brake_or_ramp(now)
+        return self.mode
+
     def _policy_action(self, state: Any) -> tuple[dict[str, Any] | None, tuple[Violation, ...]]:
         """The policy's action with its violations; None if the policy failed, which is one."""
         try:
@@ -197,10 +229,8 @@ class SafeGRPODeployment:
     def _brake_or_ramp(self, now: float) -> None:
         if self._window.fires and self.mode != "shadow":
             unsafe = sum(self._window.recent)
-            why = f"{unsafe} of the last {len(self._window.recent)} actions were unsafe"
-            self._move("shadow", 0.0, why)
-            self._alert("critical", f"rolled back to shadow: {why}", now)
-        elif self.mode == "gradual":
+            self._put_back(f"{unsafe} of the last {len(self._window.recent)} actions were unsafe", now)
+        elif self.mode == "gradual" or self._may_leave_shadow():
             since = max(self.state.since, self._last_violation or self.state.since)
             if now - since > RAMP_SECONDS:
                 share = round(self.rollout_percentage + RAMP_STEP, 10)  # .1 + .2 is not .3
@@ -209,6 +239,24 @@ class SafeGRPODeployment:
                     self._move("full", 1.0, why)
                 else:
                     self._move("gradual", share, why)
+
+    def _may_leave_shadow(self) -> bool:
+        """Only a new deployment does by itself: one that was put back waits for a person."""
+        window = self._window
+        return (
+            self.replays is not None
+            and self.replays.is_as_good
+            and self.state.version == 0
+            and len(window.recent) == window.size
+            and not window.fires
+        )
+
+    def _put_back(self, why: str, now: float) -> None:
+        if self.mode == "shadow":
+            self._alert("critical", f"kept in shadow: {why}", now)
+            return
+        self._move("shadow", 0.0, why)
+        self._alert("critical", f"rolled back to shadow: {why}", now)
 
     def _move(self, mode: Mode, share: float, why: str) -> None:
         move = Move(mode=mode, share=float(share), at=float(self._clock()), who="deployment", why=why)

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["ConfidenceSequence", "EProcess", "Evidence"]
+__all__ = ["ConfidenceSequence", "EProcess", "Evidence", "PairedEvidence"]
 
 BETS = (0.1, 0.25, 0.5)
 """Shares of the wealth that are staked. The growth is largest at effect / variance of an outcome: for a rate
@@ -192,6 +192,65 @@ class Evidence:
     def interval(self, alpha: float) -> tuple[float, float] | None:
         """Of the effect; None before each arm has `MIN_OUTCOMES` outcomes."""
         return self.effect.interval(alpha) if min(self.candidates, self.baselines) >= MIN_OUTCOMES else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedEvidence:
+    """What pairs say: both were tried on the same occasion, and the differences of their rewards are bet on.
+
+    A difference beyond 1 counts as 1, so the mean that is tested is that of such differences: give rewards in
+    a unit in which a difference of 1 is a large one.
+
+    >>> PairedEvidence().step(0.5).mean, PairedEvidence().step(-7.0).mean
+    (0.5, -1.0)
+    """
+
+    margin: float = 0.02
+    """How much lower the candidate's mean reward may be."""
+    alpha: float = 0.05
+    """Probability of finding a candidate as good that is worse by the margin, and worse one that is as
+    good."""
+    count: int = 0
+    total: float = 0.0
+    """Sum of the differences, candidate less baseline."""
+    as_good: EProcess = field(default_factory=EProcess)
+    """Against "it is worse by the margin"."""
+    worse: EProcess = field(default_factory=EProcess)
+    """Against "it is at least as good"."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.margin < 1:
+            raise ConfigurationError(f"margin must be from 0 to below 1, got {self.margin!r}")
+        if not 0 < self.alpha < 1:
+            raise ConfigurationError(f"alpha must be between 0 and 1, got {self.alpha!r}")
+
+    def step(self, difference: float) -> PairedEvidence:
+        """After one more pair. Raises ConfigurationError for a difference that is no number."""
+        if math.isnan(difference):
+            raise ConfigurationError("a difference of rewards must be a number, got nan")
+        difference = min(max(difference, -1.0), 1.0)
+        return replace(
+            self,
+            count=self.count + 1,
+            total=self.total + difference,
+            as_good=self.as_good.step(difference + self.margin),
+            worse=self.worse.step(-difference),
+        )
+
+    @property
+    def mean(self) -> float | None:
+        """Of the differences so far."""
+        return self.total / self.count if self.count else None
+
+    @property
+    def is_worse(self) -> bool:
+        """Was there ever enough evidence that it is worse? No later pair takes that back."""
+        return self.worse.has_reached(self.alpha)
+
+    @property
+    def is_as_good(self) -> bool:
+        """Was there enough evidence that it is worse by less than the margin, and none that it is worse?"""
+        return self.as_good.has_reached(self.alpha) and not self.is_worse
 
 
 def _mean(total: float, count: int) -> float:

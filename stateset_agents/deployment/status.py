@@ -43,6 +43,7 @@ def status_of(record: DeploymentRecord, ledger: Ledger, now: float) -> dict[str,
             "candidate": _arm(ledger, "candidate", evidence.candidate_sum, evidence.candidates),
             "baseline": _arm(ledger, "baseline", evidence.baseline_sum, evidence.baselines),
         },
+        "agreement": _agreement(ledger),
         "violations": dict(ledger.unsafe),
         "brakes": {
             name: {"fires": brake.fires, "alpha": brake.alpha if isinstance(brake, RateGuard) else None}
@@ -53,6 +54,16 @@ def status_of(record: DeploymentRecord, ledger: Ledger, now: float) -> dict[str,
 
 def _evidence(log_wealth: float, p_value: float, alpha: float) -> dict[str, float]:
     return {"log_wealth": log_wealth, "p_value": p_value, "alpha": alpha, "needed": 1 / alpha}
+
+
+def _agreement(ledger: Ledger) -> dict[str, int]:
+    """Answers in shadow that could be compared with the baseline's, and how many did and said the same."""
+    found = ledger.agreements
+    return {
+        "answers": found.total(),
+        "same_calls": found["calls"] + found["reply"],
+        "same_reply": found["reply"],
+    }
 
 
 def _arm(ledger: Ledger, arm: Arm, successes: float, outcomes: int) -> dict[str, float | int | None]:

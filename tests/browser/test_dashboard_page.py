@@ -103,6 +103,13 @@ async def test_the_numbers_are_the_journal_s(tab: Tab, shown: Shown) -> None:
     for deployment in (shown.rolled_back, shown.gradual):
         status = deployment.controller.status()
         id = status["id"]
+        facts = await tab.run(f"document.querySelector('#deployment-{id} .facts').textContent")
+        found = status["agreement"]
+        same = [100 * found[f"same_{what}"] / found["answers"] for what in ("calls", "reply")]
+        assert (
+            f"in shadow{same[0]:.1f}% of {found['answers']} answers did the same as the baseline's, "
+            f"{same[1]:.1f}% said the same"
+        ) in facts
         arms = {row[0]: row[1:] for row in await tab.run(cells(id, "arms"))}
         of = [status["arms"][arm] for arm in ("candidate", "baseline")]
         assert arms["conversations"] == [f"{arm['conversations']:,}" for arm in of]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stateset_agents.deployment.controller import DeploymentController, start_deployment
-from stateset_agents.deployment.guards import Answer
+from stateset_agents.deployment.guards import Agreement, Answer
 from stateset_agents.deployment.journal import Journal
 from stateset_agents.deployment.plan import DeploymentPlan, GuardPlan
 from stateset_agents.serving.saved_conversations import save_conversation
@@ -23,6 +23,9 @@ PLAN: dict[str, Any] = {
     "guards": GuardPlan(latency=4.0, cost=0.02, window=100),
     "salt": "of the test",
 }
+
+
+AGREEMENTS: tuple[Agreement, ...] = ("reply", "calls", "none")
 
 
 class SimulatedDeployment:
@@ -62,13 +65,16 @@ class SimulatedDeployment:
             self.now += self._dice.uniform(10, 30)
             name = f"call {self._seed}-{self._number}"
             arm = self.controller.assign(name).arm
-            for who in {arm, "candidate"} if self.controller.state.mode == "shadow" else {arm}:
+            is_shadow = self.controller.state.mode == "shadow"
+            for who in {arm, "candidate"} if is_shadow else {arm}:
                 pace = 1.2 if who == "candidate" else 0.9
                 seconds = round(self._dice.lognormvariate(0, 0.5) * pace, 3)
                 error = "no answer: the model was away" if self._dice.random() < 0.004 else None
-                self.controller.record_answer(
-                    name, 0, Answer(seconds=seconds, cost=round(0.004 * seconds, 6), error=error), arm=who
+                agreement = AGREEMENTS[self._number % 3] if is_shadow and who == "candidate" else None
+                answer = Answer(
+                    seconds=seconds, cost=round(0.004 * seconds, 6), error=error, agreement=agreement
                 )
+                self.controller.record_answer(name, 0, answer, arm=who)
             success = float(self._dice.random() < (candidate if arm == "candidate" else baseline))
             if saved is not None:
                 mail = f"caller{self._number}@example.org"

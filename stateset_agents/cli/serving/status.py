@@ -64,6 +64,12 @@ def _page(status: Mapping[str, Any]) -> list[str]:
         f"evidence: {_wealths(evidence)}; {evidence['waiting']} conversations wait for their outcome, "
         f"{evidence['timeouts']} never had one",
     ]
+    if (compared := status["agreement"])["answers"]:
+        calls, replies = (compared[name] / compared["answers"] for name in ("same_calls", "same_reply"))
+        lines.append(
+            f"in shadow the candidate did what the baseline did in {calls:.0%} of {compared['answers']} "
+            f"answers, and said the same in {replies:.0%}"
+        )
     if status["violations"]:
         found = ", ".join(f"{name} {count}" for name, count in sorted(status["violations"].items()))
         lines.append(f"unsafe answers of the candidate: {found}")

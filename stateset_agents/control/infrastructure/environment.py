@@ -187,6 +187,11 @@ class InfrastructureEnv:
         with more."""
         return self._actions.nearest(np.asarray(replicas), self._fleet, self._simulator)
 
+    def replicas_after(self, actions: IntArray) -> IntArray:
+        """[B] replicas in all that these actions would lead to; nothing is changed."""
+        after: IntArray = self._actions.apply(np.asarray(actions), self._fleet, self._simulator).replicas
+        return after
+
     def fork(self, rows: IntArray) -> Self:
         """Copies of these rows, with the same load to come: traces are shared."""
         fork = copy.copy(self)

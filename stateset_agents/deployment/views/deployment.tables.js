@@ -5,6 +5,10 @@ const seconds = (value) => (value === null || value === undefined ? "–" : `${n
 const count = (value) => (value ?? 0).toLocaleString("en");
 const ARMS = ["candidate", "baseline"];
 
+const agreementFact = (found) => (found.answers
+  ? [["in shadow", `${percent(found.same_calls / found.answers)} of ${plural(found.answers, "answer")} did the same as the baseline's, ${percent(found.same_reply / found.answers)} said the same`]]
+  : []);
+
 function deploymentFacts(one) {
   const { status } = one;
   const { evidence } = status;
@@ -12,7 +16,7 @@ function deploymentFacts(one) {
   const effect = evidence.effect === null ? "not known yet" : h("span", {}, h("b", {}, `${points(evidence.effect)} points`), ` ${spread(evidence.interval)}`);
   const waiting = [evidence.waiting ? `${count(evidence.waiting)} waiting` : "", evidence.timeouts ? `${count(evidence.timeouts)} timed out` : ""].filter(Boolean).join(", ");
   const facts = [["mode", chip], ["share", number(status.share, true)], ["candidate", one.candidate], ["baseline", one.baseline], ["effect", effect],
-    ["outcomes", `${count(evidence.outcomes)}${waiting ? ` (${waiting})` : ""}`], ["since", `${when(status.since)} UTC`], ["why", status.why]];
+    ["outcomes", `${count(evidence.outcomes)}${waiting ? ` (${waiting})` : ""}`], ...agreementFact(status.agreement), ["since", `${when(status.since)} UTC`], ["why", status.why]];
   return h("dl", { class: "facts" }, facts.map(([term, value]) => h("div", {}, h("dt", {}, term), h("dd", {}, value))));
 }
 

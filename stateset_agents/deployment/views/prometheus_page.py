@@ -110,6 +110,20 @@ _FAMILIES: tuple[tuple[str, Literal["gauge", "counter"], str, tuple[str, ...], A
         ("guard",),
         lambda status: [((guard,), count) for guard, count in sorted(status["violations"].items())],
     ),
+    (
+        "compared_shadow_answers",
+        "counter",
+        "Answers in shadow that were compared with the baseline's",
+        (),
+        lambda status: [((), status["agreement"]["answers"])],
+    ),
+    (
+        "agreeing_shadow_answers",
+        "counter",
+        "Of them those with the same calls, and those with the same words, too",
+        ("same",),
+        lambda status: [((what,), status["agreement"][f"same_{what}"]) for what in ("calls", "reply")],
+    ),
     ("mean_answer_seconds", "gauge", "Mean time of an answer by arm", ("arm",), _by_arm("mean_seconds")),
     ("mean_answer_cost", "gauge", "Mean cost of an answer by arm", ("arm",), _by_arm("mean_cost")),
     (

@@ -282,6 +282,14 @@ def test_a_cluster_is_scaled_from_a_clone_on(tmp_path: Path) -> None:
     assert float(rows["clairvoyant"]) > float(rows["trained"]) > -2
 
 
+def test_a_cluster_is_taken_over_by_a_trained_policy(tmp_path: Path) -> None:
+    printed = run_script("examples/deploy_autoscaler.py", "--steps", "30000", folder=tmp_path)
+    assert "trained: shadow 0% -> gradual 10% -> " in printed
+    assert "gradual 90% -> full 100%\n" in printed
+    assert "ruined: shadow 0%\n" in printed
+    assert "unsafe actions; kept in shadow: the policy is worse in" in printed
+
+
 def test_experiments_are_chosen_from_a_clone_on(tmp_path: Path) -> None:
     few = ["--steps", "20000", "--shown", "100", "--tasks", "200"]
     printed = run_script("examples/acquisition.py", *few, folder=tmp_path)

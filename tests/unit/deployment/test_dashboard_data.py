@@ -190,6 +190,11 @@ def test_metrics_are_the_status_in_prometheus_s_format(rolled_back: SimulatedDep
     log_wealth = status["evidence"]["roll_back"]["log_wealth"]
     assert values[f"{prefix}_log_wealth", ("decision", "roll_back"), own] == log_wealth
     assert values[f"{prefix}_needed_wealth", ("decision", "roll_back"), own] == 25
+    agreement = status["agreement"]
+    assert values[f"{prefix}_compared_shadow_answers_total", own] == agreement["answers"] > 0
+    for same in ("calls", "reply"):
+        found = values[f"{prefix}_agreeing_shadow_answers_total", own, ("same", same)]
+        assert found == agreement[f"same_{same}"] > 0
 
 
 def test_the_page_is_one_file_that_names_nothing_outside(tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ from stateset_agents.deployment.guards import (
     violations_of,
 )
 from stateset_agents.deployment.numeric import Alert, SafeGRPODeployment
+from stateset_agents.deployment.sequential import PairedEvidence
+from stateset_agents.types.errors import ConfigurationError
 
 SPACE = InfrastructureActionSpace()
 
@@ -41,7 +43,9 @@ WANTED = action(ScalingAction.SCALE_UP_LARGE, traffic=30)
 class Safe:
     """A deployment with a clock in `now`; a state says whether the policy's action is allowed in it."""
 
-    def __init__(self, **constraints: Callable[[Any, Any], bool]) -> None:
+    def __init__(
+        self, *, replays: PairedEvidence | None = None, **constraints: Callable[[Any, Any], bool]
+    ) -> None:
         self.now = 1_000_000.0
         self.alerts: list[Alert] = []
         self.deployment = SafeGRPODeployment(
@@ -51,6 +55,7 @@ class Safe:
             clock=lambda: self.now,
             salt="a salt",
             on_alert=self.alerts.append,
+            replays=replays,
         )
 
     def act(self, *states: Any) -> None:
@@ -183,6 +188,80 @@ def test_a_clean_hour_gives_a_tenth_more_also_after_a_violation() -> None:
     safe.now += 60
     safe.act(True)
     assert (safe.deployment.mode, safe.deployment.rollout_percentage) == ("full", 1.0)
+
+
+def replay(safe: Safe, difference: float, number: int = 20) -> str:
+    return [safe.deployment.report_replay(-1.0 + difference, -1.0) for _ in range(number)][-1]
+
+
+def test_replays_an_hour_and_a_hundred_actions_lead_out_of_shadow() -> None:
+    safe = Safe(replays=PairedEvidence())
+    assert replay(safe, 0.5) == "shadow"  # nothing was checked yet
+    safe.act(*[True] * 99)
+    safe.now += 3601
+    assert replay(safe, 0.5) == "shadow"
+    safe.act(True)
+    assert (safe.deployment.mode, safe.deployment.rollout_percentage) == ("gradual", 0.1)
+    safe = Safe(replays=PairedEvidence())
+    safe.act(*[True] * 100)
+    assert replay(safe, 0.5) == "shadow"  # within the hour
+    safe.now += 1800
+    safe.act(False)
+    safe.now += 1801
+    safe.act(True)
+    assert safe.deployment.mode == "shadow"  # the hour began again
+    safe.now += 1801
+    safe.act(True)
+    assert safe.deployment.mode == "gradual"
+    safe = Safe(replays=PairedEvidence())
+    safe.act(*[False] * 11, *[True] * 89)
+    replay(safe, 0.5)
+    safe.now += 3601
+    assert replay(safe, 0.5) == "shadow"  # 11 of the last 100 were unsafe
+    safe.act(True, True)
+    assert safe.deployment.mode == "gradual"
+
+
+def test_a_policy_that_is_worse_in_replays_is_kept_in_shadow_or_put_back() -> None:
+    safe = Safe(replays=PairedEvidence())
+    safe.act(*[True] * 100)
+    safe.now += 3601
+    assert replay(safe, -0.5) == "shadow"
+    [alert] = safe.alerts
+    assert (alert.level, alert.message[:51]) == (
+        "critical",
+        "kept in shadow: the policy is worse in 18 replays, ",
+    )
+    assert replay(safe, 0.9, 200) == "shadow"  # nothing takes that back
+    safe.deployment.reset()
+    assert safe.deployment.replays == PairedEvidence()
+    safe.act(*[True] * 100)
+    safe.now += 3601
+    assert replay(safe, 0.5) == "gradual"
+    assert replay(safe, -0.9, 100) == "shadow"
+    assert safe.alerts[-1].message.startswith("rolled back to shadow: the policy is worse")
+    safe.now += 3601
+    safe.act(True)
+    assert safe.deployment.mode == "shadow"
+
+
+def test_what_was_put_back_or_moved_by_hand_stays_until_a_person_moves_it() -> None:
+    safe = Safe(replays=PairedEvidence())
+    safe.act(*[True] * 100)
+    safe.now += 3601
+    assert replay(safe, 0.5) == "gradual"
+    safe.act(*[False] * 11)
+    assert safe.deployment.mode == "shadow"
+    safe.now += 7200
+    safe.act(*[True] * 200)
+    assert replay(safe, 0.5) == "shadow"
+    safe = Safe()
+    safe.act(*[True] * 100)
+    safe.now += 3601
+    safe.act(True)
+    assert safe.deployment.mode == "shadow"  # without replays it is left by hand alone
+    with pytest.raises(ConfigurationError, match="make the deployment with replays="):
+        safe.deployment.report_replay(-1.0, -1.0)
 
 
 def test_a_thousand_actions_are_remembered_and_reset_forgets_them() -> None:

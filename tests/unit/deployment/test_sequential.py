@@ -9,7 +9,7 @@ import pytest
 
 from scripts import deployment_error_rates as rates
 from stateset_agents.deployment.guards import RateGuard, WindowGuard
-from stateset_agents.deployment.sequential import BETS, EProcess, Evidence
+from stateset_agents.deployment.sequential import BETS, EProcess, Evidence, PairedEvidence
 from stateset_agents.types.errors import ConfigurationError
 
 FIVE = [(True, 1.0), (False, 1.0), (True, 0.0), (False, 0.0), (True, 1.0)]
@@ -113,3 +113,52 @@ def test_the_window_fires_without_cause_and_the_rate_guard_does_not() -> None:
     assert np.isfinite(rate).mean() == 0.0
     _, surely = rates.brake_actions(0.2, 100, actions=1000)
     assert np.median(surely) < 150
+
+
+def test_pairs_are_bet_on_as_a_hand_does_and_a_large_difference_counts_as_one() -> None:
+    evidence = PairedEvidence(margin=0.1, alpha=0.5)
+    for difference in (0.4, -3.0, 0.2, 9.0):
+        evidence = evidence.step(difference)
+    found = [0.4, -1.0, 0.2, 1.0]
+    assert (evidence.count, evidence.mean) == (4, pytest.approx(0.15))
+    as_good = [math.prod(1 + bet * (each + 0.1) for each in found) for bet in BETS]
+    worse = [math.prod(1 - bet * each for each in found) for bet in BETS]
+    assert evidence.as_good.wealth == pytest.approx(sum(as_good) / 3)
+    assert evidence.worse.wealth == pytest.approx(sum(worse) / 3)
+    assert not evidence.is_as_good
+    assert not evidence.is_worse
+    for wrong in ({"margin": 1.0}, {"alpha": 0.0}):
+        with pytest.raises(ConfigurationError, match=f"{next(iter(wrong))} must be"):
+            PairedEvidence(**wrong)
+    with pytest.raises(ConfigurationError, match="must be a number, got nan"):
+        evidence.step(math.nan)
+
+
+def test_what_was_worse_once_is_never_as_good_again() -> None:
+    evidence = PairedEvidence()
+    for _ in range(10):
+        evidence = evidence.step(-1.0)
+    assert (evidence.is_worse, evidence.is_as_good) == (True, False)
+    for _ in range(100):
+        evidence = evidence.step(1.0)
+    assert (evidence.is_worse, evidence.is_as_good) == (True, False)
+    assert evidence.as_good.has_reached(0.05)
+
+
+def test_pairs_err_as_rarely_as_they_say() -> None:
+    """100 candidates of each kind with 60 pairs: alpha .05 and three standard deviations more."""
+    drawn = np.random.default_rng(0).normal(0, 0.4, (100, 60)).clip(-1, 1)
+
+    def decided(shift: float, what: str) -> int:
+        number = 0
+        for row in drawn:
+            evidence = PairedEvidence(margin=0.05)
+            for difference in row:
+                evidence = evidence.step(float(difference) + shift)
+            number += getattr(evidence, what)
+        return number
+
+    assert decided(0.0, "is_worse") <= 5 + 3 * math.sqrt(100 * 0.05 * 0.95)
+    assert decided(-0.05, "is_as_good") <= 5 + 3 * math.sqrt(100 * 0.05 * 0.95)
+    assert decided(-0.3, "is_worse") > 95
+    assert decided(0.3, "is_as_good") > 95

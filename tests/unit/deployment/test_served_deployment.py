@@ -17,15 +17,17 @@ import openai
 import pytest
 
 from stateset_agents.backends.scripted import ScriptedBackend, ScriptedRequest
+from stateset_agents.cli.main import main
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.deployment.assignment import Arm
 from stateset_agents.deployment.controller import DeploymentController
 from stateset_agents.deployment.conversations import Deployed
-from stateset_agents.deployment.guards import Answer, Violation
+from stateset_agents.deployment.guards import Answer, Violation, agreement_of
 from stateset_agents.deployment.journal import Journal
 from stateset_agents.deployment.plan import DeploymentPlan
 from stateset_agents.serving.server import AgentServer
 from stateset_agents.types.errors import BackendError, ConfigurationError
+from stateset_agents.types.messages import Message, ToolCall
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 CALL = '<tool_call>{"name": "look", "arguments": {"order": "K1"}}</tool_call>'
@@ -135,6 +137,51 @@ async def test_a_shadow_answer_is_checked_and_never_sent_and_its_calls_are_run_b
         status = desk.controller.status()
         assert (status["mode"], status["arms"]["baseline"]["answers"]) == ("shadow", 2)
         assert status["violations"] == {}
+
+
+async def test_shadow_counts_how_often_both_do_and_say_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def candidate(request: ScriptedRequest) -> str:
+        kinds = {"same": " baseline ", "words": "candidate", "call": CALL}
+        return next(said for kind, said in kinds.items() if kind in request.text)
+
+    async with served(tmp_path, candidate=candidate, plan=SHADOW) as desk:
+        for number, kind in enumerate(("same", "words", "words", "call")):
+            await desk.ask(f"c{number}", messages=[{"role": "user", "content": kind}], tools=[LOOK])
+            await until(partial(_has_answered, desk, number + 1))
+        agreement = desk.controller.status()["agreement"]
+        assert agreement == {"answers": 4, "same_calls": 3, "same_reply": 1}
+    path = tmp_path / "deployments.sqlite"
+    with Journal(path) as journal:
+        assert DeploymentController(journal, "0001").status()["agreement"] == agreement
+    assert main(["status", "--deployments", str(path)]) == 0
+    said = "in shadow the candidate did what the baseline did in 75% of 4 answers, and said the same in 25%"
+    assert said in capsys.readouterr().out
+
+
+async def test_a_shadow_without_an_answer_is_compared_with_nothing(tmp_path: Path) -> None:
+    async with served(tmp_path, candidate=lambda request: RuntimeError("away"), plan=SHADOW) as desk:
+        await desk.ask("c0")
+        await until(partial(_has_answered, desk, 1))
+        assert desk.controller.status()["agreement"]["answers"] == 0
+
+
+def test_calls_agree_by_name_and_arguments() -> None:
+    def says(content: str, *calls: tuple[str, dict[str, Any]]) -> Message:
+        made = tuple(
+            ToolCall(name=name, arguments=arguments, id=f"{content}{number}")
+            for number, (name, arguments) in enumerate(calls)
+        )
+        return Message(role="assistant", content=content, tool_calls=made)
+
+    look = ("look", {"order": "K1"})
+    assert agreement_of(says("a ", look), says("a", look)) == "reply"
+    assert agreement_of(says("a", look), says("b", look)) == "calls"
+    for other in (("look", {"order": "K2"}), ("find", {"order": "K1"})):
+        assert agreement_of(says("a", look), says("a", other)) == "none"
+    assert agreement_of(says("a", look), says("a", look, look)) == "none"
+    assert agreement_of(says("a", look), says("a")) == "none"
 
 
 async def test_a_shadow_that_hangs_delays_nobody_and_its_number_is_bounded(tmp_path: Path) -> None:

@@ -140,8 +140,9 @@ def log_step(
         branch = Branch(turn=1, trajectory=members[0])
         made.append(TrajectoryGroup(key=f"{step}/{number}", trajectories=members, branches=(branch,)))
         advantages.append([[0.5 * member - 0.75, 0.5 * member - 0.75, 0.125 * step] for member in range(4)])
+        known = [learner and number + 3 != one.member for one in members]
         logprobs.append(
-            [_moved(one, step) if learner and number + 3 != one.member else None for one in members]
+            [_moved(one, step) if is_known else None for one, is_known in zip(members, known, strict=True)]
         )
     tracker.log_rollouts(step, made, advantages, logprobs)
     tracker.log_metrics(step, metrics(step))
@@ -149,7 +150,8 @@ def log_step(
 
 def _moved(trajectory: Trajectory, step: int) -> TokenLogprobs:
     """Some way from the policy that sampled, on both sides of the clip range."""
-    old = tuple(value for turn in trajectory.turns for value in turn.completion.logprobs)
+    sampled = [value for turn in trajectory.turns for value in turn.completion.logprobs]
+    old = tuple(value - 0.01 * place for place, value in enumerate(sampled))
     shifts = (0.4 * math.sin(7 * step + 3 * trajectory.member + place) for place in range(len(old)))
     return TokenLogprobs(old=old, learner=tuple(one + shift for one, shift in zip(old, shifts, strict=True)))
 

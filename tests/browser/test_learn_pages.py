@@ -580,6 +580,43 @@ async def test_a_click_on_a_square_shows_that_setting(tab: Tab, pages: dict[str,
     )
 
 
+@pytest.mark.parametrize(("arm", "seed"), [("task", "all"), ("none", "all"), ("task", "2"), ("task", "1")])
+async def test_the_matrix_of_interference_has_the_file_s_cosines(
+    tab: Tab, pages: dict[str, Path], arm: str, seed: str
+) -> None:
+    await opened(tab, pages["tasks"], suite="mix_large", arm=arm, seed=seed)
+    cells = [own for own in comparison() if own["suite"] == "mix_large" and own["arm"] == arm]
+    chosen = [own for own in cells if seed in ("all", str(own["seed"]))]
+    known = [own["gradient_cosines"][0][1] for own in chosen if own["gradient_cosines"][0][1] is not None]
+    for one, other in ((0, 1), (1, 0)):
+        text = await tab.run(f"document.querySelector('[data-pair=\"{one}-{other}\"]').textContent")
+        if not known:  # seed 1 never had two gradients
+            assert text == "\u2013"
+            continue
+        wanted = float(np.mean(known))
+        near(await shown(tab, f"cosine-{one}-{other}"), wanted)
+        assert float(text.replace(MINUS, "-")) == pytest.approx(wanted, abs=6e-4)
+        assert await tab.run(f"document.querySelector('[data-pair=\"{one}-{other}\"]').className") == (
+            "cosine against"
+        )
+    assert await shown(tab, "cosine-0-0") == 1
+    region = "document.querySelector('.matrix').closest('[tabindex=\"0\"]')"
+    assert await tab.run(f"{region}.getAttribute('aria-label')") == "Cosines between the tasks' gradients"
+    assert await tab.run("[...document.querySelectorAll('.matrix th')].every((one) => one.scope)")
+    assert tab.complaints == []
+
+
+async def test_without_cosines_the_page_says_why(tab: Tab, pages: dict[str, Path], tmp_path: Path) -> None:
+    await opened(tab, pages["tasks"], suite="cart_pole")
+    assert "nobody to interfere with" in await tab.run("document.getElementById('interference').innerText")
+    cells = [{**own, "gradient_cosines": []} for own in comparison(seeds=1)]
+    older = await asyncio.to_thread(write_pages, write_study(tmp_path / "older", cells))
+    await opened(tab, next(page for page in older if page.stem == "tasks"))
+    assert "recorded no cosines" in await tab.run("document.getElementById('interference').innerText")
+    assert await tab.run("document.querySelector('.matrix')") is None
+    assert tab.complaints == []
+
+
 async def test_every_number_of_some_runs_is_the_file_s(tab: Tab, pages: dict[str, Path]) -> None:
     await opened(tab, pages["grpo_vs_ppo"], suite="mix_large")
     rows = await tab.run(

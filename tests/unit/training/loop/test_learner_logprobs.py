@@ -18,8 +18,6 @@ from stateset_agents.core.reward import reward_function
 from stateset_agents.evaluation.recorded import trajectory_of
 from stateset_agents.tracking.run_log import RecordedRollout, RunLog
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.trl.settings import TrlSettings, check_mappable
-from stateset_agents.types.errors import ConfigurationError
 
 RECORDED = {"log_learner_logprobs": True, "num_iterations": 2, "max_steps": 2, "beta": 0.0}
 CLIPPED = {"loss_type": "dapo", "learning_rate": 0.05, "clip_ratio": 0.1, "clip_ratio_high": 0.1}
@@ -148,11 +146,9 @@ async def test_a_resumed_run_has_each_step_once(tmp_path: Path) -> None:
     assert lines(first.run.rollouts) == lines(whole.folder.rollouts)
 
 
-def test_where_they_cannot_be_written_the_setting_says_so() -> None:
+def test_without_the_file_the_setting_says_so() -> None:
     with pytest.raises(ValueError, match="log_rollouts"):
         TrainingConfig(log_learner_logprobs=True, log_rollouts=False)
-    with pytest.raises(ConfigurationError, match="log_learner_logprobs True does not go with TRL"):
-        check_mappable(TrainingConfig(log_learner_logprobs=True, loss_type="dapo"), TrlSettings())
 
 
 async def test_the_share_of_clipped_tokens_is_the_metric_s(tmp_path: Path) -> None:

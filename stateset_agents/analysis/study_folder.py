@@ -49,6 +49,9 @@ class Cell:
     cpu_seconds: float
     command: str
     """What runs the cell again."""
+    gradient_cosines: Sequence[Sequence[float | None]] = ()
+    """[tasks][tasks] cosines between their gradients, means over the updates that compared them; null where a
+    pair never had gradients. Empty for one task, and in cells of versions that did not compare them."""
 
     @property
     def key(self) -> tuple[str, str, int]:

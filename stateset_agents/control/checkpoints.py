@@ -42,7 +42,7 @@ _MAY_DIFFER = frozenset(
     for name in (
         *("output_dir", "run_name", "save_steps", "save_total_limit", "eval_steps", "eval_episodes"),
         *("early_stopping_patience", "early_stopping_threshold", "load_best_at_end", "progress"),
-        *("report_to", "log_episodes", "total_steps"),
+        *("report_to", "log_episodes", "gradient_cosines_every", "total_steps"),
     )
 )
 """Settings that may change when a training resumes."""

@@ -147,6 +147,14 @@ class ControlConfig(RunSettings, OptimizerSettings):
         default=None, gt=0.0, description="Values move at most this far in an update, in units of return."
     )
 
+    gradient_cosines_every: int = Field(
+        default=0,
+        ge=0,
+        description="Updates from one to the next that has the metric gradient_cosine/ONE+OTHER, the first "
+        "among them: the cosine between two tasks' gradients of the policy loss on the rollout, below 0 "
+        "where they pull against each other. It costs a pass over the rollout; 0: none has.",
+    )
+
     # Other defaults than a language model's
     learning_rate: float = Field(default=2e-3, ge=0.0, description="Peak of the schedule.")
     lr_scheduler_type: Schedule = Field(

@@ -19,7 +19,12 @@ from torch import nn
 
 from stateset_agents.control.checkpoints import ControlCheckpoints, ControlState
 from stateset_agents.control.credit import ESTIMATORS
-from stateset_agents.control.environments.base import BatchedEnvironment, TaskRows, check_environment
+from stateset_agents.control.environments.base import (
+    BatchedEnvironment,
+    Tasked,
+    TaskRows,
+    check_environment,
+)
 from stateset_agents.control.evaluation import ControlEvaluation, evaluate, evaluation_seeds
 from stateset_agents.control.policy import ValuedPolicy, as_tensors
 from stateset_agents.control.rollout import Rollout, action_keys, collect, collect_branches
@@ -219,6 +224,11 @@ class ControlTrainer:
             raise ConfigurationError(
                 f"{spec.name} cannot fork: set advantage_estimator to step_group, which needs no branches"
             )
+        if config.gradient_cosines_every and not isinstance(self.environment, Tasked):
+            raise ConfigurationError(
+                f"gradient_cosines_every {config.gradient_cosines_every} compares tasks, and {spec.name} is "
+                "one: leave it out, or make a TaskMix"
+            )
         _check_policy(self.policy, self.environment, config)
         if not self._recorder.is_open:
             self._recorder.open(self._make_folder, self._settings())
@@ -339,6 +349,7 @@ class ControlTrainer:
             reference=parts.reference,
             position=state.step,
             partition=state.partition,
+            updates_before=state.updates,
         )
         self._is_midway = False
         ended = time.perf_counter()

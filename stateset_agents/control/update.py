@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stateset_agents.algorithms.aggregation import Denominators, Metrics
+from stateset_agents.algorithms.aggregation import Denominators, LossOutput, Metrics
 from stateset_agents.algorithms.losses import LOSSES, entropy_loss, entropy_of, policy_loss, value_loss
 from stateset_agents.control.credit import StepCredit, Values, credit
 from stateset_agents.control.environments.base import map_observations
@@ -29,7 +30,15 @@ from stateset_agents.runs.optimizer import Optimization
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.seeds import derive
 
-__all__ = ["Batch", "Policy", "UpdateResult", "minibatch_loss", "minibatches", "update"]
+__all__ = [
+    "Batch",
+    "Policy",
+    "UpdateResult",
+    "gradient_cosines",
+    "minibatch_loss",
+    "minibatches",
+    "update",
+]
 
 Policy = Callable[[Any], Tensor]
 """[B, ...] observations -> [B, A] logits: a `NumericPolicy`, or one whose parameters are given."""
@@ -86,13 +95,15 @@ def update(
     reference: NumericPolicy | None = None,
     position: int = 0,
     partition: Mapping[str, Any] | None = None,
+    updates_before: int = 0,
 ) -> UpdateResult:
     """Credit the rollout and learn from it. Blocking; dropout is off.
 
     `reference`: what the KL is to, where beta is above 0; `position`: environment steps before the rollout,
-    by which the learning rate falls and the minibatches are drawn; `partition`: of the update before. A
-    minibatch whose loss or gradient is not finite moves no weight. Raises ConfigurationError for a policy
-    without values where the estimator is gae.
+    by which the learning rate falls and the minibatches are drawn; `partition`: of the update before;
+    `updates_before`: by which the tasks' gradients are compared now and then. A minibatch whose loss or
+    gradient is not finite moves no weight. Raises ConfigurationError for a policy without values where the
+    estimator is gae.
     """
     policy.train(False)
     values = _values(policy, rollout) if config.advantage_estimator == "gae" else None
@@ -124,6 +135,10 @@ def update(
         batch = replace(batch, ref_logprobs=_logprobs(reference, batch))
     if batch.returns is not None and isinstance(policy, ScaledCritic):
         policy.follow_returns(batch.observations, batch.returns)
+    every = config.gradient_cosines_every
+    if every and updates_before % every == 0 and rollout.tasks is not None:
+        ids = torch.from_numpy(rollout.tasks.ids[np.nonzero(credited.trained.T)[0]])
+        metrics |= gradient_cosines(policy, batch, ids, rollout.tasks.names, config)
     groups = _group_slices(rollout, credited)
     generator = np.random.default_rng(derive(config.seed, "minibatches", position))
     sums: dict[str, float] = {}
@@ -177,23 +192,7 @@ def minibatch_loss(
     `denominators`: of the whole step, where `batch` is a piece of it; the shares of all pieces add up.
     """
     denominators = denominators or batch.denominators()
-    logits = allowed_logits(policy(batch.observations), batch.masks)
-    log_p = torch.log_softmax(logits, dim=-1)
-    output = policy_loss(
-        config.loss_type,
-        log_p.gather(1, batch.actions[:, None]).squeeze(1),
-        batch.old_logprobs,
-        batch.advantages,
-        batch.trajectory_ids,
-        denominators,
-        clip_ratio=config.clip_ratio,
-        clip_ratio_high=config.clip_ratio_high,
-        dual_clip=config.dual_clip,
-        ref_logprobs=batch.ref_logprobs,
-        beta=config.beta if batch.ref_logprobs is not None else 0.0,
-        kl_estimator=config.kl_estimator,
-        measure=measure,
-    )
+    log_p, output = _policy_loss(policy, batch, config, denominators, measure=measure)
     loss, metrics = output.loss, output.metrics
     if config.entropy_coef or measure:
         averaging = LOSSES[config.loss_type].averaging
@@ -218,6 +217,55 @@ def minibatch_loss(
         )
         loss, metrics = loss + config.value_coef * error.loss, metrics + error.metrics
     return loss, metrics
+
+
+def _policy_loss(
+    policy: Policy, batch: Batch, config: ControlConfig, denominators: Denominators, *, measure: bool
+) -> tuple[Tensor, LossOutput]:
+    """[N, A] log-probs, and the loss of what was done, with the KL where the batch has a reference's."""
+    log_p = torch.log_softmax(allowed_logits(policy(batch.observations), batch.masks), dim=-1)
+    return log_p, policy_loss(
+        config.loss_type,
+        log_p.gather(1, batch.actions[:, None]).squeeze(1),
+        batch.old_logprobs,
+        batch.advantages,
+        batch.trajectory_ids,
+        denominators,
+        clip_ratio=config.clip_ratio,
+        clip_ratio_high=config.clip_ratio_high,
+        dual_clip=config.dual_clip,
+        ref_logprobs=batch.ref_logprobs,
+        beta=config.beta if batch.ref_logprobs is not None else 0.0,
+        kl_estimator=config.kl_estimator,
+        measure=measure,
+    )
+
+
+def gradient_cosines(
+    policy: NumericPolicy, batch: Batch, tasks: Tensor, names: Sequence[str], config: ControlConfig
+) -> dict[str, float]:
+    """`gradient_cosine/ONE+OTHER` of each two tasks: how far their policy losses, each the mean over its own
+    steps, pull the weights the same way. Without KL, entropy and critic.
+
+    `tasks` [N]: of each step. A task without a step or a gradient has none.
+    """
+    parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    directions: dict[str, Tensor] = {}
+    for task, name in enumerate(names):
+        indices = (tasks == task).nonzero()[:, 0]
+        if not len(indices):
+            continue
+        own = replace(_selected(batch, indices), ref_logprobs=None)
+        _, output = _policy_loss(policy, own, config, own.denominators(), measure=False)
+        parts = torch.autograd.grad(output.loss, parameters, allow_unused=True, materialize_grads=True)
+        gradient = torch.cat([part.flatten() for part in parts]).double()
+        size = float(gradient.norm())
+        if size > 0 and math.isfinite(size):
+            directions[name] = gradient / size
+    return {
+        f"gradient_cosine/{one}+{other}": float(directions[one] @ directions[other])
+        for one, other in itertools.combinations(directions, 2)
+    }
 
 
 def minibatches(

@@ -86,6 +86,10 @@ class RecordedRollout:
     versions: tuple[int, ...]  # [T]
     advantages: tuple[float, ...] | None
     """One per sampled token; None where the conversation did not train."""
+    old_logprobs: tuple[float, ...] | None = None
+    """One per sampled token, under the policy that the ratio was to; None where not recorded."""
+    learner_logprobs: tuple[float, ...] | None = None
+    """The same under the learner before the last pass over the batch."""
     metadata: Mapping[str, Any]
     branch_of: tuple[int, int] | None = None
     """For a branch, the member of its group and the turn (from 0) at which it leaves that one's turns."""
@@ -175,7 +179,7 @@ def read_rollout(record: dict[str, Any]) -> RecordedRollout:
     """A line of rollouts.jsonl; takes the record over."""
     for name in ("token_ids", "mask", "logprobs", "versions", "changes"):
         record[name] = tuple(record[name])
-    for name in ("advantages", "branch_of"):
+    for name in ("advantages", "branch_of", "old_logprobs", "learner_logprobs"):
         if record.get(name) is not None:
             record[name] = tuple(record[name])
     record["turns"] = tuple(RecordedTurn(**turn) for turn in record["turns"])

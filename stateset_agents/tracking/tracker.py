@@ -16,7 +16,7 @@ from stateset_agents.tracking.run_lock import RunLock
 from stateset_agents.tracking.run_log import RunLog
 
 if TYPE_CHECKING:
-    from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup, Turn
+    from stateset_agents.types.trajectory import TokenLogprobs, Trajectory, TrajectoryGroup, Turn
 
 __all__ = ["JsonlTracker", "SilentTracker", "Stage", "rollout_record", "timeline_record"]
 
@@ -62,27 +62,30 @@ class JsonlTracker:
         step: int,
         groups: Sequence[TrajectoryGroup],
         advantages: Sequence[Sequence[Sequence[float] | None]] | None = None,
+        logprobs: Sequence[Sequence[TokenLogprobs | None]] | None = None,
         *,
         stage: Stage = "train",
     ) -> None:
         """Every conversation of `groups`, in order: each group's members, then its branches.
 
         `advantages[g][m]` holds one number per token that member m of group g sampled, or None where
-        that member does not train; None for all where nothing trains (an evaluation).
+        that member does not train; None for all where nothing trains (an evaluation). `logprobs[g][m]`: of
+        the update, where it recorded them.
         """
         records, times = [], []
         for index, group in enumerate(groups):
             credits = [None] * len(group.trajectories) if advantages is None else advantages[index]
+            seen = [None] * len(group.trajectories) if logprobs is None else logprobs[index]
             head = {"step": step, "stage": stage, "group": group.key, "weight": group.weight}
-            rows: list[tuple[Trajectory, Sequence[float] | None, Sequence[int] | None]] = [
-                (member, credit, None) for member, credit in zip(group.trajectories, credits, strict=True)
+            rows: list[tuple[Trajectory, dict[str, Any], Sequence[int] | None]] = [
+                (member, {**rollout_record(member, credit), **_logprobs_record(own)}, None)
+                for member, credit, own in zip(group.trajectories, credits, seen, strict=True)
             ]
-            rows += [
-                (branch.trajectory, None, (branch.trajectory.member, branch.turn))
-                for branch in group.branches
-            ]
-            for trajectory, credit, branch_of in rows:
-                records.append({**head, "branch_of": branch_of, **rollout_record(trajectory, credit)})
+            for branch in group.branches:
+                other = branch.trajectory
+                rows.append((other, rollout_record(other), (other.member, branch.turn)))
+            for trajectory, record, branch_of in rows:
+                records.append({**head, "branch_of": branch_of, **record})
                 line = {"step": step, "group": group.key, "branch_of": branch_of}
                 times.append({**line, **timeline_record(trajectory)})
         self._log_tokens(records)
@@ -161,6 +164,7 @@ def rollout_record(trajectory: Trajectory, advantages: Sequence[float] | None = 
     included; `turns` says how many messages and tokens belong to each, and which turn it follows where that
     is not the one before it. `token_ids`, `mask`, `logprobs` and `versions` [T] have all turns behind one
     another; `advantages` is as long as the tokens sampled. Log-probs and advantages have six decimals.
+    `log_rollouts` adds `old_logprobs` and `learner_logprobs`, as long, where they were recorded.
     """
     scenario, outcome = trajectory.scenario, trajectory.outcome
     said = [message for turn in trajectory.turns for message in (turn.completion.message, *turn.feedback)]
@@ -192,6 +196,16 @@ def rollout_record(trajectory: Trajectory, advantages: Sequence[float] | None = 
         "versions": trajectory.versions,
         "advantages": None if advantages is None else [round(value, _DECIMALS) for value in advantages],
         "metadata": dict(trajectory.metadata),
+    }
+
+
+def _logprobs_record(logprobs: TokenLogprobs | None) -> dict[str, list[float]]:
+    """Nothing where they were not recorded: lines are as without them."""
+    if logprobs is None:
+        return {}
+    return {
+        "old_logprobs": [round(value, _DECIMALS) for value in logprobs.old],
+        "learner_logprobs": [round(value, _DECIMALS) for value in logprobs.learner],
     }
 
 

@@ -43,10 +43,16 @@ from stateset_agents.training.loop.curriculum.success_table import SuccessTable
 from stateset_agents.training.loop.metrics import merge_processes
 from stateset_agents.training.loop.rollouts import Played, RolloutSource
 from stateset_agents.training.loop.run_state import RunState
-from stateset_agents.training.loop.step import FinishedStep, StepWatch, observe, update_policy, watch_step
+from stateset_agents.training.loop.step import (
+    FinishedStep,
+    StepWatch,
+    Update,
+    observe,
+    update_policy,
+    watch_step,
+)
 from stateset_agents.training.loop.temperature import next_temperature
 from stateset_agents.training.setup import Job, Parts, is_deterministic, make_validation, set_up
-from stateset_agents.training.update.credit import Credited
 from stateset_agents.training.update.factory import GRPOLearnerFactory, LearnerFactory
 from stateset_agents.training.update.protocol import PolicyLearner
 from stateset_agents.types.errors import ConfigurationError, TrainingStopped
@@ -591,7 +597,7 @@ class MultiTurnGRPOTrainer:
         metrics["tokens/per_second"] = sampled / metrics["time/step"]
         metrics["policy/version"] = float(self._state.version)
         findings = self._recorder.step(step, metrics, self.config.model_dump(), watch.lag.place)
-        await self._write_rollouts(played, update.credited)
+        await self._write_rollouts(played, update)
         if observed.mistake is not None:
             raise observed.mistake
         is_fatal = step == 1 or self._state.failed_steps >= self.config.max_failed_steps
@@ -783,14 +789,21 @@ class MultiTurnGRPOTrainer:
             epoch = plan.order.epoch_of(place)
             self._run_event("group consumed", group=place, epoch=epoch, scenario=scenario, end=end.value)
 
-    async def _write_rollouts(self, played: Played, credited: Credited) -> None:
+    async def _write_rollouts(self, played: Played, update: Update) -> None:
         if not self.config.log_rollouts:
             return
+        credited, places = update.credited, played.batch.selected
         none = {place: [None] * len(group.trajectories) for place, group in played.groups.items()}
-        trained = dict(zip(played.batch.selected, credited.advantages, strict=True))
-        advantages = list((none | trained).values())
-        log = self.tracker.log_rollouts
-        write = partial(log, self.step_number, played.all_groups, advantages, stage="train")
+        advantages = none | dict(zip(places, credited.advantages, strict=True))
+        logprobs = none | dict(zip(places, credited.by_member(update.logprobs), strict=True))
+        write = partial(
+            self.tracker.log_rollouts,
+            self.step_number,
+            played.all_groups,
+            list(advantages.values()),
+            list(logprobs.values()),
+            stage="train",
+        )
         await self._worker.run(write)
 
     async def _notify(self, moment: str, *arguments: Any) -> None:

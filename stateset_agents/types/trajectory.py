@@ -19,6 +19,7 @@ __all__ = [
     "Outcome",
     "Row",
     "Status",
+    "TokenLogprobs",
     "Trajectory",
     "TrajectoryGroup",
     "Turn",
@@ -278,6 +279,16 @@ class Branch:
     def num_agent_tokens(self) -> int:
         """Tokens that were sampled for it."""
         return sum(len(turn.completion.token_ids) for turn in self.trajectory.turns[self.turn :])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """Between which two policies the last pass over a conversation took its ratios; in order of turns."""
+
+    old: tuple[float, ...]
+    """[N_i] under pi_old, which the ratio is to."""
+    learner: tuple[float, ...]
+    """[N_i] under the learner, before the optimiser step of the last pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

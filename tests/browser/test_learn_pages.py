@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from report_runs import finished_run
 from study_folders import comparison, grid, write_study
 
 from stateset_agents.algorithms.advantages import group_advantages
+from stateset_agents.algorithms.aggregation import Denominators
 from stateset_agents.algorithms.intervals import interquartile_mean
 from stateset_agents.algorithms.kl.estimators import value_and_slope
+from stateset_agents.algorithms.losses import policy_loss
 from stateset_agents.algorithms.policy_losses import LOSSES, Clip
 from stateset_agents.cli.pages.learn import write_pages
 from stateset_agents.grouping.advantages import absolute_shares, gae_batch, normalise_by_part, sign_flip_share
@@ -27,6 +30,7 @@ from stateset_agents.grouping.partitions import kmeans_parts, quantile_parts, ra
 from stateset_agents.grouping.weights import GroupWeightCalculator
 from stateset_agents.reporting.learn.papers import toys
 from stateset_agents.reporting.learn.parts.parts_data import toy_parts
+from stateset_agents.tracking.run_log import RunLog
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
@@ -489,6 +493,79 @@ async def test_the_page_of_a_run_gives_its_recorded_advantages_and_follows_the_s
     assert tab.complaints == []
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunLog]:
+    """The page of a run that recorded the learner's log-probs before the last pass."""
+    folder = finished_run(tmp_path_factory.mktemp("recorded"), steps=3, learner=True)
+    return write_pages(folder.path)[0], RunLog.open(folder.path)
+
+
+def last_pass(log: RunLog) -> dict[str, float]:
+    """Of the last step, by the trainer's loss over the file's log-probs; where none are the ratio is 1."""
+    members = [one for one in log.rollouts("train") if one.step == 3]
+    rewards = [[one.reward for one in members if one.group == key] for key in ("3/0", "3/1")]
+    credit = [value for group in group_advantages(rewards) for value in group]
+    sampled = [[v for v, bit in zip(one.logprobs, one.mask, strict=True) if bit] for one in members]
+    old = [value for one, own in zip(members, sampled, strict=True) for value in one.old_logprobs or own]
+    new = [value for one, own in zip(members, sampled, strict=True) for value in one.learner_logprobs or own]
+    live = torch.tensor(new, dtype=torch.float64).requires_grad_()
+    sizes = [len(own) for own in sampled]
+    advantages = torch.repeat_interleave(torch.tensor(credit, dtype=torch.float64), torch.tensor(sizes))
+    loss = policy_loss(
+        "grpo",
+        live,
+        torch.tensor(old, dtype=torch.float64),
+        advantages,
+        torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)),
+        Denominators.of(sizes, max_length=512),
+        clip_ratio=0.2,
+    )
+    loss.loss.backward()
+    assert live.grad is not None
+    ratios = [math.exp(a - b) for one in members if one.learner_logprobs
+              for a, b in zip(one.learner_logprobs, one.old_logprobs or (), strict=True)]  # fmt: skip
+    return {
+        "own-size": float(live.grad.abs().sum()),
+        "loss": float(loss.loss.detach()),
+        "ratio-clipped": float(((live.grad == 0) & (advantages != 0)).sum()),
+        "ratio-tokens": float(len(ratios)),
+        "ratio-low": min(ratios),
+        "ratio-high": max(ratios),
+        "ratio-mean": sum(ratios) / len(ratios),
+        "ratio-without": 1.0,
+    }
+
+
+async def test_recorded_log_probs_give_the_last_pass_as_the_trainer_had_it(
+    tab: Tab, recorded: tuple[Path, RunLog]
+) -> None:
+    page, log = recorded
+    await opened(tab, page)
+    wanted = last_pass(log)
+    assert wanted["ratio-clipped"] > 2
+    for name, value in wanted.items():
+        near(await shown(tab, name), value)
+    assert "The learner's log-probs were not recorded" not in await tab.run("document.body.innerText")
+    await tab.run("document.querySelector('.token-list').focus()")
+    await tab.press("ArrowRight")
+    first = next(one for one in log.rollouts("train") if one.step == 3)
+    assert first.learner_logprobs is not None
+    assert first.old_logprobs is not None
+    near(
+        await shown(tab, "recorded-ratio"),
+        math.exp(first.learner_logprobs[1] - first.old_logprobs[1]),
+    )
+    await turn(tab, "source", "assumed")
+    assert await shown(tab, "clipped") == 0  # a ratio of 1
+    near(await shown(tab, "own-size"), wanted["own-size"])
+    await turn(tab, "source", "recorded")
+    await turn(tab, "high", 0.9)
+    await turn(tab, "low", 0.9)
+    assert await shown(tab, "clipped") == 0
+    assert await shown(tab, "changed") == wanted["ratio-clipped"]
+    assert tab.complaints == []
+
+
 async def test_a_click_on_a_square_shows_that_setting(tab: Tab, pages: dict[str, Path]) -> None:
     await opened(tab, pages["sensitivity"])
     assert await tab.run("document.querySelectorAll('[data-figure=grid] [fill=\"url(#hatch)\"]').length") == 1
@@ -501,6 +578,43 @@ async def test_a_click_on_a_square_shows_that_setting(tab: Tab, pages: dict[str,
         await shown(tab, "point"),
         interquartile_mean([score for own in cells for score in own["final"]["scores"]]),
     )
+
+
+@pytest.mark.parametrize(("arm", "seed"), [("task", "all"), ("none", "all"), ("task", "2"), ("task", "1")])
+async def test_the_matrix_of_interference_has_the_file_s_cosines(
+    tab: Tab, pages: dict[str, Path], arm: str, seed: str
+) -> None:
+    await opened(tab, pages["tasks"], suite="mix_large", arm=arm, seed=seed)
+    cells = [own for own in comparison() if own["suite"] == "mix_large" and own["arm"] == arm]
+    chosen = [own for own in cells if seed in ("all", str(own["seed"]))]
+    known = [own["gradient_cosines"][0][1] for own in chosen if own["gradient_cosines"][0][1] is not None]
+    for one, other in ((0, 1), (1, 0)):
+        text = await tab.run(f"document.querySelector('[data-pair=\"{one}-{other}\"]').textContent")
+        if not known:  # seed 1 never had two gradients
+            assert text == "\u2013"
+            continue
+        wanted = float(np.mean(known))
+        near(await shown(tab, f"cosine-{one}-{other}"), wanted)
+        assert float(text.replace(MINUS, "-")) == pytest.approx(wanted, abs=6e-4)
+        assert await tab.run(f"document.querySelector('[data-pair=\"{one}-{other}\"]').className") == (
+            "cosine against"
+        )
+    assert await shown(tab, "cosine-0-0") == 1
+    region = "document.querySelector('.matrix').closest('[tabindex=\"0\"]')"
+    assert await tab.run(f"{region}.getAttribute('aria-label')") == "Cosines between the tasks' gradients"
+    assert await tab.run("[...document.querySelectorAll('.matrix th')].every((one) => one.scope)")
+    assert tab.complaints == []
+
+
+async def test_without_cosines_the_page_says_why(tab: Tab, pages: dict[str, Path], tmp_path: Path) -> None:
+    await opened(tab, pages["tasks"], suite="cart_pole")
+    assert "nobody to interfere with" in await tab.run("document.getElementById('interference').innerText")
+    cells = [{**own, "gradient_cosines": []} for own in comparison(seeds=1)]
+    older = await asyncio.to_thread(write_pages, write_study(tmp_path / "older", cells))
+    await opened(tab, next(page for page in older if page.stem == "tasks"))
+    assert "recorded no cosines" in await tab.run("document.getElementById('interference').innerText")
+    assert await tab.run("document.querySelector('.matrix')") is None
+    assert tab.complaints == []
 
 
 async def test_every_number_of_some_runs_is_the_file_s(tab: Tab, pages: dict[str, Path]) -> None:

@@ -16,7 +16,7 @@ from stateset_agents.tracking.windows import Panel, Trace, Window
 from stateset_agents.types.messages import Completion, Message, ToolCall, VersionSpan
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.timeline import Span
-from stateset_agents.types.trajectory import Branch, Outcome, Trajectory, TrajectoryGroup, Turn
+from stateset_agents.types.trajectory import Branch, Outcome, TokenLogprobs, Trajectory, TrajectoryGroup, Turn
 
 __all__ = [
     "FAMILIES",
@@ -116,9 +116,15 @@ def log_stage(tracker: JsonlTracker, step: int, stage: Stage, wins: set[int], **
     tracker.log_rollouts(step, groups, stage=stage)
 
 
-def log_step(tracker: JsonlTracker, step: int, *, groups: int = 2, **options: Any) -> None:
-    """A step: groups of four members, one of which succeeds, with a branch of the first; its metrics."""
+def log_step(
+    tracker: JsonlTracker, step: int, *, groups: int = 2, learner: bool = False, **options: Any
+) -> None:
+    """A step: groups of four members, one of which succeeds, with a branch of the first; its metrics.
+
+    `learner`: with the learner's log-probs before the last pass, but for the last member of the first group.
+    """
     made, advantages = [], []
+    logprobs: list[list[TokenLogprobs | None]] = []
     for number in range(groups):
         members = tuple(
             conversation(
@@ -134,8 +140,20 @@ def log_step(tracker: JsonlTracker, step: int, *, groups: int = 2, **options: An
         branch = Branch(turn=1, trajectory=members[0])
         made.append(TrajectoryGroup(key=f"{step}/{number}", trajectories=members, branches=(branch,)))
         advantages.append([[0.5 * member - 0.75, 0.5 * member - 0.75, 0.125 * step] for member in range(4)])
-    tracker.log_rollouts(step, made, advantages)
+        known = [learner and number + 3 != one.member for one in members]
+        logprobs.append(
+            [_moved(one, step) if is_known else None for one, is_known in zip(members, known, strict=True)]
+        )
+    tracker.log_rollouts(step, made, advantages, logprobs)
     tracker.log_metrics(step, metrics(step))
+
+
+def _moved(trajectory: Trajectory, step: int) -> TokenLogprobs:
+    """Some way from the policy that sampled, on both sides of the clip range."""
+    sampled = [value for turn in trajectory.turns for value in turn.completion.logprobs]
+    old = tuple(value - 0.01 * place for place, value in enumerate(sampled))
+    shifts = (0.4 * math.sin(7 * step + 3 * trajectory.member + place) for place in range(len(old)))
+    return TokenLogprobs(old=old, learner=tuple(one + shift for one, shift in zip(old, shifts, strict=True)))
 
 
 def metrics(step: int) -> dict[str, float]:
@@ -182,13 +200,13 @@ def side(successes: int, greedy: float) -> dict[str, Any]:
     }
 
 
-def finished_run(root: Path, steps: int = 110, **options: Any) -> RunFolder:
+def finished_run(root: Path, steps: int = 110, *, learner: bool = False, **options: Any) -> RunFolder:
     """A run as the trainer leaves it: metrics, conversations of every stage, summary, settings."""
     folder = RunFolder.create(root, "demo")
     with JsonlTracker(folder, WORDS.__getitem__) as tracker:
         log_stage(tracker, 0, "before", wins={0, 1}, **options)
         for step in range(1, steps + 1):
-            log_step(tracker, step, **options)
+            log_step(tracker, step, learner=learner, **options)
         log_stage(tracker, steps, "after", wins={0, 2, 3, 4, 5, 6, 7}, **options)
     folder.write_config({"agent": {"model_name": "embedded:desk"}, "training": {"seed": 3, "beta": 0.01}})
     folder.write_summary(

@@ -54,7 +54,16 @@ def cell(
         "settings": settings,
         "cpu_seconds": round(10 + 3 * float(draw.random()), 2),
         "command": f"stateset-agents study run {suite} --arm {arm} --seed {seed}",
+        "gradient_cosines": _cosines(len(levels), arm, seed),
     }
+
+
+def _cosines(tasks: int, arm: str, seed: int) -> list[list[float | None]]:
+    """None of one task; the pair of seed 1 never had gradients."""
+    if tasks == 1:
+        return []
+    pair = None if seed == 1 else round(-0.4 + 0.1 * seed + 0.01 * len(arm), 6)
+    return [[1.0, pair], [pair, 1.0]]
 
 
 def comparison(seeds: int = 5) -> list[dict[str, Any]]:

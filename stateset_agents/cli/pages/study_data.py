@@ -17,6 +17,7 @@ __all__ = ["is_study", "study_data"]
 _FIELDS = (
     *("suite", "tasks", "arm", "seed", "steps", "curve", "final", "worst_task", "fairness", "sign_flips"),
     *("absolute_shares", "parts", "settings", "cpu_seconds", "command"),
+    "gradient_cosines",
 )
 
 

@@ -73,7 +73,7 @@ class GRPO:
         )
         self.trainer = ControlTrainer(self.policy, environment, self.config, run=run, callbacks=callbacks)
         self._optimization: Optimization | None = None
-        self._position = 0
+        self._position = self._updates_before = 0
         self._partition: Mapping[str, Any] = {}
 
     async def train(self) -> nn.Module:
@@ -95,8 +95,10 @@ class GRPO:
             self.config,
             position=self._position,
             partition=self._partition,
+            updates_before=self._updates_before,
         )
         self._position, self._partition = self._position + rollout.num_steps, result.partition
+        self._updates_before += 1
         return result
 
     async def __aenter__(self) -> Self:

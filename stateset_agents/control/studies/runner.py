@@ -33,7 +33,7 @@ from stateset_agents.tracking.run_lock import RunLock
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import Settings, nearest
 
-__all__ = ["ARMS", "NAMED_ARMS", "StudySettings", "arms_of_grid", "open_study", "run_study"]
+__all__ = ["ARMS", "NAMED_ARMS", "StudySettings", "Watch", "arms_of_grid", "open_study", "run_study"]
 
 NAMED_ARMS: Mapping[str, Mapping[str, Any]] = {
     "PPO": {"group_strategy": "none"},
@@ -46,6 +46,7 @@ and by chance."""
 
 _NEED_TASKS = ("task", "hierarchical")
 _POINTS = 200
+_COSINES_EVERY = 10
 _GRPO = frozenset({"group_strategy", "n_groups", "group_weight_method", "value_normalization"})
 _OWN = frozenset({"seed", "total_steps", "output_dir", "run_name"})
 """What a study sets itself."""
@@ -191,7 +192,7 @@ def _locked(path: Path) -> RunLock:
 async def _run_cell(settings: StudySettings, suite_name: str, arm: str, seed: int) -> Cell:
     suite = make_suite(suite_name)
     own = {**settings.settings, **settings.arms[arm]}
-    watch = _Watch(suite)
+    watch = Watch(suite)
     started = time.process_time()
     with tempfile.TemporaryDirectory() as runs:
         fixed = {
@@ -201,6 +202,8 @@ async def _run_cell(settings: StudySettings, suite_name: str, arm: str, seed: in
             "output_dir": runs,
             "report_to": (),
         }
+        if isinstance(suite.environment, TaskMix):
+            fixed["gradient_cosines_every"] = _COSINES_EVERY
         given = {"seed": seed, "total_steps": settings.total_steps, **fixed}
         async with GRPO(suite.environment, callbacks=[watch], **{**given, **own}) as grpo:
             await grpo.train()
@@ -223,6 +226,7 @@ async def _run_cell(settings: StudySettings, suite_name: str, arm: str, seed: in
         sign_flips=watch.mean("partition/sign_flips"),
         absolute_shares=[watch.mean(f"absolute_share/{task}") for task in suite.tasks],
         weights=watch.weights(),
+        gradient_cosines=watch.gradient_cosines(),
         parts={"key": strategy, "outcome": strategy in STRATEGIES and STRATEGIES[strategy].outcome},
         settings=own,
         cpu_seconds=round(spent, 3),
@@ -230,7 +234,7 @@ async def _run_cell(settings: StudySettings, suite_name: str, arm: str, seed: in
     )
 
 
-class _Watch:
+class Watch:
     """Keeps the metrics of the updates that a cell is made of."""
 
     def __init__(self, suite: Suite) -> None:
@@ -245,6 +249,18 @@ class _Watch:
     def mean(self, name: str) -> float | None:
         values = [metrics[name] for metrics in self.metrics if name in metrics]
         return round(float(np.mean(values)), 6) if values else None
+
+    def gradient_cosines(self) -> list[list[float | None]]:
+        """Task by task, means over the updates that compared them; empty where none did."""
+        if not any(name.startswith("gradient_cosine/") for each in self.metrics for name in each):
+            return []
+
+        def mean(one: str, other: str) -> float | None:
+            found = self.mean(f"gradient_cosine/{one}+{other}")
+            return self.mean(f"gradient_cosine/{other}+{one}") if found is None else found
+
+        tasks = self.suite.tasks
+        return [[1.0 if one == other else mean(one, other) for other in tasks] for one in tasks]
 
     def curve(self) -> dict[str, list[Any]]:
         kept = _thinned(len(self.steps))

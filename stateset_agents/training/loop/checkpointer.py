@@ -74,6 +74,7 @@ _MAY_DIFFER = frozenset(
         "training.max_failed_steps",
         "training.load_best_at_end",
         "training.log_rollouts",
+        "training.log_learner_logprobs",
         "training.progress",
         "training.report_to",
         "training.turn_timeout",

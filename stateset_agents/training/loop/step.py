@@ -30,7 +30,7 @@ from stateset_agents.training.update.protocol import PolicyLearner
 from stateset_agents.training.update.teacher import Teacher
 from stateset_agents.types.errors import PROGRAMMING_ERRORS, StatesetError
 from stateset_agents.types.logs import get_logger
-from stateset_agents.types.trajectory import TrajectoryGroup
+from stateset_agents.types.trajectory import TokenLogprobs, TrajectoryGroup
 
 __all__ = ["FinishedStep", "Observed", "StepWatch", "Update", "observe", "update_policy", "watch_step"]
 
@@ -72,6 +72,8 @@ class Update:
 
     metrics: dict[str, float]
     credited: Credited
+    logprobs: Sequence[TokenLogprobs | None]
+    """Of `credited.samples`, where they were recorded; else empty."""
     failure: str | None
     """Why the step could not train; None where it did, or where all conversations were equally good."""
 
@@ -126,11 +128,12 @@ async def update_policy(
         credited, told = await teacher.guide(batch.credited, temperature=temperature)
         batch = replace(batch, credited=credited)
         metrics |= told
-    metrics |= await worker.run(partial(learner.learn, batch, step=step))
+    learned = await worker.run(partial(learner.learn, batch, step=step))
+    metrics |= learned.metrics
     metrics |= overlap()
     event("update ended")
     failure = why_nothing_trained(played.all_groups, metrics, config, scaled=learner.scales_gradients)
-    return Update(metrics, batch.credited, failure)
+    return Update(metrics, batch.credited, learned.logprobs, failure)
 
 
 @dataclass(frozen=True, slots=True)

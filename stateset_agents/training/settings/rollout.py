@@ -69,6 +69,12 @@ class RolloutSettings(Settings):
         "tenth to a fifth less peak memory, and a tenth more time.",
     )
     log_rollouts: bool = Field(default=True, description="Write every conversation to rollouts.jsonl.")
+    log_learner_logprobs: bool = Field(
+        default=False,
+        description="Write to rollouts.jsonl, too, each trained token's log-prob under the policy that its "
+        "ratio is to (verl's old_log_prob) and under the learner before its last optimiser step on the batch "
+        "(TRL's per_token_logps), so that `learn` shows the true ratios and what was clipped.",
+    )
     metric_for_best: Literal["auto", "eval/success", "eval/reward"] = Field(
         default="auto",
         description="By which evaluation a checkpoint is the best; auto is eval/success where the "

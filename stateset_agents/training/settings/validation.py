@@ -230,6 +230,11 @@ def _rollouts(config: TrainingConfig) -> Iterator[str]:
             f"temperature_min {config.temperature_min:g} exceeds the temperature {config.temperature:g} that "
             "the schedule starts at: lower it"
         )
+    if config.log_learner_logprobs and not config.log_rollouts:
+        yield (
+            "log_learner_logprobs writes into rollouts.jsonl, which log_rollouts false leaves out: set "
+            "log_rollouts to true"
+        )
     if config.max_staleness and config.scheduling == "deterministic":
         yield (
             f"with max_staleness {config.max_staleness} conversations go on while the weights change, and no "

@@ -40,6 +40,7 @@ from stateset_agents.training.update.critic import (
     update_critic,
 )
 from stateset_agents.training.update.lora import base_of, lora_config, write_model_files
+from stateset_agents.training.update.protocol import Learned
 from stateset_agents.training.update.weight_store import AdapterWeights, FullWeights, WeightStore
 from stateset_agents.types.errors import CheckpointError, ConfigurationError
 from stateset_agents.types.trajectory import TrajectoryGroup
@@ -163,15 +164,15 @@ class TrlLearner:
     def credit(self, groups: Sequence[TrajectoryGroup]) -> CreditedBatch:
         return credit_with_critic(groups, self.config, self.critic)
 
-    def learn(self, batch: CreditedBatch, *, step: int) -> dict[str, float]:
+    def learn(self, batch: CreditedBatch, *, step: int) -> Learned:
         samples = batch.credited.samples
         if not samples:
-            return {"optimizer/skipped": 1.0}
+            return Learned({"optimizer/skipped": 1.0})
         metrics = {**self._update(samples), **batch.credited.metrics}
         self.midway = True
         metrics |= update_critic(self.critic, batch, seed=self.config.seed, step=step)
         self.midway = False
-        return metrics
+        return Learned(metrics)
 
     def losses(self, samples: Sequence[Sample], *, beta: float | None = None) -> dict[str, Tensor]:
         """Raises ConfigurationError: TRL computes its loss in its own step."""

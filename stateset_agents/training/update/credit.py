@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
+from typing import TypeVar
 
 from stateset_agents.algorithms.advantages import broadcast_turns, clipped
 from stateset_agents.training.config import TrainingConfig
@@ -18,6 +19,8 @@ from stateset_agents.training.update.batch import Sample
 from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
 
 __all__ = ["Credited", "assign_credit", "trainable"]
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,14 @@ class Credited:
     """advantage/mean and advantage/std, before they are scaled."""
     returns: list[Sequence[float]] = field(default_factory=list)
     """[samples][turns or agent tokens] the critic's targets; empty without one."""
+
+    def by_member(self, values: Sequence[_T | None]) -> list[list[_T | None]]:
+        """[groups][members] a value of each sample; None where a member does not train, or there are none."""
+        left = iter(values)
+        return [
+            [None if advantages is None else next(left, None) for advantages in group]
+            for group in self.advantages
+        ]
 
 
 def trainable(groups: Sequence[TrajectoryGroup], config: TrainingConfig) -> list[tuple[int, int]]:

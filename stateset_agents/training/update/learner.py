@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +39,9 @@ from stateset_agents.training.update.critic import (
     update_critic,
 )
 from stateset_agents.training.update.lora import add_adapter, merged_weights, write_model_files
-from stateset_agents.training.update.objective import Objective, Prepared
+from stateset_agents.training.update.objective import Objective, Prepared, token_logprobs
 from stateset_agents.training.update.policy import Policy
+from stateset_agents.training.update.protocol import Learned
 from stateset_agents.training.update.randomness import seeded_rng, set_mode
 from stateset_agents.training.update.vision import freeze_vision
 from stateset_agents.training.update.weight_store import weights_and_reference
@@ -197,18 +200,23 @@ class Learner:
     def credit(self, groups: Sequence[TrajectoryGroup]) -> CreditedBatch:
         return credit_with_critic(groups, self.config, self.critic)
 
-    def learn(self, batch: CreditedBatch, *, step: int) -> dict[str, float]:
+    def learn(self, batch: CreditedBatch, *, step: int) -> Learned:
         samples = batch.credited.samples
         if not samples:
-            return {"optimizer/skipped": 1.0}
-        metrics = {**self.update(samples, step=step), **batch.credited.metrics}
+            return Learned({"optimizer/skipped": 1.0})
+        learned = self._learn(samples, step=step)
+        metrics = {**learned.metrics, **batch.credited.metrics}
         self.midway = True
         metrics |= update_critic(self.critic, batch, seed=self.config.seed, step=step)
         self.midway = False
-        return metrics
+        return replace(learned, metrics=metrics)
 
     def update(self, samples: Sequence[Sample], *, step: int) -> dict[str, float]:
-        """`num_iterations` optimiser steps on one step's samples; returns metrics.
+        """`learn` of the policy alone, of samples that are there already; returns metrics."""
+        return self._learn(samples, step=step).metrics
+
+    def _learn(self, samples: Sequence[Sample], *, step: int) -> Learned:
+        """`num_iterations` optimiser steps on one step's samples.
 
         Denominators are counted over all samples, so the cut into micro-batches changes nothing. Samples
         without an advantage are left out where their gradient is exactly 0: without a reference and an
@@ -216,11 +224,13 @@ class Learner:
         they are (AdamW would move them on a zero gradient). Means in the metrics are over the samples that
         were forwarded.
         """
-        trained = [sample for sample in samples if self._has_gradient(sample)]
+        places = [place for place, sample in enumerate(samples) if self._has_gradient(sample)]
+        trained = [samples[place] for place in places]
         metrics = {"batch/left_out": float(len(samples) - len(trained))}
         if not trained:
-            return metrics | {"batch/micro_batches": 0.0, "optimizer/skipped": 1.0}
-        local = trained[self._processes.balanced_slice([self._num_tokens(sample) for sample in trained])]
+            return Learned(metrics | {"batch/micro_batches": 0.0, "optimizer/skipped": 1.0})
+        share = self._processes.balanced_slice([self._num_tokens(sample) for sample in trained])
+        local, local_places = trained[share], places[share]
         batches = self._micro_batches(local)
         metrics |= self._processes.total(
             "the update",
@@ -245,8 +255,14 @@ class Learner:
         try:
             with seeded_rng(stream, self.policy.device):
                 prepared, mismatch = self._objective.prepare(batches, self.kl.beta)
-                passes = self._passes(prepared, denominators, fraction)
-            return metrics | self._processes.maximum("the update", mismatch) | passes
+                passes, seen = self._passes(prepared, denominators, fraction)
+            metrics |= self._processes.maximum("the update", mismatch) | passes
+            if not self.config.log_learner_logprobs:
+                return Learned(metrics)
+            found = token_logprobs(prepared, seen, old_is_current=self._objective.old_is_current)
+            own = {local_places[number]: logprobs for number, logprobs in found.items()}
+            merged = ChainMap(*self._processes.gather("the log-probs", own))
+            return Learned(metrics, [merged.get(place) for place in range(len(samples))])
         finally:
             self.optimization.zero_grad()
 
@@ -305,12 +321,19 @@ class Learner:
 
     def _passes(
         self, prepared: Sequence[Prepared], denominators: Denominators, fraction: float
-    ) -> dict[str, float]:
-        """`fraction`: the loss's mean over the forwarded samples times this is its mean over all."""
+    ) -> tuple[dict[str, float], list[Tensor]]:
+        """Metrics, and where they are to be logged the log-probs [N] of each micro-batch's tokens in the last
+        pass.
+
+        `fraction`: the loss's mean over the forwarded samples times this is its mean over all.
+        """
         results: list[StepResult] = []
         ratios: list[float] = []
+        seen: list[Tensor] = []  # each pass writes over the one before
+        if self.config.log_learner_logprobs:
+            seen = [torch.empty_like(one.batch.old_logprobs, dtype=torch.float64) for one in prepared]
         for _ in range(self.config.num_iterations):
-            numbers = self._gradient(prepared, denominators, fraction)
+            numbers = self._gradient(prepared, denominators, fraction, seen)
             if not self.policy.is_sharded:
                 self._processes.sum_gradients(self.optimization.trained_parameters)
             numbers["loss/policy"] *= fraction
@@ -324,7 +347,7 @@ class Learner:
             ratios.append(numbers["policy/ratio_max"])
         self.kl = kl
         self.midway = False
-        return {
+        metrics = {
             **numbers,
             "policy/first_ratio_max": ratios[0],
             "optimizer/grad_norm": results[-1].grad_norm,
@@ -332,16 +355,21 @@ class Learner:
             "optimizer/skipped": float(sum(not result.stepped for result in results)),
             "kl/coefficient": self.kl.beta,
         }
+        return metrics, seen
 
     def _gradient(
-        self, prepared: Sequence[Prepared], denominators: Denominators, fraction: float
+        self,
+        prepared: Sequence[Prepared],
+        denominators: Denominators,
+        fraction: float,
+        seen: Sequence[Tensor],
     ) -> dict[str, float]:
         """Add `fraction` of this process's part of the step's gradient, micro-batch by micro-batch; returns
-        the metrics of all processes."""
+        the metrics of all processes. `seen`: a tensor [N] of each that takes its log-probs, or none."""
         set_mode(self.policy.model, dropout=self.config.dropout)
         metrics = Metrics()
-        for batch in prepared:
-            output = self._objective.loss(batch, denominators, self.kl.beta)
+        for batch, logprobs in zip_longest(prepared, seen):
+            output = self._objective.loss(batch, denominators, self.kl.beta, seen=logprobs)
             self.optimization.backward(fraction * output.loss)
             batch.batch.layout.forget_masks()
             metrics = metrics + output.metrics

@@ -19,8 +19,9 @@ from stateset_agents.training.rows.chunked_head import TokenScores
 from stateset_agents.training.update.batch import MicroBatch
 from stateset_agents.training.update.policy import Policy
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.trajectory import TokenLogprobs
 
-__all__ = ["Objective", "Prepared"]
+__all__ = ["Objective", "Prepared", "token_logprobs"]
 
 _MISMATCH = "policy/rollout_mismatch"
 """The largest difference between the log-probs that rollouts stored and pi_old's."""
@@ -60,7 +61,7 @@ class Objective:
                 "importance_cap out"
             )
         single_pass = config.num_iterations == 1 and not config.dropout and config.kl_placement == "loss"
-        self._old_is_current = self._recompute_old and single_pass
+        self.old_is_current = self._recompute_old and single_pass
         """Is pi_old the policy of the only pass? Then its log-probs, without gradient, are pi_old's."""
         self._measures_mismatch = self._recompute_old and not config.max_staleness
         """Does pi_old differ from what the rollouts stored by rounding alone? With staleness it does not."""
@@ -79,7 +80,7 @@ class Objective:
         mismatch = 0.0
         for batch in batches:
             behaviour = batch.old_logprobs if self._importance_cap is not None else None
-            if self._recompute_old and not self._old_is_current:
+            if self._recompute_old and not self.old_is_current:
                 old = self.policy.score(batch).logprobs
                 mismatch = max(mismatch, float(_mismatch(old, batch.old_logprobs)))
                 batch = replace(batch, old_logprobs=old)
@@ -91,8 +92,13 @@ class Objective:
             prepared = _with_kl_rewards(prepared, beta)
         return prepared, {_MISMATCH: mismatch} if self._measures_mismatch else {}
 
-    def loss(self, prepared: Prepared, denominators: Denominators, beta: float) -> LossOutput:
-        """A micro-batch's share of the step's loss, with `beta` times its KL to the reference."""
+    def loss(
+        self, prepared: Prepared, denominators: Denominators, beta: float, *, seen: Tensor | None = None
+    ) -> LossOutput:
+        """A micro-batch's share of the step's loss, with `beta` times its KL to the reference.
+
+        `seen` [N]: takes the tokens' log-probs as this forward has them.
+        """
         config, batch, loss = self.config, prepared.batch, LOSSES[self.config.loss_type]
         behaviour, reference = prepared.behaviour, prepared.reference
         metrics: list[Metrics] = []
@@ -104,10 +110,12 @@ class Objective:
 
         def loss_of(scores: TokenScores, part: slice) -> Tensor:
             ids = batch.trajectory_ids[part]
+            if seen is not None:
+                seen[part] = scores.logprobs.detach().to(seen.dtype)
             output = policy_loss(
                 config.loss_type,
                 scores.logprobs,
-                scores.logprobs.detach() if self._old_is_current else batch.old_logprobs[part],
+                scores.logprobs.detach() if self.old_is_current else batch.old_logprobs[part],
                 batch.advantages[part],
                 ids,
                 denominators,
@@ -129,7 +137,7 @@ class Objective:
                 keep=None if keep is None else keep[part],
             )
             metrics.append(output.metrics + entropy.metrics)
-            if self._old_is_current and self._measures_mismatch:
+            if self.old_is_current and self._measures_mismatch:
                 mismatch = _mismatch(scores.logprobs.detach(), batch.old_logprobs[part])
                 metrics.append(Metrics(maxima={_MISMATCH: mismatch}))
             return output.loss + config.entropy_coef * entropy.loss if config.entropy_coef else output.loss
@@ -162,6 +170,30 @@ def _with_kl_rewards(prepared: Sequence[Prepared], beta: float) -> list[Prepared
         replace(one, batch=replace(one.batch, advantages=one.batch.advantages + part))
         for one, part in zip(prepared, parts, strict=True)
     ]
+
+
+def token_logprobs(
+    prepared: Sequence[Prepared], seen: Sequence[Tensor], *, old_is_current: bool
+) -> dict[int, TokenLogprobs]:
+    """By trajectory, of micro-batches that hold all trained tokens of each.
+
+    `seen`: of each micro-batch, as `Objective.loss` filled it.
+    `old_is_current`: pi_old is the policy that was seen.
+    """
+    found: dict[int, list[tuple[int, float, float]]] = {}
+    for one, current in zip(prepared, seen, strict=True):
+        batch = one.batch
+        old = current if old_is_current else batch.old_logprobs
+        rows = (part.tolist() for part in (batch.trajectory_ids, batch.places, old, current))
+        for trajectory, *token in zip(*rows, strict=True):
+            found.setdefault(trajectory, []).append((token[0], token[1], token[2]))
+    return {
+        trajectory: TokenLogprobs(
+            old=tuple(old for _, old, _ in sorted(tokens)),
+            learner=tuple(learner for _, _, learner in sorted(tokens)),
+        )
+        for trajectory, tokens in found.items()
+    }
 
 
 def _mismatch(old: Tensor, stored: Tensor) -> Tensor:

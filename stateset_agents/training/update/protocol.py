@@ -7,6 +7,7 @@ the trainer's worker thread, or while that is idle.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,9 +17,18 @@ from torch import Tensor
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.update.batch import Sample
 from stateset_agents.training.update.critic import CreditedBatch
-from stateset_agents.types.trajectory import TrajectoryGroup
+from stateset_agents.types.trajectory import TokenLogprobs, TrajectoryGroup
 
-__all__ = ["PolicyLearner"]
+__all__ = ["Learned", "PolicyLearner"]
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What a step's update did."""
+
+    metrics: dict[str, float]
+    logprobs: Sequence[TokenLogprobs | None] = ()
+    """[samples] where `log_learner_logprobs` asks for them, else empty; None where one was left out."""
 
 
 class PolicyLearner(Protocol):
@@ -47,8 +57,8 @@ class PolicyLearner(Protocol):
     def credit(self, groups: Sequence[TrajectoryGroup]) -> CreditedBatch:
         """Credit a step's groups by `advantage_estimator`; the critic predicts first."""
 
-    def learn(self, batch: CreditedBatch, *, step: int) -> dict[str, float]:
-        """Update the policy, then the critic; returns metrics."""
+    def learn(self, batch: CreditedBatch, *, step: int) -> Learned:
+        """Update the policy, then the critic."""
 
     def losses(self, samples: Sequence[Sample], *, beta: float | None = None) -> dict[str, Tensor]:
         """The loss of these samples under the weights as they are; nothing steps."""

@@ -53,7 +53,12 @@ _TRAINING: dict[str, Any] = {
 _LONGEST = 900.0
 """Seconds that anything may take, on a machine that has no time at all."""
 RUNS: Mapping[str, Mapping[str, Any]] = {
-    "grpo": {"kl_controller": "adaptive", "temperature_schedule": "adaptive", "num_iterations": 2},
+    "grpo": {
+        "kl_controller": "adaptive",
+        "temperature_schedule": "adaptive",
+        "num_iterations": 2,
+        "log_learner_logprobs": True,
+    },
     "critic": {"advantage_estimator": "token_gae", "value_dropout": 0.1, "precision": "bf16"},
     "branches": {"advantage_estimator": "branch", "num_branches": 1, "lr_scheduler_type": "cosine"},
     "compact": {"advantage_estimator": "turn_group"},

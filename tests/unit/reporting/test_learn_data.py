@@ -39,6 +39,14 @@ def test_a_run_s_page_has_whole_steps_with_the_tokens_that_were_sampled(log: Run
     assert data["texts"] == {3: " look", 4: "<|end|>", 6: " Done"}
 
 
+def test_the_update_s_log_probs_are_there_where_the_run_recorded_them(tmp_path: Path, log: RunLog) -> None:
+    recorded = RunLog.open(finished_run(tmp_path / "recorded", steps=1, learner=True).path)
+    members = lab_data(recorded)["steps"][0]["groups"][0]["members"]
+    assert [len(one.get("learner_logprobs", ())) for one in members] == [3, 3, 3, 0]
+    assert members[0]["old_logprobs"] == [-0.001, -0.11, -0.22]
+    assert "old_logprobs" not in lab_data(log)["steps"][0]["groups"][0]["members"][0]
+
+
 def test_of_a_long_run_the_page_has_steps_evenly_spaced_within_its_limit(log: RunLog) -> None:
     members = sum(len(group["members"]) for group in lab_data(log)["steps"][0]["groups"])
     data = lab_data(log, 3 * members)

@@ -4,8 +4,12 @@ const own = data.settings;
 const told = own.told;
 settings({
   step: data.steps.length - 1, group: 0, baseline: own.baseline, scaling: own.scaling, loss: own.loss, low: own.low, high: own.high, dual: own.dual ?? 0,
-  beta: own.beta, kl: own.kl, ratio: 1, moved: "alike", d: 0, member: 0, token: 0,
+  beta: own.beta, kl: own.kl, source: data.steps.some(isRecorded) ? "recorded" : "assumed", ratio: 1, moved: "alike", d: 0, member: 0, token: 0,
 });
+/** Did the run record the learner's log-probs before its last pass over this step? */
+function isRecorded(step) {
+  return step.groups.some((group) => group.members.some(({ learner_logprobs: learner }) => learner));
+}
 
 const at = () => data.steps[clamp(view.step, 0, data.steps.length - 1)];
 const groupAt = () => at().groups[clamp(view.group, 0, at().groups.length - 1)];
@@ -19,21 +23,23 @@ function advantagesOf(step, chosen) {
   return groupAdvantages(rewardsOf(step), { baseline: chosen.baseline, scaling: chosen.scaling, clip });
 }
 
-/** The step's loss with each token's slope: `chosen` settings, and a ratio and a distance that stand in for what was not recorded. */
-function lossOf(step, chosen, { ratio, moved, d }) {
+/** The step's loss with each token's slope: `chosen` settings, ratios as recorded, and a ratio and a distance that stand in for what was not. */
+function lossOf(step, chosen, { source, ratio, moved, d }) {
   const credit = advantagesOf(step, chosen);
   const batch = { lengths: [], logprobs: [], old: [], advantages: [], reference: chosen.beta > 0 ? [] : null };
   step.groups.forEach((group, g) => group.members.forEach((member, m) => {
     const advantage = credit[g].advantages[m];
     if (advantage === null) return;
     batch.lengths.push(member.ids.length);
-    for (const logprob of member.logprobs) {
-      const shift = Math.log(ratio) * (moved === "alike" ? 1 : Math.sign(advantage));
-      batch.logprobs.push(logprob + shift);
-      batch.old.push(logprob);
+    const known = source === "recorded" && member.learner_logprobs;
+    const shift = Math.log(ratio) * (moved === "alike" ? 1 : Math.sign(advantage));
+    member.logprobs.forEach((logprob, k) => {
+      const live = known ? member.learner_logprobs[k] : logprob + shift;
+      batch.logprobs.push(live);
+      batch.old.push(known ? member.old_logprobs[k] : logprob);
       batch.advantages.push(advantage);
-      batch.reference?.push(logprob + shift - d);
-    }
+      batch.reference?.push(live - d);
+    });
   }));
   const result = batchLoss(batch, { ...chosen, dual: chosen.dual > 1 ? chosen.dual : null, length: own.length });
   let next = 0;
@@ -41,18 +47,18 @@ function lossOf(step, chosen, { ratio, moved, d }) {
     if (credit[g].advantages[m] === null) return null;
     const from = next;
     next += member.ids.length;
-    return { slopes: result.slopes.slice(from, next), clipped: result.clipped.slice(from, next) };
+    return { slopes: result.slopes.slice(from, next), clipped: result.clipped.slice(from, next), ratios: result.ratios.slice(from, next) };
   }));
   return { ...result, credit, tokens };
 }
 
 let known = null, now = null, then = null;
-/** The step under the page's settings (`now`) and under the run's own on its first pass (`then`). */
+/** The step under the page's settings (`now`) and under the run's own (`then`), at its recorded ratios or else on its first pass. */
 function compute() {
   const key = JSON.stringify(view);
   if (key === known) return;
   known = key;
-  then = lossOf(at(), own, { ratio: 1, moved: "alike", d: 0 });
+  then = lossOf(at(), own, { source: "recorded", ratio: 1, moved: "alike", d: 0 });
   now = lossOf(at(), view, view);
 }
 const changedToken = (g, m, k) => Math.abs(now.tokens[g][m].slopes[k] - then.tokens[g][m].slopes[k]) > 1e-12 + 1e-9 * Math.abs(then.tokens[g][m].slopes[k]);
@@ -91,7 +97,7 @@ section("advantages", "1. Who is pushed which way", [
     slider("step", "Step", { min: 0, max: data.steps.length - 1, step: 1, text: stepName }),
     dropdown("group", "Group", () => at().groups.map((group, g) => [g, `${g + 1}: ${group.family} ${group.scenario} (${group.members.length})`])),
     choice("baseline", "Baseline", BASELINE_NAMES), choice("scaling", "Divided by", SCALING_NAMES),
-    h("div", { class: "row" }, press("The run's own settings", () => set({ baseline: own.baseline, scaling: own.scaling, loss: own.loss, low: own.low, high: own.high, dual: own.dual ?? 0, beta: own.beta, kl: own.kl, ratio: 1, moved: "alike", d: 0 })))),
+    h("div", { class: "row" }, press("The run's own settings", () => set({ baseline: own.baseline, scaling: own.scaling, loss: own.loss, low: own.low, high: own.high, dual: own.dual ?? 0, beta: own.beta, kl: own.kl, source: standard.source, ratio: 1, moved: "alike", d: 0 })))),
   live(() => {
     const credit = now.credit[groupIndex()], known_ = credit.advantages.filter((value) => value !== null);
     const tied = at().groups.filter((group) => { const scored = group.members.map(({ reward }) => held(reward)).filter((reward) => reward !== null); return scored.length && ties(scored); }).length;
@@ -135,14 +141,36 @@ function groupIndex() {
 }
 
 const onePass = (told.num_iterations ?? 1) === 1 && !told.max_staleness;
+/** Of this step, under the run's own settings: the recorded ratios, how many tokens the clip silenced, and who has none. */
+function recordedRatios() {
+  const found = { ratios: [], clipped: 0, without: 0 };
+  at().groups.forEach((group, g) => group.members.forEach((member, m) => {
+    if (!then.tokens[g][m]) return;
+    if (!member.learner_logprobs) return void (found.without += 1);
+    found.ratios.push(...member.learner_logprobs.map((logprob, k) => Math.exp(logRatio(logprob, member.old_logprobs[k]))));
+    found.clipped += then.tokens[g][m].clipped.filter(Boolean).length;
+  }));
+  return found;
+}
+function ratioSaid() {
+  const { ratios, clipped, without } = recordedRatios();
+  return ["The run recorded the learner's log-probs before its last pass: over this step's ", num("ratio-tokens", ratios.length, 0), " tokens ρ is ", num("ratio-low", ratios.reduce((one, other) => Math.min(one, other))), " to ", num("ratio-high", ratios.reduce((one, other) => Math.max(one, other))), ", its mean ", num("ratio-mean", mean(ratios)), ", and its clip silenced ", num("ratio-clipped", clipped, 0), ".",
+    without ? [" ", num("ratio-without", without, 0), ` of the conversations had no advantage and were not forwarded: for these ρ is the slider's.`] : []];
+}
+const notRecorded = onePass
+  ? "The learner's log-probs were not recorded. With one pass on each batch they are those of the policy that sampled, but for rounding, so ρ was 1 and nothing was clipped. The slider asks what a later pass would do."
+  : "The learner's log-probs before the last pass were not recorded (training.log_learner_logprobs does), so the ratio ρ of this run is not known. The slider stands in for it: it is an assumption, not a measurement.";
+const unrecorded = live(() => (isRecorded(at()) ? [] : [notRecorded]), "p", { class: "warning" });
+drawers.push(() => (unrecorded.hidden = isRecorded(at())));
+const assumes = () => view.source === "assumed" || !isRecorded(at()) || recordedRatios().without > 0;
 section("loss", "2. Whose gradient changes", [
-  h("p", { class: "warning" }, onePass
-    ? "The learner's log-probs were not recorded. With one pass on each batch they are those of the policy that sampled, but for rounding, so ρ was 1 and nothing was clipped. The slider asks what a later pass would do."
-    : "The learner's log-probs before the last pass were not recorded, so the ratio ρ of this run is not known. The slider stands in for it: it is an assumption, not a measurement."),
-  text("Nor were the reference's log-probs; a second slider stands in for their distance."),
+  unrecorded,
+  live(() => (isRecorded(at()) ? ratioSaid() : [])),
+  text("The reference's log-probs were not recorded; a slider stands in for their distance."),
   controls(
-    slider("ratio", "Ratio ρ (assumed)", { min: 0.4, max: 2.5, step: 0.002, log: true, text: (value) => String(Number(value.toFixed(3))) }),
-    choice("moved", "Tokens moved", [["alike", "all alike"], ["along", "with their advantage"]]),
+    choice("source", "Ratio ρ", [["recorded", "as recorded"], ["assumed", "assumed"]], { when: () => isRecorded(at()) }),
+    slider("ratio", "Ratio ρ (assumed)", { min: 0.4, max: 2.5, step: 0.002, log: true, text: (value) => String(Number(value.toFixed(3))), when: assumes }),
+    choice("moved", "Tokens moved", [["alike", "all alike"], ["along", "with their advantage"]], { when: assumes }),
     dropdown("loss", "Loss", LOSS_NAMES), slider("low", "ε below", { min: 0.0001, max: 0.9, step: 0.01, log: false, text: (value) => String(value) }), slider("high", "ε above", { min: 0.0001, max: 1, step: 0.01, text: (value) => String(value) }),
     slider("dual", "Dual clip", { min: 0, max: 4, step: 0.1, text: (value) => (value > 1 ? String(value) : "none") }),
     slider("beta", "β", { min: 0, max: 0.5, step: 0.005 }), choice("kl", "KL estimator", [["k1", "ρ·k1"], ["k2", "ρ·k2"], ["k3", "ρ·k3"]], { when: () => view.beta > 0 }), slider("d", "d to the reference (assumed)", { min: -2, max: 2, step: 0.01, when: () => view.beta > 0 })),
@@ -151,7 +179,7 @@ section("loss", "2. Whose gradient changes", [
     return ["The gradient of ", num("changed", found.changed, 0), " of the step's ", num("tokens", found.all, 0), " tokens changes (", share("changed-share", found.all ? found.changed / found.all : null), "), ", num("turned", found.turned, 0), " turn around. ", num("silent", found.silent, 0), " have none now, ", num("clipped", found.clipped, 0), " by the clip. Loss ", num("loss", now.total, 5), " (policy ", num("policy-loss", now.policy, 5), ", KL ", num("kl-loss", now.kl, 5), "); sum of |slope| ", num("size", sum(now.slopes.map(Math.abs)), 5), ", under the run's own settings ", num("own-size", sum(then.slopes.map(Math.abs)), 5), "."];
   }),
 ], [
-  lossFigure("loss", () => ({ loss: view.loss, low: view.low, high: view.high, dual: view.dual > 1 ? view.dual : null, advantage: chosenAdvantage(), ratio: turnedRound() ? 1 / view.ratio : view.ratio }), (ratio) => set({ ratio: Number(clamp(turnedRound() ? 1 / ratio : ratio, 0.4, 2.5).toPrecision(4)) })),
+  lossFigure("loss", () => ({ loss: view.loss, low: view.low, high: view.high, dual: view.dual > 1 ? view.dual : null, advantage: chosenAdvantage(), ratio: chosenRatio() }), (ratio) => set({ source: "assumed", ratio: Number(clamp(turnedRound() ? 1 / ratio : ratio, 0.4, 2.5).toPrecision(4)) })),
   figure("sizes", "Gradient by group: sum of |slope|", {
     height: 220, key: legend(["var(--zero)", "the run's own settings", "bar"], ["var(--new)", "now", "bar"]),
     draw: (width, height) => {
@@ -165,6 +193,11 @@ section("loss", "2. Whose gradient changes", [
 ]);
 function chosenAdvantage() {
   return now.credit[groupIndex()].advantages[clamp(view.member, 0, groupAt().members.length - 1)] ?? 0;
+}
+/** Of the chosen token; 1 where its member trains nothing. */
+function chosenRatio() {
+  const { k, tokens } = inspected();
+  return tokens?.ratios[k] ?? 1;
 }
 /** Does the chosen member's ratio move the other way? */
 function turnedRound() {
@@ -211,7 +244,7 @@ section("tokens", "3. Token by token", [
   live(() => {
     const { m, k, member, tokens, before } = inspected();
     if (!tokens) return ["This member is unscored."];
-    return ["Member ", num("member", m + 1, 0), ", token ", num("token", k, 0), " “", words(member.ids[k]), "”: log-prob ", num("logprob", member.logprobs[k], 6), ", slope ", num("slope", tokens.slopes[k], 6), ", under the run's own settings ", num("own-slope", before.slopes[k], 6), tokens.clipped[k] ? ", clipped." : "."];
+    return ["Member ", num("member", m + 1, 0), ", token ", num("token", k, 0), " “", words(member.ids[k]), "”: log-prob ", num("logprob", member.logprobs[k], 6), ", slope ", num("slope", tokens.slopes[k], 6), ", under the run's own settings ", num("own-slope", before.slopes[k], 6), member.learner_logprobs ? [", recorded ρ ", num("recorded-ratio", Math.exp(logRatio(member.learner_logprobs[k], member.old_logprobs[k])), 6)] : [], tokens.clipped[k] ? ", clipped." : "."];
   }, "p", { class: "inspector", role: "status" }),
   tokenList,
 ]);

@@ -22,6 +22,8 @@ _MAX_BYTES = 12_000_000
 """Of rollouts.jsonl, in one page."""
 _LOSS = "grpo"
 """Shown for a run whose own the page does not know."""
+_RECORDED = ("old_logprobs", "learner_logprobs")
+"""Of a member that was forwarded in a run with `log_learner_logprobs`."""
 _SETTINGS = ("advantage_estimator", "num_iterations", "max_staleness", "reward_clip", "advantage_clip")
 """Shown, and not to be changed on the page."""
 
@@ -29,9 +31,9 @@ _SETTINGS = ("advantage_estimator", "num_iterations", "max_staleness", "reward_c
 def lab_data(log: RunLog, max_conversations: int = MAX_CONVERSATIONS) -> dict[str, Any]:
     """Steps with all their groups, so that a baseline over the batch can be computed, and the run's settings.
 
-    `tokens` of a member are what it sampled: ids, log-probs and recorded advantages, as runs of [value,
-    count] where the conversation trained. Raises ConfigurationError where the run recorded no conversation
-    of training.
+    A member has what it sampled: ids, log-probs (those of the update, too, where they were recorded) and the
+    recorded advantages, as runs of [value, count] where the conversation trained. Raises ConfigurationError
+    where the run recorded no conversation of training.
     """
     steps, total = _selected(log, max_conversations)
     if not steps:
@@ -124,6 +126,7 @@ def _member(record: Mapping[str, Any]) -> dict[str, Any]:
         "success": record["success"],
         "ids": [record["token_ids"][at] for at in sampled],
         "logprobs": [record["logprobs"][at] for at in sampled],
+        **{name: record[name] for name in _RECORDED if name in record},
         "turns": [turn["sampled_tokens"] for turn in record["turns"]],
         "advantages": None
         if advantages is None

@@ -69,5 +69,13 @@ function firstStepAt(steps, scores, share = 0.9) {
   return end > 0 && at >= 0 ? steps[at] : null;
 }
 
+/** Means of matrices [runs][tasks][tasks], of those that know a pair; null where none does. */
+function cosineMeans(matrices) {
+  return matrices[0].map((row, one) => row.map((_, other) => {
+    const known = matrices.map((matrix) => matrix[one][other]).filter((value) => value !== null);
+    return known.length ? mean(known) : null;
+  }));
+}
+
 /** A moving average over `reach` points to either side; nulls stay. */
 const eased = (values, reach) => values.map((value, at) => (value === null ? null : mean(values.slice(Math.max(0, at - reach), at + reach + 1).filter((other) => other !== null))));

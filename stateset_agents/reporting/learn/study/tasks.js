@@ -40,7 +40,6 @@ section("fairness", "3. Fairness and convergence", [
   text("Fairness is the worst task's score by the mean one: 1 where all are alike, 0 where one is no better than chance."),
   live(() => ["Fairness at the end of training: ", num("fairness", mean(chosen().map((cell) => fairnessOf(cell).filter((value) => value !== null).at(-1) ?? 0))), "; held out, as recorded: ", num("held-out-fairness", mean(chosen().map((cell) => cell.fairness))), "."]),
   live(() => table("First step with 90 % of the last score, mean over the seeds that got there", [["task", "steps", "seeds"], ...names().map((name, task) => { const steps = converged(task); return [name, num(`converged-${task}`, steps.length ? mean(steps) : null, 0), num(`seeds-${task}`, steps.length, 0)]; })]), "div"),
-  aside("Cosines between the tasks' gradients are not among what a study records, so there is no interference matrix here."),
 ], [figure("fairness", "Fairness over training", {
   height: 190, draw: (width, height) => { const steps = chosen()[0].curve.steps, curves = chosen().map((cell) => eased(fairnessOf(cell), view.smoothing)), frame = axes(width, height, { x: stepAxis(), y: [0, 1], across: "steps", up: "worst by mean", formatX: thousands }); return [frame.nodes, curves.map((curve, at) => { const known = curve.flatMap((value, i) => (value === null ? [] : [[frame.px(chosen()[at].curve.steps[i]), frame.py(value)]])); return known.length ? line(known, { class: "line thin", style: `--own: ${tint(at)}` }) : null; })]; },
   says: () => `One line for each of ${chosen().length} seeds.`,
@@ -50,6 +49,30 @@ section("fairness", "3. Fairness and convergence", [
   says: () => names().map((name, task) => `${name}: ${number(converged(task).length ? mean(converged(task)) : null)} steps`).join(", "),
   rows: () => [["arm", ...names()], ...ARMS_OF(suite()).map((own) => [own, ...names().map((_, task) => { const steps = converged(task, cellsOf(suite(), own)); return steps.length ? mean(steps) : null; })])],
 })]);
+/** [tasks][tasks] cosines between gradients, means over the chosen seeds that have a pair; null where none has. */
+function cosines() {
+  const known = chosen().filter((cell) => cell.gradient_cosines.length);
+  return known.length ? cosineMeans(known.map((cell) => cell.gradient_cosines)) : null;
+}
+const pulls = (cosine) => (cosine === null ? "not known" : cosine < 0 ? "pull against each other" : "pull the same way");
+section("interference", "4. Interference", [
+  text("The cosine between two tasks' gradients of the policy loss, each over its own steps of a rollout: 1 where both pull the weights the same way, 0 where neither minds the other, below 0 where what helps one harms the other."),
+  live(() => {
+    const found = cosines(), seeds = chosen().filter((cell) => cell.gradient_cosines.length).length;
+    if (names().length < 2) return "This suite is one task: there is nobody to interfere with.";
+    if (!found) return "These runs recorded no cosines: they are older, or gradient_cosines_every was 0.";
+    const pairs = found.flatMap((row, one) => row.flatMap((cosine, other) => (other > one && cosine !== null ? [[cosine, one, other]] : []))).sort((a, b) => a[0] - b[0]);
+    return [`Mean over the updates that compared them, and over ${plural(seeds, "seed")}. `, pairs.length ? [`Furthest apart: ${names()[pairs[0][1]]} and ${names()[pairs[0][2]]}, `, num("lowest-cosine", pairs[0][0]), ` (${pulls(pairs[0][0])}).`] : "No pair had two gradients."];
+  }),
+  aside("A task whose steps have inputs of their own shares only the later layers: its cosine with the others is nearer to 0 than those of tasks that look alike."),
+], [live(() => (cosines() ? matrix(cosines()) : null), "div")]);
+function matrix(values) {
+  const cell = (cosine, one, other) => h("td", { class: cosine === null ? "cosine none" : `cosine ${cosine < 0 ? "against" : "along"}`, style: `--w: ${Math.round(55 * Math.abs(cosine ?? 0))}%`, "data-pair": `${one}-${other}`, title: `${names()[one]} and ${names()[other]}: ${pulls(cosine)}` }, num(`cosine-${one}-${other}`, cosine));
+  const caption = "Cosines between the tasks' gradients";
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, h("table", { class: "plain matrix" }, h("caption", {}, caption),
+    h("thead", {}, h("tr", {}, ["task", ...names()].map((name) => h("th", { scope: "col" }, name)))),
+    h("tbody", {}, values.map((row, one) => h("tr", {}, h("th", { scope: "row" }, names()[one]), row.map((cosine, other) => cell(cosine, one, other)))))));
+}
 function converged(task, cells = chosen()) {
   return cells.map((cell) => firstStepAt(cell.curve.steps, column(cell, task))).filter((step) => step !== null);
 }

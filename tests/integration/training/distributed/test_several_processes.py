@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,11 @@ from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.distributed.processes import PeerFailed, Processes
 from stateset_agents.training.update.batch import Sample
+from stateset_agents.training.update.credit import Credited
+from stateset_agents.training.update.critic import CreditedBatch
 from stateset_agents.training.update.learner import Learner
 from stateset_agents.training.update.policy import Policy
+from stateset_agents.training.update.protocol import Learned
 from stateset_agents.types.errors import CheckpointError, ConfigurationError, TrainingStopped
 
 RAGGED = [((3, 4), (2, 2)), ((5, 1),), ((2, 3), (1, 3)), ((4, 2),), ((1, 5), (3, 1)), ((9, 30),), ((2, 1),)]
@@ -57,11 +61,12 @@ def held(learner: Learner) -> float:
     return local / sum(tensor.numel() for tensor in tensors)
 
 
-def gradients(cases: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, float], float]]:
-    """The gradient that the last optimiser step of each case's update saw, the metrics, and `held`."""
+def gradients(cases: list[dict[str, Any]]) -> list[tuple[dict[str, Any], Learned, float]]:
+    """The gradient that the last optimiser step of each case's update saw, what it returned, and `held`."""
     found = []
     for case in cases:
         settings = {"max_grad_norm": 1e9, "num_processes": int(os.environ.get("WORLD_SIZE", "1")), **case}
+        settings["log_learner_logprobs"] = True
         number, family = settings.pop("rows"), settings.pop("family", "llama")
         opens_rows = settings.pop("opens_rows", False)
         if settings["num_processes"] == 1:
@@ -79,8 +84,8 @@ def gradients(cases: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[st
                     seen[name] = whole.flatten().tolist()
 
         learner.optimization.optimizer.register_step_pre_hook(look)
-        metrics = learner.update(samples(number, opens_rows), step=1)
-        found.append((seen, metrics, held(learner)))
+        batch = CreditedBatch(Credited(samples(number, opens_rows), 0, []))
+        found.append((seen, learner.learn(batch, step=1), held(learner)))
     return found
 
 
@@ -96,6 +101,14 @@ PLAIN = [
 ]
 
 
+def assert_same_logprobs(ours: Sequence[Any], alone: Sequence[Any]) -> None:
+    """Of each sample, in order, whichever process had it."""
+    assert len(ours) == len(alone) > 0
+    for one, other in zip(ours, alone, strict=True):
+        assert one.old == pytest.approx(other.old, abs=1e-9)
+        assert one.learner == pytest.approx(other.learner, abs=1e-9)
+
+
 @pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("parallelism", "cases"),
@@ -106,7 +119,9 @@ def test_gradients_and_metrics_are_those_of_one_process(parallelism, cases):
     alone = gradients(cases)
     for ours in in_two(gradients, cases):
         assert not isinstance(ours, Broke), ours
-        for (gradient, metrics, part), (expected, known, _) in zip(ours, alone, strict=True):
+        for (gradient, learned, part), (expected, plain, _) in zip(ours, alone, strict=True):
+            metrics, known = learned.metrics, plain.metrics
+            assert_same_logprobs(learned.logprobs, plain.logprobs)
             assert part == pytest.approx(1.0 if parallelism == "ddp" else 0.5, abs=0.01)
             assert gradient.keys() == expected.keys()
             one, other = (

@@ -166,6 +166,7 @@ TRAINING = {
     "early_stopping_threshold": Change(10.0, "metrics", {**EVALUATED, "early_stopping_patience": 1}),
     "load_best_at_end": Change(True, "agent", {**EVALUATED, "learning_rate": 0.1, "seed": 2}),
     "log_rollouts": Change(False, "files"),
+    "log_learner_logprobs": Change(True, "error", {"log_rollouts": False}),
     "progress": Change(False, "lines"),
     "report_to": Change("tensorboard", "files" if find_spec("tensorboard") else "error"),
 }

@@ -51,6 +51,7 @@ UNFIT = {
     "max_staleness": 1,
     "num_processes": 2,
     "parallelism": "fsdp2",
+    "log_learner_logprobs": True,
     "importance_cap": 2.0,
     "entropy_coef": 0.1,
     "kl_estimator": "k2",

@@ -106,7 +106,7 @@ def trl_passes(learner, samples) -> tuple[list[dict[str, torch.Tensor]], dict[st
     recorder = Recorder(learner.model)
     learner.trainer.add_callback(recorder)
     try:
-        metrics = learner.learn(CreditedBatch(Credited(samples, 0, [])), step=1)
+        metrics = learner.learn(CreditedBatch(Credited(samples, 0, [])), step=1).metrics
     finally:
         learner.close()
     return recorder.passes, metrics

@@ -191,7 +191,7 @@ def test_no_text_raises_and_every_call_that_is_read_can_be_written_again(text: s
 
 
 def test_reading_takes_time_in_proportion_to_the_text() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     parse_reply("<tool_call>" * 50_000)
     parse_reply("<tool_call></tool_call>" * 20_000)
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2

@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE :=  # or each of the programs that tests start wo
 
 .PHONY: help setup demo reason test test-long test-faults test-crash test-soak test-browser test-openenv test-tau2 test-vllm test-trackers
 .PHONY: test-docs test-quantization test-schema test-renderers test-templates test-torch-linears test-avx2 test-thorough
-.PHONY: slow bench bench-control check smollm2 demo-llm test-llm
+.PHONY: test-long-units test-long-runs slow bench bench-control check smollm2 demo-llm test-llm
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,7 +39,7 @@ test-docs: setup  ## Every program of every page of docs/, word for word, and ev
 # No test there computes with torch: they would say the same on every processor.
 OF_TEXT := $(addprefix tests/unit/,core/chat core/scoring core/sources core/users deployment environments evaluation \
 	reasoning reporting rewards sandbox serving tracking types) \
-	$(addprefix tests/integration/,deployment environments sandbox serving)
+	$(addprefix tests/integration/,environments sandbox serving)
 WITH_ARITHMETIC := $(SPREAD) --every-case $(addprefix --ignore ,$(OF_TEXT))
 
 test-torch-linears: setup  ## The tests with arithmetic as on processors where our linears are torch's own
@@ -53,9 +53,14 @@ test-thorough: setup  ## The tests that draw their examples, with three times as
 	@.venv/bin/python -m pytest $(SPREAD) -m "hypothesis and not long" --hypothesis-profile thorough tests/unit $(PYTEST_ARGS)
 
 test-long: setup  ## The tests that take minutes and have no target of their own, such as a thousand random agents
-	@.venv/bin/python -m pytest $(SPREAD) -m long \
+	@.venv/bin/python -m pytest $(LONG_OF) $(SPREAD) -m long \
 		--ignore tests/integration/runs/test_crash.py --ignore tests/integration/runs/test_soak.py \
 		$(addprefix --ignore ,$(OF_TEMPLATES)) $(PYTEST_ARGS)
+
+test-long-units: LONG_OF := tests/unit
+test-long-units: test-long  ## Those of one module each
+test-long-runs: LONG_OF := tests/integration
+test-long-runs: test-long  ## Those of whole runs
 
 OF_TEMPLATES := tests/unit/training/update/test_template_rows.py tests/unit/core/chat/test_reply_formats.py \
 	tests/unit/core/chat/test_trl_templates.py tests/unit/training/sft/test_demonstrations.py
@@ -120,8 +125,8 @@ test-browser: setup  ## The report pages in headless Chromium, with axe-core; in
 SLOW_0 := test-torch-linears test-quantization test-trackers test-schema test-tau2
 SLOW_1 := test-avx2 test-thorough test-browser test-openenv test-renderers
 SLOW_2 := test-crash test-llm test-templates
-SLOW_3 := test-soak test-long
-SLOW_4 := test-faults test-vllm
+SLOW_3 := test-soak test-long-units
+SLOW_4 := test-faults test-vllm test-long-runs
 
 slow: $(SLOW_$(SHARE))  ## One fifth of the targets above that take minutes: SHARE=0 to 4
 	@test -n "$(SLOW_$(SHARE))" || { echo 'SHARE must be 0 to 4, got "$(SHARE)": make slow SHARE=0' >&2; exit 2; }

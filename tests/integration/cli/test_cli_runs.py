@@ -56,6 +56,7 @@ def test_paths_of_a_file_start_from_its_folder_and_runs_go_where_the_command_is(
     assert config["reward"] == {"name": f"{desk}/{RUN['reward']}"}
 
 
+@pytest.mark.long
 def test_train_shows_how_far_it_has_come_before_between_and_after(
     desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,6 +87,7 @@ def test_a_run_is_resumed_from_anywhere(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_run_begun_without_measuring_does_not_measure_when_it_goes_on(
     desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -250,6 +252,7 @@ def test_a_run_without_a_checkpoint_is_no_model(tmp_path: Path) -> None:
         load_model_and_tokenizer(str(run.path))
 
 
+@pytest.mark.long
 async def test_conversations_logged_before_a_kill_are_not_logged_twice(desk: Path, tmp_path: Path) -> None:
     config = load_experiment(desk / "measured.yaml", {"training.output_dir": str(tmp_path)})
     async with Experiment(config) as first:
@@ -340,6 +343,7 @@ async def test_leaving_an_experiment_closes_what_it_holds(desk: Path, tmp_path: 
         await experiment.trainer.step()
 
 
+@pytest.mark.long
 def test_a_measurement_with_several_tries_is_a_table_and_a_file(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

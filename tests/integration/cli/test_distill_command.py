@@ -53,6 +53,7 @@ def of_words(folder: Path, **more: Any) -> str:
     )
 
 
+@pytest.mark.long
 def test_a_teacher_s_words_are_imitated_in_a_run_folder(desk, capsys):
     assert main(["distill", of_words(desk, samples=2, temperature=1.0), "--seed", "3"]) == 0
     printed = capsys.readouterr().out
@@ -73,6 +74,7 @@ def test_a_teacher_s_words_are_imitated_in_a_run_folder(desk, capsys):
     assert RunLog.open(run).summary()["steps"] == 3
 
 
+@pytest.mark.long
 def test_what_a_teacher_said_is_not_asked_again(desk, capsys):
     command = ["distill", of_words(desk), "--no-eval", "--conversations", "kept.jsonl"]
     assert main(command) == 0
@@ -84,6 +86,7 @@ def test_what_a_teacher_said_is_not_asked_again(desk, capsys):
     assert "before: " not in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_a_teacher_s_log_probs_are_followed_in_a_run_folder(desk, capsys):
     training = {**RUN["training"], "distillation": {"teacher": "./teacher"}}
     assert main(["distill", write(desk, training=training), "--max-steps", "1"]) == 0

@@ -19,6 +19,7 @@ from stateset_agents.cli.health.trial import trial_findings
 from stateset_agents.sandbox import levels
 from stateset_agents.tracking.diagnostics import Finding
 from stateset_agents.training.update.learner import Learner
+from stateset_agents.training.update.protocol import Learned
 
 
 def doctor(folder: Path, *arguments: str, hidden: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
@@ -53,6 +54,7 @@ def test_it_finds_this_machine_able_to_train(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["stubs"]  # nothing is left behind
 
 
+@pytest.mark.long
 def test_a_broken_machine_is_told_line_by_line_and_fails(tmp_path: Path) -> None:
     (tmp_path / "a-file").write_text("")
     done = doctor(tmp_path, "--output-dir", "a-file/runs", hidden=("torch", "peft", "mcp"))
@@ -108,10 +110,10 @@ def test_more_threads_than_cores_are_warned_of(tmp_path: Path) -> None:
 
 
 def test_a_training_step_that_does_nothing_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    def update(self: Learner, samples: Any, *, step: int) -> dict[str, float]:
-        return {"optimizer/grad_norm": 1.0}
+    def learn(self: Learner, batch: Any, *, step: int) -> Learned:
+        return Learned({"optimizer/grad_norm": 1.0})
 
-    monkeypatch.setattr(Learner, "update", update)
+    monkeypatch.setattr(Learner, "learn", learn)
     *well, last = trial_findings()
     assert [finding.verdict for finding in well] == ["ok", "ok"]
     assert (last.check, last.verdict) == ("training step", "fail")
@@ -120,10 +122,10 @@ def test_a_training_step_that_does_nothing_is_a_failure(monkeypatch: pytest.Monk
 
 @pytest.mark.long
 def test_an_exception_of_the_installation_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def update(self: Learner, samples: Any, *, step: int) -> dict[str, float]:
+    def learn(self: Learner, batch: Any, *, step: int) -> Learned:
         raise RuntimeError("CUDA error:\nno kernel image is available")
 
-    monkeypatch.setattr(Learner, "update", update)
+    monkeypatch.setattr(Learner, "learn", learn)
     *_, last = trial_findings()
     assert (last.check, last.verdict) == ("training step", "fail")
     assert last.seen == "RuntimeError: CUDA error: no kernel image is available"

@@ -42,6 +42,7 @@ DESK = {
 }
 
 
+@pytest.mark.long
 async def test_a_served_agent_has_the_conversations_and_the_success_that_it_has_here() -> None:
     desk, reward = RetailDesk(offer_tools=True), EnvironmentReward()
     scenarios = desk.scenarios("test")[:30]
@@ -90,6 +91,7 @@ def evaluated(*arguments: str) -> list[str]:
     return ["evaluate", "desk.yaml", "--temperature", "0", *arguments]
 
 
+@pytest.mark.long
 def test_the_command_tells_figures_tokens_and_costs_and_no_key(
     url: str, desk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -117,6 +119,7 @@ def test_the_command_tells_figures_tokens_and_costs_and_no_key(
     assert json.loads((desk / "there.json").read_text())["endpoint"]["num_requests"] == spent["num_requests"]
 
 
+@pytest.mark.long
 def test_compare_takes_an_endpoint_on_either_side(
     url: str, desk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -224,6 +227,7 @@ async def honest(request: web.Request) -> web.Response:
     return web.json_response(answer({**reply, "content": reply["content"] or None}))
 
 
+@pytest.mark.long
 async def test_verdicts_on_long_calls_with_many_tools_are_those_of_the_same_agent_here() -> None:
     desk = RetailDesk(families="full")
     scenarios = spread(desk.scenarios("test"), 28)

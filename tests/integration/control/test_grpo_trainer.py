@@ -123,6 +123,7 @@ async def test_the_network_learns_and_is_judged_in_the_mode_that_it_was_in(tmp_p
     assert last["learning_rate"] < 0.01 / 50  # nearly all steps are made, however many updates they were
 
 
+@pytest.mark.long
 async def test_passing_a_multiple_evaluates_and_saves_under_the_names_of_the_document(tmp_path) -> None:
     heard = []
 

@@ -52,6 +52,7 @@ def ended_twice_alike(whole: StudyFolder, ended: StudyFolder) -> None:
     assert "curriculum: worst task's final score of task against PPO" in reports[0]
 
 
+@pytest.mark.long
 def test_a_study_that_was_ended_goes_on_and_gives_the_same_table(tmp_path: Path) -> None:
     def stop(cell: Cell, number: int, cells: int) -> None:
         raise InterruptedError(f"after cell {number} of {cells}")

@@ -40,6 +40,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return str(folder)
 
 
+@pytest.mark.long
 async def test_every_kind_of_words_is_answered_or_refused_in_one_line(model: str) -> None:
     async with MultiTurnAgent(AgentConfig(model_name=model, max_new_tokens=5)) as agent:
         for kind, words in WORDS.items():

@@ -115,6 +115,7 @@ async def test_with_one_user_waiting_two_seconds_the_other_seven_conversations_f
     await agent.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("max_concurrent", [4, pytest.param(64, marks=pytest.mark.long)])
 async def test_random_delays_leave_every_token_as_it_was(max_concurrent: int) -> None:
     dice = random.Random()  # unseeded on purpose: no two runs wait alike

@@ -107,6 +107,7 @@ async def test_a_cancelled_reader_frees_its_slot(paused: threading.Event) -> Non
         assert sampled(agent) <= 21
 
 
+@pytest.mark.long
 async def test_streams_run_side_by_side() -> None:
     async with make_agent(max_new_tokens=40) as agent, make_agent(max_new_tokens=40) as other:
 
@@ -142,6 +143,7 @@ async def replies(agent: MultiTurnAgent) -> list[Completion]:
     return [turn.completion for group in groups for t in group.trajectories for turn in t.turns]
 
 
+@pytest.mark.long
 async def test_a_stop_string_ends_rollouts_the_same_way_every_time() -> None:
     async with make_agent(max_new_tokens=40) as agent:
         free = await replies(agent)

@@ -132,6 +132,7 @@ async def test_a_candidate_that_crashes_is_rolled_back_and_no_reply_is_lost(tmp_
     assert 10 <= arm["unsafe_answers"] == arm["answers"] <= 10 + 2 * AT_ONCE
 
 
+@pytest.mark.long
 async def test_a_candidate_that_is_ten_times_slower_is_rolled_back(tmp_path: Path) -> None:
     candidate = ScriptedBackend(says("candidate"), delay=0.3)
     plan = {**PLAN, "shadow_answers": 0, "guards": {"latency": 0.25}}
@@ -141,6 +142,7 @@ async def test_a_candidate_that_is_ten_times_slower_is_rolled_back(tmp_path: Pat
     assert "candidate" in {reply for talk in found.replies for reply in talk}  # late, and sent
 
 
+@pytest.mark.long
 async def test_a_candidate_that_is_slower_in_shadow_never_answers(tmp_path: Path) -> None:
     candidate = ScriptedBackend(says("candidate"), delay=0.3)
     plan = {**PLAN, "shadow_answers": 100, "guards": {"latency": 0.25}}

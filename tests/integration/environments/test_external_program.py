@@ -419,6 +419,7 @@ def test_what_cannot_work_is_refused_at_once(arguments, words):
         ExternalProgram(**{"command": [sys.executable], "scenarios": TASKS, **arguments})
 
 
+@pytest.mark.long
 async def test_a_trainer_trains_on_it_as_on_any_other_and_alike_each_time(tmp_path):
     command = program(tmp_path, "say(task['opening']); say('go on'); end(reward=0.0)")
     tasks = [{"id": f"t{n}", "opening": word} for n, word in enumerate(("hi", "hello"))]

@@ -340,8 +340,8 @@ async def goes_on_as(whole, trainer, folder, **settings):
 SETTINGS = {"max_steps": 4, "eval_steps": 2, "eval_episodes": 3, "save_steps": 0}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["callback", "checkpoint", "evaluation", "pause"])
-@pytest.mark.first(1)
 async def test_cancelled_anywhere_nothing_is_lost(tmp_path, where):
     whole = make_trainer(tmp_path, **SETTINGS)
     await whole.train()
@@ -550,6 +550,7 @@ class SetsConfig(Callback):
                 self.trainer.request_stop()
 
 
+@pytest.mark.long
 async def test_settings_that_a_callback_gives_hold_from_the_next_step_on(tmp_path):
     longer = SetsConfig(num_episodes=8, save_total_limit=3)
     trainer = make_trainer(tmp_path, num_episodes=4, max_steps=None, save_steps=1, save_total_limit=1)
@@ -561,6 +562,7 @@ async def test_settings_that_a_callback_gives_hold_from_the_next_step_on(tmp_pat
     await trainer.close()
 
 
+@pytest.mark.long
 async def test_overlapped_rollouts_go_on_with_settings_that_a_callback_gives(tmp_path):
     trainer = make_trainer(tmp_path, max_steps=3, max_staleness=1)
     trainer.callbacks.append(SetsConfig(stops=True, max_steps=4))

@@ -114,6 +114,7 @@ async def test_the_cards_of_a_run_are_read_by_the_hub_s_library_and_say_what_the
             assert str(tmp_path) not in file.read_text(), file
 
 
+@pytest.mark.long
 async def test_a_resumed_run_writes_the_same_cards_byte_by_byte(tmp_path):
     found = []
     for name, steps in (("whole", (2,)), ("parts", (1, 2))):
@@ -133,6 +134,7 @@ class SavesAtTheEnd(Callback):
         await trainer.agent.save_pretrained(trainer.run.path / "saved")
 
 
+@pytest.mark.long
 async def test_a_longer_run_s_card_has_no_figures_of_the_shorter_one(tmp_path):
     run = await run_of(tmp_path, steps=(1,), **{"training.max_steps": 1})
     assert "after" in RunLog(run).summary()
@@ -150,6 +152,7 @@ async def test_a_longer_run_s_card_has_no_figures_of_the_shorter_one(tmp_path):
     assert table(kept)[name][1] != "-"
 
 
+@pytest.mark.long
 async def test_a_saved_agent_s_card_names_the_hub_s_model_through_any_number_of_trainings(tmp_path):
     agent = make_agent()
     agent.backend.model.name_or_path = "some-lab/small-llama"

@@ -28,6 +28,7 @@ async def stopped_after(folder, steps, **settings):
     return trainer.run
 
 
+@pytest.mark.long
 async def test_a_run_whose_checkpoints_are_gone_is_not_wiped(tmp_path):
     run = await stopped_after(tmp_path, 2)
     shutil.rmtree(run.checkpoints)
@@ -65,6 +66,7 @@ async def test_a_run_that_goes_on_can_not_be_resumed_beside_it(tmp_path):
     await second.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("schedule", "then", "now", "changed"),
     [
@@ -84,7 +86,6 @@ async def test_a_run_that_goes_on_can_not_be_resumed_beside_it(tmp_path):
         ({"lr_scheduler_type": "linear"}, {"max_steps": 3}, {"max_steps": 3, "num_episodes": 6}, False),
     ],
 )
-@pytest.mark.first(1)
 async def test_another_length_is_said_where_the_schedule_follows_it(
     tmp_path, caplog, schedule, then, now, changed
 ):
@@ -102,6 +103,7 @@ async def test_another_length_is_said_where_the_schedule_follows_it(
     await whole.close()
 
 
+@pytest.mark.long
 async def test_a_stopped_trainer_says_how_to_go_on(tmp_path):
     agent = make_agent()
     trainer = make_trainer(tmp_path, agent=agent)
@@ -117,6 +119,7 @@ async def test_a_stopped_trainer_says_how_to_go_on(tmp_path):
     await again.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("log_rollouts", [True, False])
 async def test_validation_conversations_are_logged_as_such(tmp_path, log_rollouts):
     trainer = make_trainer(tmp_path, max_steps=2, eval_steps=1, eval_episodes=3, log_rollouts=log_rollouts)
@@ -128,6 +131,7 @@ async def test_validation_conversations_are_logged_as_such(tmp_path, log_rollout
     await trainer.close()
 
 
+@pytest.mark.long
 async def test_a_cancelled_resume_is_whole(tmp_path):
     run = await stopped_after(tmp_path, 2)
     again = make_trainer(tmp_path, run=run)
@@ -169,6 +173,7 @@ async def test_a_checkpoint_is_not_loaded_under_a_step(tmp_path):
     await trainer.close()
 
 
+@pytest.mark.long
 async def test_a_long_log_is_cut_while_the_event_loop_goes_on(tmp_path):
     run = await stopped_after(tmp_path, 2)
     line = run.rollouts.read_bytes().splitlines(keepends=True)[-1]
@@ -212,6 +217,7 @@ class SavesEachStep(Callback):
         self.evaluated.set()
 
 
+@pytest.mark.long
 async def test_an_evaluation_that_a_kill_cut_off_from_its_checkpoint_is_logged_once(tmp_path):
     settings = {"max_steps": 2, "eval_steps": 1, "eval_episodes": 2}
     whole = make_trainer(tmp_path, **settings)
@@ -241,6 +247,7 @@ def logged(trainer):
     return [(line.step, sorted(line.values)) for line in RunLog(trainer.run).metrics()]
 
 
+@pytest.mark.long
 async def test_a_checkpoint_whose_replacement_was_cut_is_put_back(tmp_path):
     run = await stopped_after(tmp_path, 2)
     only = run.checkpoints / "step-000002"
@@ -254,6 +261,7 @@ async def test_a_checkpoint_whose_replacement_was_cut_is_put_back(tmp_path):
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-000002", "step-000003"]
 
 
+@pytest.mark.long
 async def test_more_failed_steps_may_be_allowed_on_resuming(tmp_path):
     run = await stopped_after(tmp_path, 2)
     again = make_trainer(tmp_path, run=run, max_failed_steps=9)

@@ -125,8 +125,8 @@ def left_by(trainer: MultiTurnGRPOTrainer) -> list[Any]:
 # ------------------------------------------------------------------------------------- several rows
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.first(1)
 async def test_a_run_that_was_cut_in_the_middle_of_rows_goes_on_bit_by_bit(tmp_path: Path, mode: str) -> None:
     whole = await run_whole(tmp_path / "whole", MODES[mode])
     metrics, rollouts = left_by(whole)
@@ -215,6 +215,7 @@ async def test_a_training_keeps_the_day_on_which_it_began(tmp_path: Path, today:
     assert same_bits(snapshot(over_midnight), snapshot(whole))
 
 
+@pytest.mark.long
 async def test_trainers_of_one_agent_tell_each_its_own_day(tmp_path: Path, today: Any) -> None:
     first = await stopped_after_one(tmp_path, DATED)
     today(TUESDAY)
@@ -236,6 +237,7 @@ async def test_trainers_of_one_agent_tell_each_its_own_day(tmp_path: Path, today
     await resumed.close()
 
 
+@pytest.mark.long
 async def test_a_run_that_did_not_keep_its_day_tells_that_of_the_resume(tmp_path: Path, today: Any) -> None:
     old = await stopped_after_one(tmp_path, DATED, knows=False)
     assert date_in_state(old) is None

@@ -333,7 +333,7 @@ print(usable_precision({!r}, torch.device("cpu")))
 """
 
 
-@pytest.mark.first(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("precision", "isa", "reason"),
     [

@@ -178,6 +178,7 @@ def test_metrics_are_of_the_last_pass_and_the_ratio_begins_at_one():
     assert {"loss/policy", "kl/old", "policy/clip_fraction_high", "optimizer/grad_norm"} <= metrics.keys()
 
 
+@pytest.mark.long
 def test_the_critic_learns_what_a_state_is_worth():
     environment = BatchedCartPole()
     policy = MlpPolicy(environment.spec, critic=True)

@@ -110,6 +110,7 @@ def test_demonstrations_are_the_same_for_a_seed_and_others_for_another() -> None
     assert first != demonstrations(12, seed=1)
 
 
+@pytest.mark.long
 def test_no_id_wording_or_item_of_the_held_out_splits_stands_in_a_training_text() -> None:
     shown = demonstrations(600, seed=0)
     texts = "\n".join(
@@ -190,6 +191,7 @@ def test_the_same_seed_and_threads_give_the_same_bytes(tmp_path: Path) -> None:
     assert digests(tmp_path / "a")["model.safetensors"] != digests(tmp_path / "c")["model.safetensors"]
 
 
+@pytest.mark.long
 def test_the_verb_builds_a_folder_and_says_what_it_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

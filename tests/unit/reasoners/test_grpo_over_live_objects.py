@@ -135,6 +135,7 @@ async def test_a_reply_without_a_reward_does_not_train() -> None:
         assert float(trainer.compute_loss(group)["mean_reward"]) == 2.0
 
 
+@pytest.mark.long
 async def test_replies_are_regrouped_by_prompt_one_in_each_slot() -> None:
     model, tokenizer = tiny_model("llama"), tiny_tokenizer().hf
     before = [parameter.clone() for parameter in model.parameters()]
@@ -309,6 +310,7 @@ async def test_a_skip_of_0_skips_none_and_a_high_one_all() -> None:
         assert all(torch.equal(*pair) for pair in zip(before, weights(trainer), strict=True))
 
 
+@pytest.mark.long
 async def test_a_skip_leaves_out_exactly_the_replies_near_0() -> None:
     async with trainer_of(_Half(), kl_coef=0.0, advantage_skip=0.1) as trainer:
         [group] = await trainer.generate_groups(["ab"])  # advantages None, -1.22, 0, 1.22

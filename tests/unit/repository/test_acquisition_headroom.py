@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from scripts import acquisition_curriculum, acquisition_policy
 from scripts import acquisition_headroom as script
@@ -42,6 +43,7 @@ def test_what_is_saved_is_paired_and_a_share() -> None:
     assert acquisition_policy.saved(mine + np.array([0.1, 0.0, -0.1]), other, 5.0).startswith("+10.0% [+")
 
 
+@pytest.mark.long
 def test_lookahead_s_gain_and_time_are_measured() -> None:
     ahead, policy = acquisition_policy.against_lookahead({"0": AcquisitionPolicyNetwork()}, 4)
     assert ahead.startswith("lookahead: ")
@@ -50,6 +52,7 @@ def test_lookahead_s_gain_and_time_are_measured() -> None:
     assert " of lookahead's gain, " in policy
 
 
+@pytest.mark.long
 def test_a_curriculum_and_plain_training_are_paired() -> None:
     plain, other = (row.strip("| ").split(" | ") for row in acquisition_curriculum.rows(0, 1, 4))
     assert [plain[1], other[1]] == ["plain", "curriculum"]

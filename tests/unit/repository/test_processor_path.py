@@ -33,6 +33,7 @@ def test_the_command_runs_on_the_forced_path(script: ModuleType, capfd: pytest.C
     assert "in avx2" in said
 
 
+@pytest.mark.long
 def test_a_path_that_was_not_taken_starts_nothing(
     script: ModuleType, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

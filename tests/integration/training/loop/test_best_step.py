@@ -58,6 +58,7 @@ async def make_stopped_again(folder, trainer):
         await again.close()
 
 
+@pytest.mark.long
 async def test_more_patience_goes_on_from_an_early_stop(tmp_path):
     trainer = make_trainer(tmp_path, **IMPATIENT)
     await trainer.train()
@@ -156,6 +157,7 @@ COOLING = {
 }
 
 
+@pytest.mark.long
 async def test_the_temperature_follows_the_reward_and_the_log_probs_follow_it(tmp_path):
     trainer = make_trainer(tmp_path, **COOLING)
     await trainer.train()
@@ -166,6 +168,7 @@ async def test_the_temperature_follows_the_reward_and_the_log_probs_follow_it(tm
     await trainer.close()
 
 
+@pytest.mark.long
 async def test_a_resumed_run_goes_on_at_its_temperature(tmp_path):
     whole = make_trainer(tmp_path, **COOLING)
     await whole.train()

@@ -190,8 +190,8 @@ async def test_another_seed_or_no_dropout_is_another_run(tmp_path: Path) -> None
 # ---------------------------------------------------------------------------- what a trained run has stored
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["gpt2", "llama", "qwen3"])
-@pytest.mark.first(1)
 async def test_stored_log_probs_are_those_of_a_fresh_full_forward_after_four_turns(
     tmp_path: Path, family: str
 ) -> None:

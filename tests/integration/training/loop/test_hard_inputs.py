@@ -316,6 +316,7 @@ def command(desk: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_a_reward_that_hangs_in_a_thread_keeps_neither_the_run_nor_the_process(
     desk: Path, tmp_path: Path
 ) -> None:
@@ -377,6 +378,7 @@ def test_a_full_disk_is_one_line_and_leaves_no_torn_file(
     assert not [path for path in run.rglob("*") if path.name.startswith(".") and path.name != ".lock"]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_at_the_desk")
 def test_a_disk_that_fills_up_keeps_what_is_there_and_the_run_goes_on_when_it_is_freed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -55,7 +55,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.first(1)
+@pytest.mark.long
 @pytest.mark.parametrize("verb", ["train", "train by TRL", "evaluate"])
 def test_a_run_with_tools_that_are_not_listed_is_refused_unless_that_is_allowed(
     verb: str, folder: Path, capsys: pytest.CaptureFixture[str]

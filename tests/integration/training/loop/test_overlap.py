@@ -152,6 +152,7 @@ async def test_rollouts_go_on_during_updates_and_every_scenario_trains_once_in_o
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
+@pytest.mark.long
 async def test_the_log_has_a_timeline_of_groups_and_updates(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, environment=Slow(), max_steps=3, **OVERLAP)
     await trainer.train()
@@ -184,6 +185,7 @@ async def test_without_staleness_the_log_has_the_same_timeline(tmp_path: Path) -
     await trainer.close()
 
 
+@pytest.mark.long
 async def test_every_scenario_meets_the_users_that_it_meets_without_overlap(tmp_path: Path) -> None:
     met = []
     for staleness in (0, 1):
@@ -196,6 +198,7 @@ async def test_every_scenario_meets_the_users_that_it_meets_without_overlap(tmp_
     assert met[0] == met[1]
 
 
+@pytest.mark.long
 async def test_no_more_conversations_are_open_than_max_concurrent(tmp_path: Path) -> None:
     environment = Slow()
     trainer = make_trainer(tmp_path, environment=environment, max_steps=4, max_concurrent=3, **OVERLAP)
@@ -370,6 +373,7 @@ async def test_weights_that_change_within_a_forward_would_show() -> None:
 # ------------------------------------------------------------------------------ pause, stop, cancel, resume
 
 
+@pytest.mark.long
 async def test_a_pause_ends_what_is_under_way_and_begins_nothing(tmp_path: Path) -> None:
     environment = Slow(seconds=0.05)
     trainer = make_trainer(tmp_path, environment=environment, max_steps=6, **OVERLAP)
@@ -415,7 +419,7 @@ async def test_a_pause_waits_for_conversations_and_a_stop_does_not(tmp_path: Pat
     await trainer.close()
 
 
-@pytest.mark.first(1)
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["request_stop", "cancel"])
 async def test_a_stop_cancels_what_is_under_way_and_a_resume_plays_it_again(tmp_path: Path, how: str) -> None:
     environment = Slow(seconds=0.03)
@@ -446,6 +450,7 @@ async def test_a_stop_cancels_what_is_under_way_and_a_resume_plays_it_again(tmp_
     await again.close()
 
 
+@pytest.mark.long
 async def test_after_a_crash_every_scenario_has_trained_once(tmp_path: Path) -> None:
     """What a kill leaves on disk, taken as a copy in mid-step, with a checkpoint two steps back."""
     trainer = make_trainer(
@@ -476,6 +481,7 @@ async def test_after_a_crash_every_scenario_has_trained_once(tmp_path: Path) -> 
     await again.close()
 
 
+@pytest.mark.long
 async def test_a_resume_keeps_what_its_checkpoint_s_step_left_in_the_log(tmp_path: Path) -> None:
     """Conversations of the next steps end while a step's evaluation and checkpoint are under way."""
     settings = {**OVERLAP, "save_steps": 1, "eval_steps": 1, "eval_episodes": 2}
@@ -533,6 +539,7 @@ async def test_evaluations_checkpoints_and_the_best_step_go_along(tmp_path: Path
     await trainer.close()
 
 
+@pytest.mark.long
 async def test_a_checkpoint_that_is_loaded_in_between_begins_the_pipeline_anew(tmp_path: Path) -> None:
     trainer = make_trainer(
         tmp_path, environment=Slow(), max_steps=4, eval_steps=2, eval_episodes=2, **OVERLAP
@@ -552,6 +559,7 @@ async def test_a_checkpoint_that_is_loaded_in_between_begins_the_pipeline_anew(t
     await trainer.close()
 
 
+@pytest.mark.long
 async def test_a_step_by_hand_in_between_begins_the_pipeline_anew(tmp_path: Path) -> None:
     """One that changes no weights, too: its groups would train twice."""
     trainer = make_trainer(
@@ -628,6 +636,7 @@ async def same_for_most(trajectory: Any) -> float:
     return 0.1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("staleness", [0, 1])
 async def test_groups_without_signal_are_replaced_until_the_batch_is_full(
     tmp_path: Path, staleness: int
@@ -664,6 +673,7 @@ async def all_the_same(trajectory: Any) -> float:
     return 1.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("staleness", [0, 1])
 async def test_when_all_groups_are_alike_the_limit_ends_the_search(tmp_path: Path, staleness: int) -> None:
     trainer = make_trainer(

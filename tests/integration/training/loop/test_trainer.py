@@ -69,6 +69,7 @@ async def test_a_run_leaves_metrics_rollouts_checkpoint_and_summary(tmp_path):
     assert AutoTokenizer.from_pretrained(trainer.run.checkpoints / "step-000003" / "model")("hi").input_ids
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("settings", "lines"), [({}, 3), ({"progress": False}, 0)])
 async def test_a_program_prints_a_line_a_step_on_stderr_unless_told_not_to(tmp_path, capsys, settings, lines):
     async with make_agent() as agent:
@@ -157,6 +158,7 @@ async def test_on_the_first_pass_the_ratio_is_one_at_the_temperature_of_the_roll
         assert line["policy/ratio"] == pytest.approx(1.0, abs=1e-5)
 
 
+@pytest.mark.long
 async def test_num_episodes_ends_the_run_with_a_short_last_step(tmp_path):
     trainer = make_trainer(tmp_path, max_steps=None, num_episodes=5)
     await trainer.train()
@@ -204,6 +206,7 @@ async def test_a_resumed_run_ends_bit_equal_with_dropout_on(tmp_path, kl):
     assert after.summary()["deterministic"]
 
 
+@pytest.mark.long
 async def test_resuming_an_older_checkpoint_drops_what_came_after_it(tmp_path):
     whole, straight = await trained(tmp_path, max_steps=4, save_steps=1, save_total_limit=9)
     (straight.run.checkpoints / "step-000004" / "state.json").write_text("torn")
@@ -229,6 +232,7 @@ async def refusal(folder, run, **settings):
     return str(caught.value)
 
 
+@pytest.mark.long
 async def test_a_checkpoint_of_another_run_is_refused_and_nothing_is_lost(tmp_path):
     _, trainer = await trained(tmp_path, max_steps=3)
     run = trainer.run
@@ -245,6 +249,7 @@ async def test_a_checkpoint_of_another_run_is_refused_and_nothing_is_lost(tmp_pa
     assert after.step_number == 4
 
 
+@pytest.mark.long
 async def test_another_thread_count_is_allowed_and_said(tmp_path, caplog):
     _, trainer = await trained(tmp_path, max_steps=1)
     threads = torch.get_num_threads()
@@ -271,6 +276,7 @@ async def test_a_run_killed_before_its_first_checkpoint_begins_again(tmp_path):
 # ------------------------------------------------------------------------------ evaluation and set-up
 
 
+@pytest.mark.long
 async def test_validation_runs_every_eval_steps_and_changes_no_weight(tmp_path):
     plain, _ = await trained(tmp_path, max_steps=4)
     watched, trainer = await trained(tmp_path, max_steps=4, eval_steps=2, eval_episodes=3)
@@ -390,6 +396,7 @@ async def test_two_trainings_of_one_trainer_at_once_are_refused(tmp_path):
     await trainer.close()
 
 
+@pytest.mark.long
 async def test_a_run_folder_stands_for_its_newest_checkpoint(tmp_path):
     first = make_trainer(tmp_path, max_steps=2)
     await first.train()
@@ -416,6 +423,7 @@ async def test_a_plain_function_may_be_the_reward(tmp_path):
         make_trainer(tmp_path, reward=0.5)
 
 
+@pytest.mark.long
 async def test_running_statistics_of_a_reward_move_once_a_step_and_are_resumed_bit_equal(tmp_path):
     whole = make_trainer(tmp_path, reward=NormalizedReward(even_share), eval_steps=1)
     async with whole:

@@ -131,6 +131,7 @@ async def test_steps_without_a_usable_group_are_borne_until_too_many_come_in_a_r
     assert trainer.learner.optimization.num_updates == 2
 
 
+@pytest.mark.long
 async def test_a_resumed_run_remembers_how_many_steps_failed(tmp_path):
     settings = {"max_steps": 9, "max_failed_steps": 3, "episode_retries": 0, "save_steps": 1, **AT_ONCE}
     trainer = make_trainer(tmp_path, environment=Watched(lambda call: call > 8), **settings)
@@ -152,6 +153,7 @@ class Hears(Callback):
         self.heard.append((step, finding))
 
 
+@pytest.mark.long
 async def test_an_outage_that_does_not_end_is_waited_for_once_and_stops_with_its_cause(tmp_path):
     environment = Watched(lambda call: call > 16)
     patient = {"breaker_failures": 3, "breaker_pause": 0.05, "outage_patience": 0.3, "episode_retries": 0}
@@ -237,6 +239,7 @@ def raises(error):
     return look
 
 
+@pytest.mark.long
 async def test_a_reward_that_cannot_note_its_scores_is_a_line_and_the_step_is_whole(tmp_path, caplog):
     trainer = make_trainer(tmp_path, reward=Observes(raises(OSError("the database is away"))), max_steps=2)
     await trainer.train()
@@ -340,8 +343,8 @@ async def test_cancelled_in_the_middle_of_a_rollout_it_leaves_the_last_whole_ste
     await goes_on(tmp_path, trainer, whole)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("times", [1, 3])
-@pytest.mark.first(1)
 async def test_cancelled_in_the_middle_of_an_update_it_finishes_the_step(tmp_path, times):
     whole = await straight(tmp_path, 4)
     trainer = make_trainer(tmp_path, **dropping())

@@ -58,6 +58,7 @@ async def test_a_step_beside_another_trainers_training_is_refused(tmp_path):
     await other.close()
 
 
+@pytest.mark.long
 async def test_trainers_that_take_turns_each_sample_from_their_own_weights(tmp_path):
     agent = make_agent()
     one = make_trainer(tmp_path, agent=agent, **STEEP)
@@ -77,6 +78,7 @@ async def test_trainers_that_take_turns_each_sample_from_their_own_weights(tmp_p
     await other.close()
 
 
+@pytest.mark.long
 async def test_a_training_that_ended_with_its_best_weights_goes_on_from_its_last(tmp_path):
     settings = {"eval_steps": 1, "eval_episodes": 4, "load_best_at_end": True, **STEEP}
     trainer = make_trainer(tmp_path, environment=Watched(), **settings)

@@ -79,6 +79,7 @@ async def test_the_loss_falls_and_the_run_folder_tells_it(tmp_path):
     assert trainer.run.report.is_file()
 
 
+@pytest.mark.long
 async def test_the_agent_ends_with_the_lowest_held_out_loss_unless_told_otherwise(tmp_path):
     for load_best in (True, False):
         agent = make_agent()
@@ -130,6 +131,7 @@ async def test_a_stopped_run_goes_on_bit_by_bit(tmp_path, more):
     assert steps == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.long
 async def test_a_checkpoint_of_other_conversations_is_refused(tmp_path):
     trainer, _ = await trained(tmp_path)
     other = SFTTrainer(make_agent(), CHATS[1:], settings(tmp_path), run=trainer.run)
@@ -169,6 +171,7 @@ async def test_a_config_and_settings_are_refused_together(tmp_path):
         await sft(make_agent(), CHATS, SFTConfig(), max_steps=2)
 
 
+@pytest.mark.long
 async def test_a_run_s_best_conversations_are_imitated_as_they_were_sampled(tmp_path):
     agent = make_agent()
     config = TrainingConfig(

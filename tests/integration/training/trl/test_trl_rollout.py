@@ -16,6 +16,7 @@ from stateset_agents.training.trl_grpo_trainer import make_trl_rollout
 from stateset_agents.types.errors import ConfigurationError
 
 
+@pytest.mark.long
 async def test_a_trainer_of_one_s_own_trains_our_conversations(tmp_path):
     """The test is a coroutine, so TRL calls the rollout where a loop runs."""
     seen = []

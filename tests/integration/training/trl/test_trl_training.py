@@ -143,6 +143,7 @@ async def test_what_trl_cannot_follow_is_said_before_anything_is_loaded(tmp_path
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.long
 async def test_an_error_inside_trl_ends_the_training_and_is_told(tmp_path):
     agent = make_agent()
     trainer = TrlGRPOTrainer(agent, make_environment(), even_share, config(tmp_path))
@@ -207,6 +208,7 @@ async def test_trl_s_own_generation_plays_the_same_kind_of_conversations(tmp_pat
         assert sizes == [8, 8] * 2  # two turns of eight conversations, each turn in one call
 
 
+@pytest.mark.long
 async def test_the_desk_s_file_trains_an_adapter_and_its_checkpoint_is_a_model(tmp_path):
     run = await step_of_example("desk_with_trl.yaml", tmp_path)
     assert load_experiment(run.path).trl == TrlSettings()

@@ -140,6 +140,7 @@ async def test_few_bits_without_bitsandbytes_give_the_cure_before_there_is_a_run
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 async def test_the_desk_s_file_trains_an_adapter(tmp_path):
     run = await step_of_example("desk_with_lora.yaml", tmp_path)
     assert (run.checkpoints / "step-000001" / "adapter" / "adapter_config.json").is_file()

@@ -55,6 +55,7 @@ async def test_a_student_comes_near_its_teacher(folder, tmp_path):
     assert "kl/reference" not in lines[0]  # the teacher stands in its place
 
 
+@pytest.mark.long
 async def test_a_teacher_with_the_student_s_own_weights_says_nothing(folder, tmp_path):
     _, (first, *_) = await trained(tmp_path, told(folder, "same"), max_steps=1)
     assert first["kl/teacher"] == pytest.approx(0.0, abs=1e-5)
@@ -80,6 +81,7 @@ async def test_a_resumed_run_ends_with_the_same_bits(folder, tmp_path):
     await part.close()
 
 
+@pytest.mark.long
 async def test_a_run_does_not_go_on_under_another_teacher(folder, tmp_path):
     whole = make_trainer(tmp_path, max_steps=1, distillation=told(folder))
     await whole.train()
@@ -96,6 +98,7 @@ async def test_a_run_does_not_go_on_under_another_teacher(folder, tmp_path):
         await part.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "value", "given"),
     [
@@ -108,7 +111,6 @@ async def test_a_run_does_not_go_on_under_another_teacher(folder, tmp_path):
         ("dtype", "bf16", {}),
     ],
 )
-@pytest.mark.first(1)
 async def test_each_setting_changes_the_weights(folder, tmp_path, name, value, given):
     base = told(folder, **given)
     changed = {**base, name: str(folder / value) if name == "teacher" else value}
@@ -133,6 +135,7 @@ async def test_what_a_run_records_is_what_it_trained_on(folder, tmp_path):
     assert min(spreads) > 1  # a reward's advantage is one number
 
 
+@pytest.mark.long
 async def test_a_server_s_log_probs_teach_the_same(folder, tmp_path):
     here, lines = await trained(tmp_path / "here", told(folder), max_steps=1)
     async with VLLMServer(folder / "other") as server:

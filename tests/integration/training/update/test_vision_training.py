@@ -156,6 +156,7 @@ async def test_pictures_in_later_turns_are_seen_with_those_before(model: str) ->
     assert ids.count(tiny_vlm().config.image_token_id) == 2 * PLACES
 
 
+@pytest.mark.long
 async def test_a_template_that_reads_text_gets_the_image_token_in_it(tmp_path: Path) -> None:
     flat = TEMPLATE.replace(
         "{% for part in message.content %}{{ '<image>' if part.type == 'image' else part.text }}{% endfor %}",
@@ -183,6 +184,7 @@ async def test_a_picture_that_the_template_leaves_out_refuses_the_conversation(t
             agent.template.prompt([Message(role="user", content="x"), result])
 
 
+@pytest.mark.long
 async def test_demonstrations_with_pictures_are_imitated(model: str, tmp_path: Path) -> None:
     chats = []
     for shade, said in ((0, "a"), (128, "b")):
@@ -263,6 +265,7 @@ async def test_a_problem_of_text_and_picture_is_processed_and_trained() -> None:
         assert not torch.equal(before, weight)
 
 
+@pytest.mark.long
 async def test_a_frozen_encoder_stays_over_live_objects_and_a_path_is_read(tmp_path: Path) -> None:
     policy = tiny_vlm()
     (tmp_path / "a.png").write_bytes(png(0))

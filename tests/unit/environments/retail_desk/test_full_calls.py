@@ -311,6 +311,7 @@ async def test_a_return_of_the_whole_order_is_not_what_was_agreed():
 # Speed, forks, seeds
 
 
+@pytest.mark.long
 async def test_an_episode_takes_under_6_ms_and_a_fork_under_2():
     scenarios = DESK.scenarios("test")[:56]
     spoken = [await replies_of(scenario) for scenario in scenarios]

@@ -163,6 +163,7 @@ TEXTS = st.text(max_size=400) | st.sampled_from(HOSTILE)
 CHANGED = next(one for one in SCENARIOS if one.id == "desk-train-0-change_of_mind-1")
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @example((CHANGED, 38848, 0, 2))  # the honest agent finds that the item is no longer on the order
 @given(AGENTS)
@@ -177,6 +178,7 @@ def test_a_thousand_random_agents(agent):
     check(*agent)
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(SCENARIOS), st.lists(TEXTS, min_size=1, max_size=4))
 def test_no_text_changes_a_row_or_pays(scenario, texts):

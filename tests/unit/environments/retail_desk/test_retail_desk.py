@@ -85,6 +85,7 @@ async def test_each_bad_habit_alone_lowers_success_and_reward():
         assert statistics.mean(one.reward for one in bad) < 0.8, habit
 
 
+@pytest.mark.long
 async def test_messages_stay_short_enough_for_a_tiny_model():
     for number, scenario in enumerate(DESK.scenarios("train")[:300]):
         habits = Habits(

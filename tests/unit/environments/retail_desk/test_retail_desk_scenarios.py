@@ -3,6 +3,8 @@
 import re
 from collections import Counter
 
+import pytest
+
 from stateset_agents.environments.retail_desk import FAMILIES, HabitAgent, Habits, RetailDesk, catalog, play
 from stateset_agents.environments.retail_desk.database import Database
 from stateset_agents.environments.retail_desk.grading import answers_of
@@ -81,6 +83,7 @@ def test_held_out_openings_use_only_words_that_training_openings_use():
     assert words("test") | words("validation") <= words("train")
 
 
+@pytest.mark.long
 async def test_whole_training_conversations_hold_no_held_out_id_or_item():
     held_out = {*catalog.order_ids_of("test"), *catalog.order_ids_of("validation")}
     items = {*catalog.items_of("test"), *catalog.items_of("validation")}

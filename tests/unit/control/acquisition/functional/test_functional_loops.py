@@ -58,6 +58,7 @@ def test_states_are_those_that_the_policy_meets_from_start_to_end() -> None:
     assert after.environment.regret[7] == single.environment.regret[0]
 
 
+@pytest.mark.long
 def test_the_loop_logs_and_reuses_with_frozen_log_probs() -> None:
     lines: list[str] = []
     policy = AcquisitionPolicyNetwork(hidden=8)
@@ -103,6 +104,7 @@ def test_what_is_reused_is_the_same_object() -> None:
     assert seen[0] is seen[1] is not seen[2]
 
 
+@pytest.mark.long
 def test_a_curriculum_changes_models_and_settings_and_shares_the_experiments() -> None:
     widths: list[int] = []
 
@@ -142,6 +144,7 @@ def test_bonuses_reach_the_loop() -> None:
     assert paid.updates[0].mean_reward > plain.updates[0].mean_reward + 0.4
 
 
+@pytest.mark.long
 def test_it_learns_to_save_its_budget() -> None:
     policy = AcquisitionPolicyNetwork(hidden=16)
     config = SMALL.model_copy(update={"total_steps": 1500, "num_groups": 8, "group_size": 8})

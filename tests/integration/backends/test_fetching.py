@@ -111,6 +111,7 @@ def test_one_that_is_not_fetched_names_the_command(wheels: Path, capsys: pytest.
     )
 
 
+@pytest.mark.long
 def test_another_file_than_the_pinned_one_is_not_used(
     wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

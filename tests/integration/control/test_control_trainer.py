@@ -157,6 +157,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("waits", [(0.5,), pytest.param((0.3, 0.7, 0.15), marks=pytest.mark.long)])
 def test_a_killed_run_goes_on_with_the_same_bits(tmp_path, waits):
     def begun(folder):

@@ -37,6 +37,7 @@ async def until_idle(agent: MultiTurnAgent) -> None:
     raise AssertionError(f"{live(agent)} conversations still hold a slot")
 
 
+@pytest.mark.long
 async def test_the_pieces_laid_end_to_end_are_the_response() -> None:
     async with make_agent(max_new_tokens=150) as one, make_agent(max_new_tokens=150) as other:
         number = 0

@@ -42,6 +42,7 @@ def assert_kept_out(scaled: Any, moves: list[Any]) -> None:
     assert any(alert.startswith("kept in shadow: the policy is worse in") for alert in scaled.alerts)
 
 
+@pytest.mark.long
 async def test_a_trained_policy_replaces_the_autoscaler_and_a_ruined_one_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

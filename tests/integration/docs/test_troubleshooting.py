@@ -342,6 +342,7 @@ def test_every_row_of_the_page_is_what_the_program_says(told: dict[str, str]) ->
     assert [row for row in ROWS if not _pattern(row).search(said)] == []
 
 
+@pytest.mark.long
 def test_every_case_has_its_row(told: dict[str, str]) -> None:
     patterns = [_pattern(row) for row in ROWS]
     assert [case for case, text in told.items() if not any(p.search(text) for p in patterns)] == []

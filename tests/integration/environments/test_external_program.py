@@ -205,6 +205,7 @@ async def test_a_program_that_breaks_is_run_again(tmp_path):
     assert (one.status, one.reward) == (Status.TERMINATED, 1.0)
 
 
+@pytest.mark.long
 async def test_one_that_hangs_is_ended_with_all_it_started(tmp_path):
     pids = tmp_path / "pids"
     body = f"""

@@ -59,6 +59,7 @@ def interrupted(folder: Path) -> tuple[Path, list[str]]:
     return path, arguments
 
 
+@pytest.mark.long
 def test_ctrl_c_keeps_a_checkpoint_and_says_how_to_resume(tmp_path: Path) -> None:
     write_runs(tmp_path)
     _, arguments = interrupted(tmp_path)

@@ -216,6 +216,7 @@ def test_a_critic_by_task_needs_tasks():
 # ------------------------------------------------------------------------------------------ training
 
 
+@pytest.mark.long
 def test_a_training_by_parts_learns_both_tasks_and_resumes_with_the_same_bits(tmp_path):
     settings = {
         "total_steps": 2400,

@@ -121,6 +121,7 @@ async def test_a_conversation_has_a_process_of_its_own_that_ends_with_it_or_dies
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
+@pytest.mark.long
 async def test_a_shared_session_is_one_for_all_and_opened_anew_when_it_was_lost() -> None:
     async with shop({**STDIO, "timeout": 2.0}, session="shared") as environment:
         ann, bob = await asyncio.gather(begin(environment, 0), begin(environment, 1))

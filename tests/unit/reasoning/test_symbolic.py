@@ -34,6 +34,7 @@ def test_expressions_are_compared_in_one_process(worker: SymbolicWorker) -> None
     assert worker.pid == pid
 
 
+@pytest.mark.long
 def test_too_much_processor_time_is_wrong_and_the_next_answer_has_a_process_again(
     worker: SymbolicWorker,
 ) -> None:
@@ -48,6 +49,7 @@ def test_too_much_processor_time_is_wrong_and_the_next_answer_has_a_process_agai
         os.kill(pid or 0, 0)
 
 
+@pytest.mark.long
 def test_a_machine_without_time_leaves_the_answer_unscored(worker: SymbolicWorker) -> None:
     assert worker.are_equal(SAME, "1")
     slow = SymbolicWorker(wall_seconds=4.0)

@@ -52,6 +52,7 @@ def test_no_module_of_the_core_loads_torch_or_transformers() -> None:
     assert json.loads(done.stdout) == {}
 
 
+@pytest.mark.long
 def test_numeric_control_loads_no_language_model_library_and_no_gymnasium() -> None:
     paths = (path.relative_to(PACKAGE.parent) for path in (PACKAGE / "control").rglob("*.py"))
     modules = sorted(".".join(path.with_suffix("").parts) for path in paths)

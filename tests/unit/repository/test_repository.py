@@ -168,6 +168,7 @@ def test_importing_the_package_is_quick_and_loads_no_torch() -> None:
     assert min(float(run.split()[0]) for run in runs) < 0.3, runs
 
 
+@pytest.mark.long
 def test_a_skip_fails_where_skips_are_refused(pytester: pytest.Pytester) -> None:
     pytester.makeconftest((TESTS / "conftest.py").read_text())
     pytester.makeini(f"[pytest]\nmarkers = gpu: needs a GPU\npythonpath = {HELPERS / 'servers'}\n")

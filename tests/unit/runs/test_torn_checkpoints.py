@@ -105,6 +105,7 @@ def steps(folder: Path) -> list[int]:
     return sorted(int(path.name[5:]) for path in folder.glob("step-*"))
 
 
+@pytest.mark.long
 def test_a_kill_at_any_operation_of_a_save_leaves_whole_checkpoints_and_none_is_lost(tmp_path):
     before = tmp_path / "before"
     for step in (2, 4, 6):

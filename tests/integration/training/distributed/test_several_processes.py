@@ -235,6 +235,7 @@ class Counting(Callback):
         self.steps += 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("parallelism", [pytest.param("ddp", marks=pytest.mark.long), "fsdp2"])
 def test_one_run_folder_has_everything_once_and_resumes_to_the_same_bits(tmp_path, parallelism):
     settings = {"max_steps": 4, "eval_steps": 2, "parallelism": parallelism, "load_best_at_end": True}

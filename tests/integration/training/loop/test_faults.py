@@ -32,6 +32,7 @@ async def rewards_are_true(trained: Trained) -> int:
     return len(scored)
 
 
+@pytest.mark.long
 async def test_a_short_training_amid_faults_ends_bit_equal_to_one_without(tmp_path: Path) -> None:
     threads = set(threading.enumerate())
     sound = await train(tmp_path / "sound", None, **SHORT)

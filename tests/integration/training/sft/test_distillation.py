@@ -58,6 +58,7 @@ def tiny_student(**settings: Any) -> MultiTurnAgent:
 QUICK = {"learning_rate": 1e-2, "validation_share": 0.0, "progress": False, "save_steps": 0}
 
 
+@pytest.mark.long
 async def test_a_student_says_what_its_teacher_said_after_fine_tuning_on_it(tmp_path):
     distillation = ReasoningDistillation(good_teacher(), tiny_student())
     prompt = Scenario(id="one", opening="compute 2 + 3 * 4", context={"answer": 14})

@@ -72,6 +72,7 @@ async def test_degenerate_agents_are_not_paid_and_trail_the_honest_one(name):
     assert statistics.mean(honest) - statistics.mean(rewards) >= 0.3
 
 
+@pytest.mark.long
 async def test_each_bad_habit_alone_lowers_success_and_reward():
     scenarios = DESK.scenarios("train")[:240]
     honest = [(await play(DESK, scenario, 1, HabitAgent(Habits(), 1))) for scenario in scenarios]

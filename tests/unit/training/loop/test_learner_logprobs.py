@@ -129,6 +129,7 @@ async def test_a_conversation_that_was_not_forwarded_has_none(tmp_path: Path) ->
         assert (rollout.learner_logprobs is None) is (not any(rollout.advantages))
 
 
+@pytest.mark.long
 async def test_a_resumed_run_has_each_step_once(tmp_path: Path) -> None:
     whole, _ = await trained(tmp_path / "whole", max_steps=3)
     first = make_trainer(tmp_path / "cut", **{**RECORDED, "max_steps": 3})

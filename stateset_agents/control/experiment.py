@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator
 
+from stateset_agents.control.cloning import Cloned, clone
 from stateset_agents.control.credit import ESTIMATORS
 from stateset_agents.control.environments.base import BatchedEnvironment, Ruled, Traced
 from stateset_agents.control.evaluation import (
@@ -55,6 +56,7 @@ __all__ = [
 ENVIRONMENTS: Mapping[str, str] = {
     "cart_pole": "stateset_agents.control.environments.classic:BatchedCartPole",
     "acrobot": "stateset_agents.control.environments.classic:BatchedAcrobot",
+    "autoscaling": "stateset_agents.control.infrastructure.baselines.autoscaling:autoscaling",
     "causal_acquisition": "stateset_agents.control.acquisition.environment:linear_acquisition",
     "mix": "stateset_agents.control.environments.suites:mix",
 }
@@ -64,6 +66,11 @@ ENVIRONMENTS: Mapping[str, str] = {
 class PolicyConfig(Settings):
     """The network. It has a critic where `training.advantage_estimator` is gae."""
 
+    clone: str | None = Field(
+        default=None,
+        description="A rule of the environment, by its name, as which the policy learns to act before it is "
+        "trained; unset: it begins at random.",
+    )
     hidden: tuple[int, ...] = Field(default=(64, 64), description="Widths of the layers of tanh.")
     value_normalization: ValueNormalization | None = Field(
         default=None,
@@ -313,11 +320,29 @@ class ControlExperiment:
         return self._resumes and trainer.step_number >= trainer.num_steps and is_measured
 
     async def initialize(self) -> None:
-        """Check everything; a resumed run goes on from its checkpoint."""
+        """Check everything, and have the policy act as a rule does where one is named; a resumed run goes on
+        from its checkpoint."""
+        if (rule := self.config.policy.clone) is not None:
+            cloned = await in_thread(self._clone, rule)
+            self.summary["cloned"] = {
+                "rule": rule,
+                "agreement": cloned.agreement,
+                "commonest": cloned.commonest,
+            }
         await self.trainer.initialize()
         if self._resumes:
             await self.trainer.load_checkpoint(self._checkpoint)
             self.summary = RunLog(self.run).summary()
+
+    def _clone(self, rule: str) -> Cloned:
+        """A resumed run does so, too: which run it is follows from the policy that it began with."""
+        environment = make_environment(self.config.environment)
+        names = rule_names(environment)
+        if rule not in names:
+            has = f"one of {', '.join(names)}" if names else "left out, as this environment has no rules"
+            raise ConfigurationError(f"policy.clone must be {has}, got {rule!r}")
+        assert isinstance(environment, Ruled)  # it named its rules
+        return clone(self.policy, environment.rules()[rule], environment, seed=self.config.training.seed)
 
     async def before(self) -> dict[str, Any] | None:
         """Measure the untrained policy; a resumed run keeps what it measured, or goes without."""

@@ -190,9 +190,11 @@ def test_a_run_of_a_program_says_where_to_go_on(tmp_path: Path) -> None:
         load_control(tmp_path / "config.yaml")
 
 
-def test_the_example_begins(tmp_path: Path) -> None:
+@pytest.mark.first(1)
+@pytest.mark.parametrize("example", ["cartpole.yaml", "autoscaling.yaml"])
+def test_the_example_begins(tmp_path: Path, example: str) -> None:
     few = ("--max-steps", "2000", "--output-dir", str(tmp_path), "--set", "evaluation.episodes=5")
-    assert main(["train", str(ROOT / "examples" / "cartpole.yaml"), *few]) == 0
+    assert main(["train", str(ROOT / "examples" / example), *few]) == 0
     assert RunLog.open(tmp_path / "latest").summary()["after"]["n"] == 5
 
 

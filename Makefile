@@ -52,15 +52,17 @@ test-avx2: setup  ## The tests with arithmetic on the kernels of a processor wit
 test-thorough: setup  ## The tests that draw their examples, with three times as many
 	@.venv/bin/python -m pytest $(SPREAD) -m "hypothesis and not long" --hypothesis-profile thorough tests/unit $(PYTEST_ARGS)
 
-test-long: setup  ## The tests that take minutes and have no target of their own, such as a thousand random agents
-	@.venv/bin/python -m pytest $(LONG_OF) $(SPREAD) -m long \
-		--ignore tests/integration/runs/test_crash.py --ignore tests/integration/runs/test_soak.py \
-		$(addprefix --ignore ,$(OF_TEMPLATES)) $(PYTEST_ARGS)
+LONG = .venv/bin/python -m pytest $(1) $(SPREAD) -m long --ignore tests/integration/runs/test_crash.py \
+	--ignore tests/integration/runs/test_soak.py $(addprefix --ignore ,$(OF_TEMPLATES)) $(PYTEST_ARGS)
 
-test-long-units: LONG_OF := tests/unit
-test-long-units: test-long  ## Those of one module each
-test-long-runs: LONG_OF := tests/integration
-test-long-runs: test-long  ## Those of whole runs
+test-long: setup  ## The tests that take minutes and have no target of their own, such as a thousand random agents
+	@$(call LONG,)
+
+test-long-units: setup  ## Those of tests/unit alone
+	@$(call LONG,tests/unit)
+
+test-long-runs: setup  ## Those of tests/integration alone
+	@$(call LONG,tests/integration)
 
 OF_TEMPLATES := tests/unit/training/update/test_template_rows.py tests/unit/core/chat/test_reply_formats.py \
 	tests/unit/core/chat/test_trl_templates.py tests/unit/training/sft/test_demonstrations.py

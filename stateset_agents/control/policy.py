@@ -22,17 +22,24 @@ from stateset_agents.control.environments.base import (
 from stateset_agents.types.errors import ConfigurationError
 
 __all__ = [
+    "ArrayPolicy",
     "MlpPolicy",
     "NumericPolicy",
     "ScaledCritic",
     "ValuedPolicy",
     "allowed_logits",
     "as_tensors",
+    "logits_of",
     "sample_actions",
 ]
 
 TensorObservations = Any
 """A tensor [B, ...], or several of them by name."""
+Logits = Callable[[Observations], NDArray[np.floating[Any]]]
+"""[B, ...] observations -> [B, A]."""
+
+_FEW_ROWS = 100
+"""Up to so many, torch's calls cost more than their arithmetic; above, its products are the faster ones."""
 
 
 class NumericPolicy(Protocol):
@@ -53,6 +60,14 @@ class ValuedPolicy(Protocol):
 
     def values(self, observations: TensorObservations) -> Tensor:
         """[B] the return that is expected from here on."""
+
+
+@runtime_checkable
+class ArrayPolicy(Protocol):
+    """A policy that can act without torch, for rollouts of few rows."""
+
+    def on_arrays(self) -> Logits | None:
+        """What gives the logits by the weights as they are now; None where only torch can."""
 
 
 @runtime_checkable
@@ -95,6 +110,34 @@ class MlpPolicy(nn.Module):
         """[B, num_actions] logits."""
         return _through(self.actor, self._flat(observations))
 
+    def on_arrays(self) -> Logits | None:
+        """The same logits by numpy; None for a subclass with a `forward` of its own, and for weights that are
+        not fp32 in the processor's memory."""
+        if type(self).forward is not MlpPolicy.forward or self._forward_hooks or self._forward_pre_hooks:
+            return None
+        if any(
+            part.dtype != torch.float32 or part.device.type != "cpu" or not isinstance(part, nn.Parameter)
+            for part in self.actor.parameters()
+        ):
+            return None
+        layers = [
+            (layer.weight.detach().numpy().T, layer.bias.detach().numpy())
+            for layer in self.actor
+            if isinstance(layer, nn.Linear)
+        ]
+        last_weight, last_bias = layers.pop()
+
+        def logits(observations: Observations) -> NDArray[np.floating[Any]]:
+            values = self._flat_array(observations)
+            for weight, bias in layers:
+                values = values @ weight
+                values += bias
+                np.tanh(values, out=values)
+            last: NDArray[np.float32] = values @ last_weight + last_bias
+            return last
+
+        return logits
+
     def values(self, observations: TensorObservations) -> Tensor:
         """[B] the return that is expected; raises ConfigurationError without a critic."""
         if self.critic is None:
@@ -106,6 +149,12 @@ class MlpPolicy(nn.Module):
             flat: Tensor = observations if observations.dim() == 2 else observations.flatten(1)
             return flat
         return torch.cat([observations[name].flatten(1) for name in self.names], dim=1)
+
+    def _flat_array(self, observations: Observations) -> NDArray[np.float32]:
+        if isinstance(observations, Mapping):
+            parts = [observations[name] for name in self.names or ()]
+            return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
+        return observations.reshape(len(observations), -1)
 
 
 def _through(layers: nn.ModuleList, values: Tensor) -> Tensor:
@@ -151,23 +200,39 @@ def allowed_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
     return logits if mask is None else logits.masked_fill(~mask, -torch.inf)
 
 
+def logits_of(policy: NumericPolicy, num_rows: int) -> Logits:
+    """What gives the logits of so many rows fastest; valid until the weights change. Blocking calls without
+    gradient."""
+    if num_rows <= _FEW_ROWS and isinstance(policy, ArrayPolicy) and (by_numpy := policy.on_arrays()):
+        return by_numpy
+
+    def by_torch(observations: Observations) -> NDArray[np.floating[Any]]:
+        with torch.inference_mode():
+            logits: NDArray[np.floating[Any]] = allowed_logits(policy(as_tensors(observations)), None).numpy()
+            return logits
+
+    return by_torch
+
+
 def sample_actions(
-    policy: Callable[[TensorObservations], Tensor],
-    observations: Observations,
+    logits: NDArray[np.floating[Any]],
     mask: BoolArray | None,
     uniforms: NDArray[np.float64] | None,
 ) -> tuple[IntArray, NDArray[np.float32]]:
-    """[B] actions and their log-probs. `uniforms`: [B] in [0, 1), one per row; None: the likeliest action.
+    """[B] actions by logits [B, A], and their log-probs.
 
-    The call is the caller's to put under `torch.inference_mode()`.
+    `mask` [B, A] forbids actions where it is False. `uniforms`: [B] in [0, 1), one per row; None: the
+    likeliest action.
     """
-    logits = policy(as_tensors(observations))
-    logprobs = torch.log_softmax(
-        allowed_logits(logits, None if mask is None else torch.from_numpy(mask)), dim=-1
-    ).numpy()
+    if mask is not None:
+        logits = np.where(mask, logits, -np.inf)
+    with np.errstate(invalid="ignore"):  # of a policy that has run away: its log-probs are no numbers
+        logits = logits - logits.max(axis=1, keepdims=True)
+    shares = np.exp(logits)
     if uniforms is None:
-        actions = logprobs.argmax(axis=1)
+        actions = logits.argmax(axis=1)
     else:
-        heights = np.exp(logprobs.astype(np.float64)).cumsum(axis=1)
+        heights = shares.cumsum(axis=1, dtype=np.float64)
         actions = (heights <= (uniforms * heights[:, -1])[:, None]).sum(axis=1)
-    return actions, logprobs[np.arange(len(actions)), actions]
+    logprobs = logits[np.arange(len(actions)), actions] - np.log(shares.sum(axis=1))
+    return actions, logprobs.astype(np.float32, copy=False)

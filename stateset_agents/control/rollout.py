@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from stateset_agents.algorithms.group_arrays import returns_to_go_array
@@ -29,7 +28,7 @@ from stateset_agents.control.environments.base import (
     check_transition,
     map_observations,
 )
-from stateset_agents.control.policy import NumericPolicy, sample_actions
+from stateset_agents.control.policy import NumericPolicy, logits_of, sample_actions
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.seeds import derive
 
@@ -181,7 +180,7 @@ def collect(
     observations = environment.reset(rows)
     check_observations(observations, environment.spec, len(rows))
     limit = min(max_steps or environment.spec.horizon, environment.spec.horizon)
-    play = _Play(environment, observations, _actor(policy, keys), limit)
+    play = _Play(environment, observations, _actor(policy, keys, len(rows)), limit)
     play.to_the_end()
     return play.rollout(rows, group_size)
 
@@ -248,7 +247,7 @@ def collect_branches(
     observations = environment.reset(rows)
     check_observations(observations, environment.spec, len(rows))
     limit = min(max_steps or environment.spec.horizon, environment.spec.horizon)
-    play = _Play(environment, observations, _actor(policy, keys), limit)
+    play = _Play(environment, observations, _actor(policy, keys, len(rows)), limit)
     means: list[NDArray[np.float64]] = []
     counts: list[IntArray] = []
     num_steps = 0
@@ -270,7 +269,7 @@ def collect_branches(
             places = np.tile(np.arange(1, num_branches + 1, dtype=np.uint64), len(live))
             with np.errstate(over="ignore"):
                 own = _mixed(keys[twigs] + _mixed(places + np.uint64(play.num_steps << 20)))
-            branch = _Play(fork, begun, _actor(policy, own), limit - play.num_steps)
+            branch = _Play(fork, begun, _actor(policy, own, len(own)), limit - play.num_steps)
             branch.to_the_end()
             ended = branch.rollout([rows[row] for row in twigs], num_branches)
             returns = returns_to_go_array(ended.rewards, ended.alive, gamma=gamma)[0].reshape(
@@ -285,15 +284,15 @@ def collect_branches(
     return replace(play.rollout(rows, group_size), branches=branches)
 
 
-def _actor(policy: NumericPolicy, keys: NDArray[np.uint64] | None) -> Act:
+def _actor(policy: NumericPolicy, keys: NDArray[np.uint64] | None, num_rows: int) -> Act:
     drawn: NDArray[np.float64] | None = None
+    logits = logits_of(policy, num_rows)
 
     def act(observations: Observations, mask: BoolArray | None, step: int) -> tuple[IntArray, FloatArray]:
         nonlocal drawn
         if keys is not None and step % _DRAWN == 0:
             drawn = uniforms(keys, np.arange(step, step + _DRAWN)[:, None])
-        with torch.inference_mode():
-            return sample_actions(policy, observations, mask, None if drawn is None else drawn[step % _DRAWN])
+        return sample_actions(logits(observations), mask, None if drawn is None else drawn[step % _DRAWN])
 
     return act
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 
 from stateset_agents.algorithms.intervals import mean_interval
 from stateset_agents.control.acquisition.campaign import measured
@@ -20,7 +19,7 @@ from stateset_agents.control.acquisition.linear_models import Array, Ints
 from stateset_agents.control.acquisition.lookahead import knowledge_values
 from stateset_agents.control.acquisition.rules import Rule
 from stateset_agents.control.environments.base import IntArray
-from stateset_agents.control.policy import NumericPolicy, sample_actions
+from stateset_agents.control.policy import NumericPolicy, logits_of, sample_actions
 from stateset_agents.reporting.campaigns.campaign_report import (
     Campaigns,
     DrawnModel,
@@ -56,8 +55,8 @@ def by_policy(policy: NumericPolicy) -> Player:
     def act(environment: AcquisitionEnv) -> IntArray:
         situation = environment.situation
         mask = situation.affordable | ~situation.goes_on[:, None]
-        with torch.inference_mode():
-            return sample_actions(policy, environment.observe(), mask, None)[0]
+        observations = environment.observe()
+        return sample_actions(logits_of(policy, len(mask))(observations), mask, None)[0]
 
     return act
 

@@ -64,7 +64,8 @@ class BatchedCartPole(_Classic):
 
     _GRAVITY, _CART, _POLE, _HALF_LENGTH, _FORCE, _SECONDS = 9.8, 1.0, 0.1, 0.5, 10.0, 0.02
     """m/s², kg, kg, m, N, s."""
-    _MAX_PLACE, _MAX_ANGLE = 2.4, 12 * 2 * math.pi / 360
+    _LIMITS = np.array([[2.4], [12 * 2 * math.pi / 360]])
+    """m, rad."""
 
     def __init__(self, horizon: int = 500) -> None:
         self.spec = Spec(
@@ -82,7 +83,7 @@ class BatchedCartPole(_Classic):
 
     def step(self, actions: IntArray) -> Transition:
         """A fiftieth of a second, by Euler's method."""
-        place, speed, angle, turning = self._state
+        _, speed, angle, turning = self._state
         mass, lever = self._CART + self._POLE, self._POLE * self._HALF_LENGTH
         force = np.where(actions == 1, self._FORCE, -self._FORCE)
         cosine, sine = np.cos(angle), np.sin(angle)
@@ -90,16 +91,15 @@ class BatchedCartPole(_Classic):
         turning_change = (self._GRAVITY * sine - cosine * push) / (
             self._HALF_LENGTH * (4.0 / 3.0 - self._POLE * np.square(cosine) / mass)
         )
-        speed_change = push - lever * turning_change * cosine / mass
-        seconds = self._SECONDS
-        place, angle = place + seconds * speed, angle + seconds * turning
-        self._state = np.stack(
-            (place, speed + seconds * speed_change, angle, turning + seconds * turning_change)
-        )
+        change = np.empty_like(self._state)
+        change[0], change[2], change[3] = speed, turning, turning_change
+        change[1] = push - lever * turning_change * cosine / mass
+        self._state = self._state + self._SECONDS * change
+        is_over: BoolArray = np.logical_or.reduce(np.abs(self._state[::2]) > self._LIMITS)
         return Transition(
             observations=self._observations(),
             rewards=np.ones(len(actions), dtype=np.float32),
-            terminated=(np.abs(place) > self._MAX_PLACE) | (np.abs(angle) > self._MAX_ANGLE),
+            terminated=is_over,
             truncated=self._count(),
         )
 

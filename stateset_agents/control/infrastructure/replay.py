@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from stateset_agents.control.environments.base import FloatArray
@@ -19,7 +18,7 @@ from stateset_agents.control.infrastructure.actions import ConfigAction
 from stateset_agents.control.infrastructure.baselines.replicas import InReplicas, ReplicaRule, exactly
 from stateset_agents.control.infrastructure.cluster import Cluster
 from stateset_agents.control.infrastructure.environment import InfrastructureEnv
-from stateset_agents.control.policy import NumericPolicy, sample_actions
+from stateset_agents.control.policy import NumericPolicy, logits_of, sample_actions
 from stateset_agents.types.errors import ConfigurationError
 
 __all__ = ["Change", "RecordedLoad", "Replay", "ReplicaChanges", "ScalingPolicy", "replayed", "scaling_state"]
@@ -149,9 +148,7 @@ class ScalingPolicy:
 
     def __call__(self, state: dict[str, Any]) -> dict[str, Any]:
         """`state`: of `scaling_state`."""
-        with torch.inference_mode():
-            actions, _ = sample_actions(
-                self.policy, state["observations"], self.environment.action_mask(), None
-            )
+        logits = logits_of(self.policy, 1)(state["observations"])
+        actions, _ = sample_actions(logits, self.environment.action_mask(), None)
         after = int(self.environment.replicas_after(actions)[0])
         return ReplicaChanges(self.environment.cluster.max_replicas).action(after - state["replicas"])

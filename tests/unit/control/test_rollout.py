@@ -11,7 +11,7 @@ from control_toys import Signals
 
 from stateset_agents.control.environments.base import Spec, check_environment
 from stateset_agents.control.environments.classic import BatchedCartPole
-from stateset_agents.control.policy import MlpPolicy, sample_actions
+from stateset_agents.control.policy import MlpPolicy, as_tensors, logits_of, sample_actions
 from stateset_agents.control.rollout import action_keys, collect, collect_branches, uniforms
 from stateset_agents.types.errors import ConfigurationError
 
@@ -56,20 +56,50 @@ def test_numbers_of_a_stream_are_even_and_differ_by_seed_update_and_row():
 
 
 def test_actions_are_drawn_as_often_as_the_softmax_says():
-    class Fixed(torch.nn.Module):
-        def forward(self, observations):
-            return torch.tensor([0.1, 0.6, 0.3]).log().expand(len(observations), 3)
-
     drawn = (np.arange(10_000) + 0.5) / 10_000
-    observations = np.zeros((10_000, 1), dtype=np.float32)
-    actions, logprobs = sample_actions(Fixed(), observations, None, drawn)
+    logits = np.tile(np.log(np.array([0.1, 0.6, 0.3], dtype=np.float32)), (10_000, 1))
+    actions, logprobs = sample_actions(logits, None, drawn)
     assert np.bincount(actions).tolist() == [1000, 6000, 3000]
     assert np.exp(logprobs[actions == 1]) == pytest.approx(0.6)
     mask = np.tile([True, False, True], (10_000, 1))
-    actions, logprobs = sample_actions(Fixed(), observations, mask, drawn)
+    actions, logprobs = sample_actions(logits, mask, drawn)
     assert np.bincount(actions).tolist() == [2500, 0, 7500]
     assert np.exp(logprobs[actions == 2]) == pytest.approx(0.75)
-    assert set(sample_actions(Fixed(), observations, None, None)[0]) == {1}
+    assert set(sample_actions(logits, None, None)[0]) == {1}
+
+
+def test_few_rows_act_by_numpy_with_the_weights_as_they_are_and_a_changed_forward_by_torch():
+    spec = Spec(name="two", observation_shape={"b": (2, 3), "a": (4,)}, num_actions=5, horizon=1)
+    generator = np.random.default_rng(0)
+    seen = {
+        "a": generator.normal(size=(16, 4)).astype(np.float32),
+        "b": generator.normal(size=(16, 2, 3)).astype(np.float32),
+    }
+    policy = MlpPolicy(spec, seed=3)
+    with torch.no_grad():
+        policy.actor[-1].weight.mul_(100.0)
+    assert policy.on_arrays() is not None
+    for _ in range(2):
+        with torch.no_grad():
+            wanted = policy(as_tensors(seen)).numpy()
+            policy.actor[0].bias.add_(0.5)
+        assert not np.allclose(logits_of(policy, 16)(seen), wanted, atol=1e-3)
+        with torch.no_grad():
+            policy.actor[0].bias.sub_(0.5)
+        assert np.allclose(logits_of(policy, 16)(seen), wanted, atol=1e-6)
+        assert np.allclose(logits_of(policy, 1000)(seen), wanted, atol=1e-6)
+
+    class Halved(MlpPolicy):
+        def forward(self, observations):
+            return super().forward(observations) / 2
+
+    halved = Halved(spec, seed=3)
+    halved.load_state_dict(policy.state_dict())
+    assert halved.on_arrays() is None
+    assert np.allclose(logits_of(halved, 16)(seen), wanted / 2, atol=1e-6)
+    assert MlpPolicy(spec).to(torch.bfloat16).on_arrays() is None
+    policy.register_forward_hook(lambda module, inputs, output: output + 1)
+    assert np.allclose(logits_of(policy, 16)(seen), wanted + 1, atol=1e-6)
 
 
 def test_ends_limits_and_last_observations():

@@ -162,7 +162,8 @@ def _acted(apply: Apply, params: Params, states: AcquisitionState, drawn: Array)
     """[B] actions and log-probs; a row that has ended takes any."""
     mask = states.mask | ~states.goes_on[:, None]
     with torch.no_grad():
-        return sample_actions(lambda seen: apply(params, seen), states.observations, mask, drawn)
+        logits = apply(params, as_tensors(states.observations)).numpy()
+    return sample_actions(logits, mask, drawn)
 
 
 def compute_advantages(rewards: Tensor, config: GRPOConfig) -> Tensor:

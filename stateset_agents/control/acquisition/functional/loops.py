@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -37,7 +36,7 @@ from stateset_agents.control.acquisition.functional.update import (
     UpdateStep,
     create_grpo_trainer,
 )
-from stateset_agents.control.policy import sample_actions
+from stateset_agents.control.policy import as_tensors, sample_actions
 from stateset_agents.control.rollout import action_keys, uniforms
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.seeds import derive
@@ -138,9 +137,8 @@ def generate_initial_states(
     step = 0
     while True:
         with torch.no_grad():
-            actions, _ = sample_actions(
-                partial(apply, params), states.observations, states.mask, uniforms(keys, step)
-            )
+            logits = apply(params, as_tensors(states.observations)).numpy()
+        actions, _ = sample_actions(logits, states.mask, uniforms(keys, step))
         after = states.after(actions)
         stays = (after.worth()["cost"] < least) | ~after.goes_on
         found.append(states.take(np.flatnonzero(stays)))

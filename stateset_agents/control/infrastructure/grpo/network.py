@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from stateset_agents.control.environments.base import IntArray
 from stateset_agents.control.infrastructure.actions import InfrastructureActionSpace
 from stateset_agents.control.infrastructure.grpo.encoder import InfrastructureStateEncoder, causal_mask
-from stateset_agents.control.policy import sample_actions
+from stateset_agents.control.policy import logits_of, sample_actions
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.seeds import derive
 
@@ -136,10 +136,8 @@ class GRPOPolicyNetwork(nn.Module):
         was_training = self.training
         self.train(False)
         try:
-            with torch.inference_mode():
-                drawn: tuple[IntArray, NDArray[np.float32]] = sample_actions(
-                    NetworkPolicy(self), observations, None, uniforms
-                )
+            logits = logits_of(NetworkPolicy(self), len(history))(observations)
+            drawn: tuple[IntArray, NDArray[np.float32]] = sample_actions(logits, None, uniforms)
         finally:
             self.train(was_training)
         actions, logprobs = drawn

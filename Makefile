@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE :=  # or each of the programs that tests start wo
 
 .PHONY: help setup demo reason test test-long test-faults test-crash test-soak test-browser test-openenv test-tau2 test-vllm test-trackers
 .PHONY: test-docs test-quantization test-schema test-renderers test-templates test-torch-linears test-avx2 test-thorough
-.PHONY: test-long-units test-long-runs slow bench bench-control check smollm2 demo-llm test-llm
+.PHONY: test-gymnasium test-long-units test-long-runs slow bench bench-control check smollm2 demo-llm test-llm
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -112,11 +112,17 @@ test-vllm: setup  ## The vLLM backend against a real server, the CPU build in .v
 	@.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec  # built for CUDA; not needed
 	@.venv/bin/python -m pytest -n 0 -m vllm tests/integration/backends/test_vllm_real.py $(PYTEST_ARGS)
 
+GYMNASIUM := .venv/bin/python scripts/beside.py .venv-gymnasium "gymnasium[box2d,mujoco]>=1.4,<2" "ale-py>=0.11,<0.13"
+test-gymnasium: setup  ## A short training of LunarLander, of MuJoCo and of Atari, in .venv-gymnasium
+	@$(GYMNASIUM)
+	@.venv-gymnasium/bin/python -m pytest -n 0 -s -m gymnasium tests/integration/control/test_gymnasium_real.py $(PYTEST_ARGS)
+
 bench: setup  ## Time ours against TRL, transformers and others; ARGS="--only step --repetitions 3"
 	@.venv/bin/python -m benchmarks $(ARGS)
 
 bench-control: setup  ## CartPole-v1 and LunarLander-v3 against stable-baselines3's PPO; ARGS="--seeds 3 --task cart_pole"
-	@.venv/bin/python -m benchmarks.control $(ARGS)
+	@$(GYMNASIUM)
+	@.venv-gymnasium/bin/python -m benchmarks.control $(ARGS)
 
 test-browser: setup  ## The report pages in headless Chromium, with axe-core; installs Debian's package where it is missing
 	@command -v chromium > /dev/null || { apt-get update && apt-get install -y chromium; }
@@ -124,7 +130,7 @@ test-browser: setup  ## The report pages in headless Chromium, with axe-core; in
 	@.venv-browser/bin/python -m pytest -m browser tests/browser $(PYTEST_ARGS)
 
 # What takes minutes, in five shares of at most 20 minutes each on two cores.
-SLOW_0 := test-torch-linears test-quantization test-trackers test-schema test-tau2
+SLOW_0 := test-gymnasium test-torch-linears test-quantization test-trackers test-schema test-tau2
 SLOW_1 := test-avx2 test-thorough test-browser test-openenv test-renderers
 SLOW_2 := test-crash test-llm test-templates
 SLOW_3 := test-soak test-long-units

@@ -15,7 +15,7 @@ FOLDER = ROOT / "benchmarks" / ".environments"
 PEERS: dict[str, tuple[str, ...]] = {
     "trl": ("trl>=1.16,<1.17",),
     # Not its `training` extra, which asks for trackers and data sets as well: what its trainer imports.
-    "sb3": ("stable-baselines3>=2.9,<3", "gymnasium>=1"),
+    "sb3": ("stable-baselines3>=2.9,<3", "gymnasium[box2d]>=1.4,<2"),
     "stateset": ("stateset-agents>=0.69,<0.70", "accelerate", "peft", "psutil"),
 }
 """Peer -> what is installed beside torch and transformers, which have the project's versions. `own` is the

@@ -35,7 +35,7 @@ def numeric_page(log: RunLog, lines: Sequence[MetricLine], summary: Mapping[str,
     episodes = list(log.episodes())
     counts = [(event["step"], event["counts"]) for event in log.events() if event["event"] == "actions"]
     return {
-        "players": player_table(summary, episodes),
+        "players": player_table(summary, log.gains()),
         "episodes": [asdict(chart) for chart in episode_charts(episodes, lines)],
         "actions": action_table(counts),
         "windows": [
@@ -192,10 +192,10 @@ def action_table(counts: Sequence[tuple[int, Mapping[str, int]]]) -> dict[str, A
     return {"rows": rows, "updates": tenth}
 
 
-def player_table(summary: Mapping[str, Any], episodes: Sequence[_Episode]) -> list[dict[str, Any]]:
+def player_table(summary: Mapping[str, Any], gains: Sequence[float]) -> list[dict[str, Any]]:
     """Mean returns from the held-out starts: the policy before and after training, and rules.
 
-    `difference`: of the trained policy to each, paired start by start.
+    `gains`: see `RunLog.gains`; `difference`: of the trained policy to each, paired start by start.
     """
     sides = [
         (name, summary[name]) for name in ("before", "after") if "mean_reward" in (summary.get(name) or {})
@@ -203,8 +203,8 @@ def player_table(summary: Mapping[str, Any], episodes: Sequence[_Episode]) -> li
     rows = []
     for name, side in sides:
         row = {"name": f"policy {name}", **_row(side)}
-        if name == "before" and len(sides) == 2:
-            row |= _paired(episodes)
+        if name == "before" and len(sides) == 2 and gains:
+            row |= {"difference": sum(gains) / len(gains), "difference_interval": mean_interval(gains)}
         rows.append(row)
     for name, rule in (summary.get("rules") or {}).items():
         gain = {key: rule[key] for key in ("difference", "difference_interval")}
@@ -221,18 +221,6 @@ def _row(side: Mapping[str, Any]) -> dict[str, Any]:
         "difference": None,
         "difference_interval": None,
     }
-
-
-def _paired(episodes: Sequence[_Episode]) -> dict[str, Any]:
-    """Returns after training less those before it, where both were written."""
-    before, after = (
-        {e["seed"]: e["return"] for e in episodes if e["stage"] == stage and e["return"] is not None}
-        for stage in ("before", "after")
-    )
-    gains = [value - before[seed] for seed, value in after.items() if seed in before]
-    if not gains:
-        return {}
-    return {"difference": sum(gains) / len(gains), "difference_interval": mean_interval(gains)}
 
 
 # ------------------------------------------------------------------------------ windows

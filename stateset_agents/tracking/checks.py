@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median, stdev
 
 from stateset_agents.algorithms.baselines import is_over_batch
+from stateset_agents.algorithms.intervals import mean_interval
 from stateset_agents.tracking.history import History, window
 from stateset_agents.tracking.monitors import MONITORS, OTHER_CODE_HINT, Finding, graded
 
@@ -191,6 +192,8 @@ class _HeldOutResult:
     after: float
     intervals: tuple[Sequence[float], Sequence[float]]
     n: int
+    paired: tuple[float, float] | None = None
+    """95 % of the difference, start by start; None where only the two results are known."""
 
     def __str__(self) -> str:
         style = ".1%" if self.name == "success" else ".3g"
@@ -198,19 +201,24 @@ class _HeldOutResult:
 
     @property
     def rose(self) -> bool:
+        if self.paired is not None:
+            return self.paired[0] > 0
         (_, highest_before), (lowest_after, _) = self.intervals
         return lowest_after > highest_before
 
     @property
     def fell(self) -> bool:
+        if self.paired is not None:
+            return self.paired[1] < 0
         (lowest_before, _), (_, highest_after) = self.intervals
         return highest_after < lowest_before
 
     @property
     def scenarios_needed(self) -> float:
-        """About how many scenarios would separate the intervals of these two results."""
+        """About how many scenarios would tell this change: separate the two intervals, or clear the paired
+        one of 0."""
         change = abs(self.after - self.before)
-        reach = sum(high - low for low, high in self.intervals) / 2
+        reach = sum(high - low for low, high in ([self.paired] if self.paired else self.intervals)) / 2
         return max(1.5, (reach / change) ** 2) * self.n if change else math.inf
 
 
@@ -223,7 +231,9 @@ def _held_out_result(history: History) -> _HeldOutResult | None:
     ):
         if before.get(interval) and after.get(interval):
             n = round(after["n"] / after.get("tries", 1))
-            return _HeldOutResult(name, before[key], after[key], (before[interval], after[interval]), n)
+            intervals = (before[interval], after[interval])
+            paired = mean_interval(history.gains) if history.gains else None
+            return _HeldOutResult(name, before[key], after[key], intervals, n, paired)
     return None
 
 
@@ -232,7 +242,8 @@ _MAX_SCENARIOS = 1000
 
 
 def _held_out(history: History) -> Finding | None:
-    """Success (or reward) before and after on the same held-out scenarios, by their 95 % intervals.
+    """Success (or reward) before and after on the same held-out scenarios, by their 95 % intervals, or that
+    of the difference where it is known start by start.
 
     If the reward rises and success does not, the reward pays for something else.
     """

@@ -22,6 +22,9 @@ class History:
     summary: Mapping[str, Any]
     most_common_error: str | None = None
     """`RewardError: ... (12 times)`"""
+    gains: Sequence[float] = ()
+    """Of a numeric run whose episodes were written: the returns after training less those before it, start by
+    start."""
 
     def values(self, name: str) -> list[float]:
         """Every value of a metric, NaN included."""

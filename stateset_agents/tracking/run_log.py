@@ -143,6 +143,16 @@ class RunLog:
             if not stages or record["stage"] in stages:
                 yield record
 
+    def gains(self) -> list[float]:
+        """Of a numeric run: the held-out returns after training less those before it, start by start; empty
+        where they were not both written."""
+        returns: dict[str, dict[int, float]] = {"before": {}, "after": {}}
+        for episode in self.episodes(*returns):
+            if episode["return"] is not None:
+                returns[episode["stage"]][episode["seed"]] = episode["return"]
+        before = returns["before"]
+        return [value - before[seed] for seed, value in returns["after"].items() if seed in before]
+
     def windows(self) -> list[Window]:
         """Of a numeric training that was measured: held-out episodes over time."""
         if not self.folder.windows.exists():

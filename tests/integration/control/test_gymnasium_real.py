@@ -1,4 +1,4 @@
-"""Environments of Gymnasium's that need a package more: LunarLander, MuJoCo and Atari, each trained shortly."""
+"""Gymnasium environments that need a package more: LunarLander, MuJoCo and Atari, each trained shortly."""
 
 from __future__ import annotations
 

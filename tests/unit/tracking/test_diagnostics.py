@@ -9,13 +9,14 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 from builders import trajectory
 from healthy_run import FALLING, HEALTHY, STEPS, TRAINING, Series
 
-from stateset_agents.algorithms.intervals import wilson
+from stateset_agents.algorithms.intervals import mean_interval, wilson
 from stateset_agents.cli.main import main
 from stateset_agents.tracking.checks import CHECKS, _loop_lag
 from stateset_agents.tracking.diagnostics import Finding, History, all_passed, diagnose
@@ -256,6 +257,28 @@ def test_a_held_out_reward_is_compared_where_there_is_no_verdict(tmp_path: Path)
         first = diagnose(log)[0]
         assert (first.check, first.verdict) == ("held-out", verdict)
         assert first.seen.startswith(f"reward 0.2 before training, {after:.3g} after")
+
+
+@pytest.mark.parametrize(("gain", "verdict"), [(1.0, "ok"), (0.0, "warn"), (-1.0, "fail")])
+def test_returns_of_the_same_starts_are_compared_start_by_start(tmp_path, gain, verdict) -> None:
+    log = record(tmp_path, HEALTHY)
+    returns = {
+        stage: [100.0 * seed + by + 0.1 * (seed % 3) for seed in range(20)]
+        for stage, by in (("before", 0.0), ("after", gain))
+    }
+    returns["after"] = [value + (-1) ** seed * 0.5 for seed, value in enumerate(returns["after"])]
+    with JsonlTracker(log.folder) as tracker:
+        for stage, values in returns.items():
+            episodes = [{"seed": seed, "return": value} for seed, value in enumerate(values)]
+            tracker.log_episodes(STEPS, episodes, stage=stage)
+
+    def side(values):
+        interval = list(mean_interval(values))
+        return {"mean_reward": fmean(values), "reward_interval": interval, "n": 20}
+
+    log.folder.write_summary({stage: side(values) for stage, values in returns.items()})
+    first = diagnose(log)[0]
+    assert (first.check, first.verdict) == ("held-out", verdict)
 
 
 @pytest.mark.parametrize(

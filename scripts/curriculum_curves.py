@@ -106,8 +106,9 @@ def table(runs: Runs) -> str:
     tokens = min(spent(record, "tokens")[-1] for records in runs.values() for record in records)
     half = tokens / 2
     lines = [
-        f"| | after {half / 1000:,.0f} thousand tokens | after {tokens / 1000:,.0f} thousand | test "
-        f"| points, against {first}: after {half / 1000:,.0f} | after {tokens / 1000:,.0f} | test |",
+        f"| | after {half / 1000:,.0f} thousand tokens | after {tokens / 1000:,.0f} thousand "
+        f"| test, after all steps | points, against {first}: after {half / 1000:,.0f} "
+        f"| after {tokens / 1000:,.0f} | test |",
         "|---" * 7 + "|",
     ]
     for name, records in runs.items():
@@ -144,6 +145,9 @@ def main() -> None:
     )
     parser.add_argument("--write", action="store_true", help="write table and picture into docs/")
     chosen = parser.parse_args()
+    if chosen.steps < 20 or chosen.steps % 20:
+        parser.error(f"--steps must be a multiple of 20, when problems are played, got {chosen.steps}")
+    chosen.folder = chosen.folder / f"{chosen.steps}-steps"
     chosen.folder.mkdir(parents=True, exist_ok=True)
     apart = multiprocessing.get_context("spawn")
     for seed in range(chosen.seeds):
@@ -167,6 +171,8 @@ def main() -> None:
     if chosen.write:
         PICTURE.write_text(picture(runs, "the validation problems"), encoding="utf-8")
         page = PAGE.read_text(encoding="utf-8")
+        if MARKS[0] not in page:
+            raise SystemExit(f"{PAGE} has no {MARKS[0]}: say there where the table belongs")
         head, _, rest = page.partition(MARKS[0])
         _, _, tail = rest.partition(MARKS[1])
         PAGE.write_text(f"{head}{MARKS[0]}\n{made}\n{MARKS[1]}{tail}", encoding="utf-8")

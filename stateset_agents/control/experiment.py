@@ -359,6 +359,7 @@ class ControlExperiment:
                 name: value for name, value in self.summary.items() if name not in ("after", "rules")
             }  # of the shorter run
             self.run.write_summary(self.summary)
+            self.run.drop_stage("after", self.trainer.step_number)
         await self.trainer.train()
         self.summary |= self.trainer.summary()
 

@@ -202,7 +202,7 @@ def collect_by(
     play: _Play
 
     def act(observations: Observations, mask: BoolArray | None, step: int) -> tuple[IntArray, FloatArray]:
-        actions = choose()
+        actions = np.asarray(choose())
         if actions.shape != (len(seeds),) or actions.dtype.kind != "i":
             raise ConfigurationError(
                 f"{spec.name}: a rule must give integers of shape {(len(seeds),)}, got {actions.dtype} of "
@@ -280,8 +280,9 @@ def collect_branches(
             means[-1][live] = (returns * whole).sum(axis=1) / np.maximum(whole.sum(axis=1), 1)
             num_steps += ended.num_steps
         play.step()
+    rollout = play.rollout(rows, group_size)
     branches = Branches(means=np.stack(means), counts=np.stack(counts), num_steps=num_steps)
-    return replace(play.rollout(rows, group_size), branches=branches)
+    return replace(rollout, branches=branches)
 
 
 def _actor(policy: NumericPolicy, keys: NDArray[np.uint64] | None, num_rows: int) -> Act:

@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ from stateset_agents.deployment.ledger import CheckedAnswer, Ledger, Outcome, Re
 from stateset_agents.deployment.plan import DeploymentPlan
 from stateset_agents.deployment.state import Deployment, Mode, Move
 from stateset_agents.deployment.status import status_of
-from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.errors import ConfigurationError, JournalError
 from stateset_agents.types.logs import get_logger
 
 __all__ = ["DeploymentController", "Report", "start_deployment"]
@@ -235,6 +235,11 @@ class DeploymentController:
         """
         with self._writing(durable=True) as now:
             state, known = self.state, self._ledger.known
+            if state.mode in ("full", "rolled_back"):
+                raise ConfigurationError(
+                    f"deployment {state.id} is {state.mode.replace('_', ' ')} and cannot be promoted: start "
+                    "a new deployment"
+                )
             share = self.plan.next_share(state.share) if to is None else float(to)
             if not state.share < share <= 1:
                 raise ConfigurationError(
@@ -276,6 +281,8 @@ class DeploymentController:
 
     def _is_due(self) -> bool:
         """Is there anything to settle? Found without a transaction."""
+        if self._must_read:
+            return True
         now = self._now()
         overdue = next(self._ledger.overdue(now, self.plan.outcome_timeout), None)
         return (
@@ -287,6 +294,8 @@ class DeploymentController:
     # --- the journal and what it adds up to ---
 
     def _read(self) -> None:
+        self._must_read = True
+        """Is what was added up no longer what is written? Until it is read."""
         self._recent: dict[str, Assignment] = {}
         """Conversations seen lately."""
         self._seen = self._journal.changes()
@@ -296,10 +305,13 @@ class DeploymentController:
         for row in self._pages.new():
             self._ledger.apply(row)
         self._ledger.check_whole()
+        self._must_read = False
 
     def _refresh(self) -> None:
         """Read what other processes wrote."""
-        if (changes := self._journal.changes()) != self._seen:
+        if self._must_read:
+            self._read()
+        elif (changes := self._journal.changes()) != self._seen:
             for row in self._pages.new():
                 self._ledger.apply(row)
             self._seen = changes
@@ -324,7 +336,8 @@ class DeploymentController:
                     yield self._now()
             except BaseException:
                 if self._is_unsure:
-                    with self._journal.snapshot():
+                    self._must_read = True
+                    with suppress(JournalError), self._journal.snapshot():  # else the next call reads
                         self._read()
                 raise
 
@@ -334,8 +347,7 @@ class DeploymentController:
 
     def _append(self, row: Row) -> None:
         self._is_unsure = True
-        self._pages.append(row)
-        self._ledger.apply(row)
+        self._ledger.apply(self._pages.append(row))
 
     def _move(
         self, mode: Mode, share: float, now: float, who: str, why: str, *, forced: bool = False

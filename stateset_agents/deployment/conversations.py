@@ -392,12 +392,16 @@ class _Batches:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._pending: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
         self._writing: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     async def run(self, call: Callable[[], T]) -> T:
         """The call's result. It is made also if the caller is cancelled meanwhile.
 
-        Raises what it raises, and JournalError for all calls that were to be written together.
+        Raises what it raises, and JournalError for all calls that were to be written together, and after
+        `close`.
         """
+        if self._is_closed:
+            raise JournalError("this deployment was closed: open it again to go on")
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._pending.append((call, future))
         if self._writing is None:
@@ -406,6 +410,7 @@ class _Batches:
 
     async def close(self) -> None:
         """Write what is pending, and end the thread."""
+        self._is_closed = True
         if self._writing is not None:
             await self._writing
         self._thread.shutdown()

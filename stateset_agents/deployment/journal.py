@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -175,10 +176,11 @@ class Journal:
             sql("BEGIN IMMEDIATE")
             try:
                 yield
+                sql("COMMIT")
             except BaseException:
-                sql("ROLLBACK")
+                if self._connection.in_transaction:  # an error of the disk ends it by itself
+                    sql("ROLLBACK")
                 raise
-            sql("COMMIT")
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
@@ -207,7 +209,7 @@ class Journal:
     def records(self) -> list[DeploymentRecord]:
         """Every deployment, the oldest first. Raises JournalError for one that was changed."""
         with self._named():
-            rows = self._connection.execute("SELECT * FROM deployments ORDER BY at, id").fetchall()
+            rows = self._connection.execute("SELECT * FROM deployments ORDER BY length(id), id").fetchall()
         found = []
         for *values, digest in rows:
             if _hash("", "deployments", values) != digest:
@@ -310,13 +312,15 @@ class Pages:
         """Of the next row."""
         return self._last[table][0] + 1
 
-    def append(self, row: Row) -> None:
-        """Add one row after the last, inside a transaction in which all others were read."""
+    def append(self, row: Row) -> Row:
+        """Add one row after the last, inside a transaction in which all others were read; gives it as it will
+        be read."""
         table, values = _stored(row)
         before, last = self._last[table]
         digest = _hash(last, table, [self._deployment, before + 1, *values])
         self._journal.insert(table, [self._deployment, before + 1, *values, digest])
         self._last[table] = (before + 1, digest)
+        return _read(table, before + 1, values)
 
 
 @lru_cache
@@ -331,34 +335,40 @@ def _hash(last: str, table: str, values: Sequence[Any]) -> str:
 
 def _stored(row: Row) -> tuple[str, list[Any]]:
     """The row's table, and its columns from `at` on, of the types in which SQLite gives them back."""
-    at = float(row.at)
+    at = _exact(row.at)
     match row:
         case Move():
             evidence = json.dumps(dict(row.evidence))
             return "transitions", [
                 at,
                 row.mode,
-                float(row.share),
+                _exact(row.share),
                 row.who,
                 row.why,
                 int(row.forced),
                 evidence,
             ]
         case Assignment():
-            return "assignments", [at, row.conversation, row.arm, float(row.probability)]
+            return "assignments", [at, row.conversation, row.arm, _exact(row.probability)]
         case CheckedAnswer():
             found = json.dumps([astuple(each) for each in row.violations]) if row.violations else "[]"
             numbers = [_float(row.seconds), _float(row.cost)]
             return "answers", [at, row.assignment, row.turn, row.arm, *numbers, found, row.agreement]
         case Outcome():
             reward = _float(row.reward)
-            return "outcomes", [at, row.assignment, float(row.success), reward, int(row.is_timeout)]
+            return "outcomes", [at, row.assignment, _exact(row.success), reward, int(row.is_timeout)]
         case Reassigned():
             return "reassigned", [at, row.assignment]
 
 
 def _float(value: float | None) -> float | None:
-    return None if value is None else float(value)
+    """None for NaN, too: SQLite has none, and what is not known is no number."""
+    return None if value is None or math.isnan(value) else _exact(value)
+
+
+def _exact(value: float) -> float:
+    """As SQLite gives it back: it keeps no -0.0, and a hash of that would not be found again."""
+    return float(value) + 0.0
 
 
 def _read(table: str, number: int, values: Sequence[Any]) -> Row:

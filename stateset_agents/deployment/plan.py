@@ -148,6 +148,6 @@ def read_plan(path: Path) -> DeploymentPlan:
         raise ConfigurationError(f"cannot read the plan {str(path)!r}: {error.strerror}") from error
     if data is None:
         data = {}
-    if not isinstance(data, dict):
+    if not isinstance(data, dict) or not all(isinstance(name, str) for name in data):
         raise ConfigurationError(f"{path} must hold the fields of a plan, such as stages: [0.05, 0.25, 0.5]")
     return DeploymentPlan(**data)

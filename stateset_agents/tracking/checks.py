@@ -229,11 +229,16 @@ def _held_out_result(history: History) -> _HeldOutResult | None:
         ("success", "success", "interval"),
         ("reward", "mean_reward", "reward_interval"),
     ):
-        if before.get(interval) and after.get(interval):
+        old, new = before.get(key), after.get(key)
+        if old is None or new is None:
+            continue
+        paired = None
+        if len(gains := history.gains) > 1:
+            paired = mean_interval(gains) or (gains[0], gains[0])  # all are the same
+        if paired or (before.get(interval) and after.get(interval)):
             n = round(after["n"] / after.get("tries", 1))
-            intervals = (before[interval], after[interval])
-            paired = mean_interval(history.gains) if history.gains else None
-            return _HeldOutResult(name, before[key], after[key], intervals, n, paired)
+            intervals = (before.get(interval) or (old, old), after.get(interval) or (new, new))
+            return _HeldOutResult(name, old, new, intervals, n, paired)
     return None
 
 
@@ -259,7 +264,7 @@ def _held_out(history: History) -> Finding | None:
         needed = _round_up(result.scenarios_needed)
         hint = (
             f"{result.n} scenarios are too few to tell this change: about {needed} would "
-            "(evaluation.episodes, or evaluation.tries)"
+            f"(evaluation.episodes{'' if history.is_numeric() else ', or evaluation.tries'})"
         )
     return Finding("held-out", "warn", f"{result}: no clear change", _format_hint(history) or hint)
 

@@ -145,9 +145,13 @@ class RunLog:
 
     def gains(self) -> list[float]:
         """Of a numeric run: the held-out returns after training less those before it, start by start; empty
-        where they were not both written."""
+        where they were not both written. Of a run that was made longer, the last ones."""
         returns: dict[str, dict[int, float]] = {"before": {}, "after": {}}
+        steps: dict[str, int] = {}
         for episode in self.episodes(*returns):
+            if steps.setdefault(episode["stage"], episode["step"]) != episode["step"]:
+                steps[episode["stage"]] = episode["step"]
+                returns[episode["stage"]].clear()
             if episode["return"] is not None:
                 returns[episode["stage"]][episode["seed"]] = episode["return"]
         before = returns["before"]

@@ -210,7 +210,7 @@ def check_observations(observations: Observations, spec: Spec, num_rows: int) ->
             f"{type(observations).__name__}: both must be one array, or both several by name"
         )
     if not isinstance(shape, Mapping):
-        _check_array("observations", observations, (num_rows, *shape), spec)
+        _check_observation("observations", observations, (num_rows, *shape), spec)
         return
     assert isinstance(observations, Mapping)
     for name, part in shape.items():
@@ -218,7 +218,7 @@ def check_observations(observations: Observations, spec: Spec, num_rows: int) ->
             raise ConfigurationError(
                 f"{spec.name}: observations lack {name!r}, which spec.observation_shape has"
             )
-        _check_array(f"observations[{name!r}]", observations[name], (num_rows, *part), spec)
+        _check_observation(f"observations[{name!r}]", observations[name], (num_rows, *part), spec)
 
 
 def check_transition(transition: Transition, spec: Spec, num_rows: int) -> None:
@@ -236,7 +236,15 @@ def check_transition(transition: Transition, spec: Spec, num_rows: int) -> None:
         _check_array(f"components[{name!r}]", part, (num_rows,), spec, kinds="f")
 
 
-_KINDS = {"f": "float32", "b": "bool"}
+_KINDS = {"f": "a float", "b": "bool"}
+
+
+def _check_observation(name: str, array: Any, shape: tuple[int, ...], spec: Spec) -> None:
+    if isinstance(array, np.ndarray) and array.shape == shape and array.dtype != np.float32:
+        raise ConfigurationError(
+            f"{spec.name}: {name} must be float32, got {array.dtype}: give {name}.astype(np.float32)"
+        )
+    _check_array(name, array, shape, spec)
 
 
 def _check_array(name: str, array: Any, shape: tuple[int, ...], spec: Spec, *, kinds: str = "f") -> None:

@@ -34,6 +34,19 @@ class RecordedLoad:
 
     rates: NDArray[np.float64]  # [steps] requests per second
 
+    def __post_init__(self) -> None:
+        if self.rates.ndim != 1:
+            raise ConfigurationError(f"a recorded load must be [steps], got the shape {self.rates.shape}")
+        usable = np.isfinite(self.rates) & (self.rates >= 0)
+        if not usable.all():
+            step = int((~usable).argmax())
+            raise ConfigurationError(
+                f"a recorded load must be requests per second, 0 or more, got {self.rates[step]} in step "
+                f"{step}"
+            )
+        if not self.rates.any():
+            raise ConfigurationError("a recorded load must have a request in some step, got 0 in all")
+
     @property
     def mean_rate(self) -> float:
         """Requests per second, over all of it."""

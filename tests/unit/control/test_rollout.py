@@ -200,6 +200,8 @@ class Changed(Signals):
                 return observations[:, :2]
             case "dtype":
                 return observations.astype(int)
+            case "wide":
+                return observations.astype(float)
             case "names":
                 return {"a": observations}
         return observations
@@ -237,7 +239,8 @@ class Changed(Signals):
         ("dtype", "observations must be float32, got int64"),
         ("names", "both must be one array, or both several by name"),
         ("reward shape", r"rewards must have shape \(4,\), got \(4, 1\)"),
-        ("reward dtype", "rewards must be float32, got int64"),
+        ("wide", r"observations must be float32, got float64: give observations\.astype\(np\.float32\)"),
+        ("reward dtype", "rewards must be a float, got int64"),
         ("terminated dtype", "terminated must be bool, got float64"),
         ("components", r"a step's components are \['named'\] and spec.components \['cost', 'named'\]"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sqlite3
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -104,7 +104,7 @@ def test_a_drop_is_rolled_back_and_its_conversations_go_on_with_the_baseline(tmp
     again = desk.controller.assign(f"c{moved}")
     assert (again.arm, again.is_moved) == ("baseline", True)
     assert desk.controller.assign("later").arm == "baseline"
-    with pytest.raises(ConfigurationError, match="is rolled_back and cannot become gradual: start a new"):
+    with pytest.raises(ConfigurationError, match="is rolled back and cannot be promoted: start a new"):
         desk.controller.promote(who="ann", why="again", to=0.5, force=True)
     restarted = desk.open()
     assert restarted.state == desk.controller.state
@@ -212,6 +212,64 @@ def test_what_a_row_says_cannot_be_changed_unseen(tmp_path: Path) -> None:
             beside.unlink()
 
 
+@pytest.mark.parametrize("number", [-0.0, math.nan, math.inf])
+def test_numbers_that_sqlite_does_not_keep_leave_the_journal_readable(tmp_path: Path, number: float) -> None:
+    desk = Desk(tmp_path)
+    desk.now = -0.0
+    desk.controller.assign("c")
+    desk.controller.record_answer("c", 0, Answer(seconds=1.0, cost=number))
+    desk.controller.report_outcome("c", success=-0.0, reward=-0.0)
+    again = desk.open()
+    assert again.hashes == desk.controller.hashes
+    assert again.status() == desk.controller.status()
+
+
+def test_after_a_failed_write_and_a_failed_read_nothing_is_missing_in_the_journal(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.controller.assign("one")
+    connection = desk.controller._journal._connection
+
+    class Failing:
+        """Fails once at the end of a transaction, and once at what is read then."""
+
+        left: ClassVar[list[str]] = ["COMMIT", "PRAGMA data_version"]
+
+        def execute(self, sql: str, *values: Any) -> Any:
+            if self.left and sql == self.left[0]:
+                self.left.pop(0)
+                raise sqlite3.OperationalError("disk I/O error")
+            return connection.execute(sql, *values)
+
+        @property
+        def in_transaction(self) -> bool:
+            return connection.in_transaction
+
+    desk.controller._journal._connection = Failing()  # type: ignore[assignment]
+    with pytest.raises(JournalError, match="disk I/O error"):
+        desk.controller.assign("two")
+    assert not Failing.left
+    numbers = [desk.controller.assign(name).number for name in ("two", "three")]
+    assert numbers == [2, 3]
+    assert desk.open().hashes == desk.controller.hashes
+
+
+def test_the_last_deployment_is_the_newest_whatever_the_clock_says(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "deployments.sqlite")
+    for clock in (lambda: 100.0, lambda: 50.0):
+        start_deployment(journal, candidate="new", baseline="old", who="ann", clock=clock)
+    assert [record.id for record in journal.records()] == ["0001", "0002"]
+
+
+def test_what_is_over_cannot_be_promoted(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.controller.promote(who="ann", why="sure", to=1, force=True)
+    with pytest.raises(ConfigurationError, match="0001 is full and cannot be promoted: start a new"):
+        desk.controller.promote(who="ann", why="more", force=True)
+    desk.controller.roll_back(who="ann", why="not so sure")
+    with pytest.raises(ConfigurationError, match="0001 is rolled back and cannot be promoted: start a new"):
+        desk.controller.promote(who="ann", why="again")
+
+
 def test_what_is_no_journal_is_named(tmp_path: Path) -> None:
     text = tmp_path / "notes.txt"
     text.write_text("not a database, but longer than a header of SQLite would be, by far, so that it is read")
@@ -253,6 +311,9 @@ def test_plans_are_read_and_checked(tmp_path: Path) -> None:
         read_plan(path)
     path.write_text("steps: [0.5]\n")
     with pytest.raises(ConfigurationError, match="DeploymentPlan has no field 'steps'"):
+        read_plan(path)
+    path.write_text("1: 2\n")
+    with pytest.raises(ConfigurationError, match="must hold the fields of a plan"):
         read_plan(path)
     with pytest.raises(ConfigurationError, match="cannot read the plan"):
         read_plan(tmp_path / "none.yaml")

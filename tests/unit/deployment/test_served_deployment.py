@@ -26,7 +26,7 @@ from stateset_agents.deployment.guards import Answer, Violation, agreement_of
 from stateset_agents.deployment.journal import Journal
 from stateset_agents.deployment.plan import DeploymentPlan
 from stateset_agents.serving.server import AgentServer
-from stateset_agents.types.errors import BackendError, ConfigurationError
+from stateset_agents.types.errors import BackendError, ConfigurationError, JournalError
 from stateset_agents.types.messages import Message, ToolCall
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
@@ -538,6 +538,13 @@ async def test_two_prompts_of_one_model_need_names(tmp_path: Path) -> None:
                 "kind",
             )
             await deployed.close()
+
+
+async def test_who_asks_after_the_end_is_told_so(tmp_path: Path) -> None:
+    async with served(tmp_path) as desk:
+        await desk.deployed.close()
+        with pytest.raises(JournalError, match="this deployment was closed"):
+            await asyncio.wait_for(desk.deployed.status(), 5)
 
 
 def test_calls_of_a_batch_are_written_together_or_not_at_all(tmp_path: Path) -> None:

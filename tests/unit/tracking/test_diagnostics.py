@@ -259,6 +259,45 @@ def test_a_held_out_reward_is_compared_where_there_is_no_verdict(tmp_path: Path)
         assert first.seen.startswith(f"reward 0.2 before training, {after:.3g} after")
 
 
+@pytest.mark.parametrize("level", [500.0, 9.0])
+def test_returns_that_are_all_the_same_in_the_end_are_judged_by_what_they_were(tmp_path, level) -> None:
+    before = [20.0 + seed % 7 for seed in range(20)]
+    log = record(tmp_path, HEALTHY)
+    with JsonlTracker(log.folder) as tracker:
+        for step, (stage, values) in enumerate(
+            (("before", before), ("after", [7.0] * 9), ("after", [level] * 20))
+        ):
+            episodes = [{"seed": seed, "return": value} for seed, value in enumerate(values)]
+            tracker.log_episodes(step, episodes, stage=stage)  # the second one of a shorter run
+    log.folder.write_summary(
+        {
+            "before": {"mean_reward": fmean(before), "reward_interval": list(mean_interval(before)), "n": 20},
+            "after": {"mean_reward": level, "reward_interval": None, "n": 20},
+        }
+    )
+    assert log.gains() == [level - value for value in before]
+    first = diagnose(log)[0]
+    assert (first.check, first.verdict) == ("held-out", "ok" if level > 100 else "fail")
+
+
+def test_the_same_gain_from_every_start_is_a_gain(tmp_path) -> None:
+    log = record(tmp_path, HEALTHY)
+    returns = {
+        "before": [100.0 * seed for seed in range(20)],
+        "after": [100.0 * seed + 5 for seed in range(20)],
+    }
+    with JsonlTracker(log.folder) as tracker:
+        for stage, values in returns.items():
+            episodes = [{"seed": seed, "return": value} for seed, value in enumerate(values)]
+            tracker.log_episodes(STEPS, episodes, stage=stage)
+    sides = {
+        stage: {"mean_reward": fmean(values), "reward_interval": list(mean_interval(values)), "n": 20}
+        for stage, values in returns.items()
+    }
+    log.folder.write_summary(sides)
+    assert diagnose(log)[0].verdict == "ok"
+
+
 @pytest.mark.parametrize(("gain", "verdict"), [(1.0, "ok"), (0.0, "warn"), (-1.0, "fail")])
 def test_returns_of_the_same_starts_are_compared_start_by_start(tmp_path, gain, verdict) -> None:
     log = record(tmp_path, HEALTHY)

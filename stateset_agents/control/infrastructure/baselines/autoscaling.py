@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,28 +27,51 @@ AUTOSCALERS = (Hpa(target=0.6, window_seconds=0.0), Hpa())
 
 def autoscaling(
     *,
-    load: str = "mixed",
-    rates: Sequence[float] = (500.0, 5000.0),
-    severity: float = 1.0,
+    load: str | None = None,
+    rates: Sequence[float] | None = None,
+    severity: float | None = None,
     load_file: str | None = None,
     max_replicas: int = 60,
     startup_seconds: float = 60.0,
     reward: Literal["money", "document"] = "money",
     horizon: int = 480,
 ) -> Autoscaling:
-    """`Autoscaling` from plain numbers. `load_file`: a CSV of measured load, in place of generated one.
+    """`Autoscaling` from plain numbers.
 
-    Raises ConfigurationError for what no cluster, load or file can be.
+    `load`, `rates` and `severity`: of a `GeneratedLoad`, mixed where they are absent; `load_file`: a CSV of
+    measured load in its place. Raises ConfigurationError for what no cluster, load or file can be.
     """
-    if len(rates) != 2:
-        raise ConfigurationError(f"rates must be two that rise from above 0, got {list(rates)}")
+    generated = {
+        name: value
+        for name, value in (("kind", load), ("rates", rates), ("severity", severity))
+        if value is not None
+    }
     workload: Workload
     if load_file is None:
-        workload = GeneratedLoad(kind=load, rates=(rates[0], rates[1]), severity=severity)
+        workload = _generated(generated)
+    elif generated:
+        raise ConfigurationError(
+            f"load_file has the load: leave out {', '.join(generated).replace('kind', 'load')}"
+        )
     else:
         workload = TraceLoad.from_csv(load_file)
     cluster = Cluster(max_replicas=max_replicas, startup_seconds=startup_seconds)
     return Autoscaling(InfrastructureEnv(workload, cluster, reward=reward, horizon=horizon))
+
+
+def _generated(settings: dict[str, Any]) -> GeneratedLoad:
+    if "rates" in settings:
+        rates = settings["rates"]
+        if not isinstance(rates, Sequence) or len(rates) != 2 or not all(map(_is_number, rates)):
+            raise ConfigurationError(f"rates must be two that rise from above 0, got {rates!r}")
+        settings["rates"] = (float(rates[0]), float(rates[1]))
+    if not _is_number(settings.get("severity", 1.0)):
+        raise ConfigurationError(f"severity must be a number, got {settings['severity']!r}")
+    return GeneratedLoad(**settings)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class Autoscaling:

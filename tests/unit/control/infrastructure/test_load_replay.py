@@ -38,6 +38,20 @@ def test_windows_are_played_as_they_were_measured() -> None:
         load.draw(-1, 21, 15.0)
 
 
+@pytest.mark.parametrize(
+    ("rates", "message"),
+    [
+        ([1.0, np.nan, 2.0], "got nan in step 1"),
+        ([1.0, 2.0, -50.0], "got -50.0 in step 2"),
+        ([0.0, 0.0], "got 0 in all"),
+        ([[1.0]], r"must be \[steps\], got the shape \(1, 1\)"),
+    ],
+)
+def test_a_record_that_is_no_load_is_refused(rates: list[float], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        RecordedLoad(np.array(rates))
+
+
 def test_a_replay_has_a_pair_of_mean_rewards_for_each_window() -> None:
     load = RecordedLoad(RATES)
     policy = MlpPolicy(InfrastructureEnv().spec)

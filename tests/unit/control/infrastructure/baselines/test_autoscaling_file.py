@@ -56,6 +56,12 @@ def test_a_trace_is_what_the_clusters_were_in_after_each_step() -> None:
     ("arguments", "words"),
     [
         ({"load": "burst"}, "kind must be"),
+        ({"rates": 5}, "rates must be two that rise from above 0, got 5"),
+        ({"severity": "x"}, "severity must be a number, got 'x'"),
+        (
+            {"load_file": "x.csv", "load": "bursts", "severity": 2.0},
+            "load_file has the load: leave out load, severity",
+        ),
         ({"rates": [500]}, r"rates must be two that rise from above 0, got \[500\]"),
         ({"rates": [5000, 500]}, "rates must be two that rise"),
         ({"max_replicas": 0}, "min_replicas must be at most max_replicas, got 1 and 0"),

@@ -244,7 +244,7 @@ def test_after_a_failed_write_and_a_failed_read_nothing_is_missing_in_the_journa
         def in_transaction(self) -> bool:
             return connection.in_transaction
 
-    desk.controller._journal._connection = Failing()  # type: ignore[assignment]
+    desk.controller._journal._connection = Failing()  # type: ignore[assignment]  # what is asked of it
     with pytest.raises(JournalError, match="disk I/O error"):
         desk.controller.assign("two")
     assert not Failing.left

@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE :=  # or each of the programs that tests start wo
 
 .PHONY: help setup demo reason test test-long test-faults test-crash test-soak test-browser test-openenv test-tau2 test-vllm test-trackers
 .PHONY: test-docs test-quantization test-schema test-renderers test-templates test-torch-linears test-avx2 test-thorough
-.PHONY: test-gymnasium test-long-units test-long-runs slow bench bench-control check smollm2 demo-llm test-llm
+.PHONY: test-gymnasium test-long-units test-long-runs test-long-learning slow bench bench-control check smollm2 demo-llm test-llm
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,8 +61,14 @@ test-long: setup  ## The tests that take minutes and have no target of their own
 test-long-units: setup  ## Those of tests/unit alone
 	@$(call LONG,tests/unit)
 
-test-long-runs: setup  ## Those of tests/integration alone
-	@$(call LONG,tests/integration)
+LEARNING := $(addprefix tests/integration/,control/test_autoscaling.py control/test_acquisition_learning.py \
+	embedded/test_embedded_behaviour.py training/loop/test_summaries.py \
+	training/sft/test_distillation.py training/update/test_picture_learning.py)
+test-long-runs: setup  ## Those of tests/integration alone, without the next target's
+	@$(call LONG,tests/integration $(addprefix --ignore ,$(LEARNING)))
+
+test-long-learning: setup  ## Trainings of minutes that must learn what the pages say
+	@$(call LONG,$(LEARNING))
 
 OF_TEMPLATES := tests/unit/training/update/test_template_rows.py tests/unit/core/chat/test_reply_formats.py \
 	tests/unit/core/chat/test_trl_templates.py tests/unit/training/sft/test_demonstrations.py
@@ -130,11 +136,11 @@ test-browser: setup  ## The report pages in headless Chromium, with axe-core; in
 	@.venv-browser/bin/python -m pytest -m browser tests/browser $(PYTEST_ARGS)
 
 # What takes minutes, in five shares of at most 20 minutes each on two cores.
-SLOW_0 := test-gymnasium test-torch-linears test-quantization test-trackers test-schema test-tau2
+SLOW_0 := test-torch-linears test-quantization test-trackers test-schema test-tau2
 SLOW_1 := test-avx2 test-thorough test-browser test-openenv test-renderers
 SLOW_2 := test-crash test-llm test-templates
-SLOW_3 := test-soak test-long-units
-SLOW_4 := test-faults test-vllm test-long-runs
+SLOW_3 := test-soak test-long-units test-long-runs test-gymnasium
+SLOW_4 := test-faults test-vllm test-long-learning
 
 slow: $(SLOW_$(SHARE))  ## One fifth of the targets above that take minutes: SHARE=0 to 4
 	@test -n "$(SLOW_$(SHARE))" || { echo 'SHARE must be 0 to 4, got "$(SHARE)": make slow SHARE=0' >&2; exit 2; }

@@ -139,8 +139,8 @@ test-browser: setup  ## The report pages in headless Chromium, with axe-core; in
 SLOW_0 := test-torch-linears test-quantization test-trackers test-schema test-tau2
 SLOW_1 := test-avx2 test-thorough test-browser test-openenv test-renderers
 SLOW_2 := test-crash test-llm test-templates
-SLOW_3 := test-soak test-long-units test-gymnasium test-vllm
-SLOW_4 := test-faults test-long-runs test-long-learning
+SLOW_3 := test-soak test-long-units test-gymnasium
+SLOW_4 := test-faults test-vllm test-long-runs test-long-learning
 
 slow: $(SLOW_$(SHARE))  ## One fifth of the targets above that take minutes: SHARE=0 to 4
 	@test -n "$(SLOW_$(SHARE))" || { echo 'SHARE must be 0 to 4, got "$(SHARE)": make slow SHARE=0' >&2; exit 2; }

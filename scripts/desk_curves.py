@@ -212,18 +212,18 @@ sampled, branches included; equal is what the run that spent least has spent. Di
 ![Success on the validation scenarios by steps and by sampled tokens](images/desk-curves.svg)
 """
 UNITS: tuple[Unit, Unit] = ("tokens", "cpu")
-COLOURS = ("#4b5563", "#1d4ed8", "#6d28d9", "#b91c1c", "#047857", "#b45309")
+COLOURS = {"group": "#4b5563", "turn_group": "#1d4ed8", "branch": "#6d28d9", "turn_gae": "#b91c1c"}
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 380, 320, 52, 16, 44, 48
 
 
-def picture(runs: Runs, scenarios: str = "the desk's validation scenarios") -> str:
-    """An SVG of two panels: mean success on these scenarios by steps, and by sampled tokens."""
+def picture(runs: Runs) -> str:
+    """An SVG of two panels: mean success on the validation scenarios by steps, and by sampled tokens."""
     axes: tuple[tuple[Unit, str], ...] = (("steps", "steps"), ("tokens", "thousand tokens sampled"))
     panels = []
     for index, (unit, along) in enumerate(axes):
         panels.append(f'<g transform="translate({index * WIDTH} 0)">{_panel(runs, unit, along)}</g>')
     keys = "".join(
-        f'<text x="{LEFT + 110 * index}" y="20" fill="{_colour(runs, name)}">\u2014 {name}</text>'
+        f'<text x="{LEFT + 110 * index}" y="20" fill="{COLOURS.get(name, "#111827")}">\u2014 {name}</text>'
         for index, name in enumerate(runs)
     )
     ends = ", ".join(
@@ -233,17 +233,13 @@ def picture(runs: Runs, scenarios: str = "the desk's validation scenarios") -> s
     steps = len(next(iter(runs.values()))[0]["success"])
     seeds = len(next(iter(runs.values())))
     words = (
-        f"Success on {scenarios}, mean of {seeds} seeds, by steps and by sampled tokens. "
+        f"Success on the desk's validation scenarios, mean of {seeds} seeds, by steps and by sampled tokens. "
         f"After {steps} steps: {ends}."
     )
     box = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * WIDTH} {HEIGHT}" role="img"'
     style = 'font-family="sans-serif" font-size="13" fill="#374151"'
     back = f'<rect width="{2 * WIDTH}" height="{HEIGHT}" fill="#ffffff"/>'
     return f"{box} {style}><title>{words}</title>{back}{keys}{''.join(panels)}</svg>\n"
-
-
-def _colour(runs: Runs, name: str) -> str:
-    return COLOURS[list(runs).index(name) % len(COLOURS)]
 
 
 def _panel(runs: Runs, unit: Unit, along: str) -> str:
@@ -272,7 +268,7 @@ def _panel(runs: Runs, unit: Unit, along: str) -> str:
             f"{x(fmean(spent for spent, _ in at))},{y(fmean(fmean(map(int, marks)) for _, marks in at))}"
             for at in zip(*plays, strict=True)
         )
-        colour = _colour(runs, name)
+        colour = COLOURS.get(name, "#111827")
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
     return "".join(parts)
 

@@ -115,10 +115,7 @@ class MlpPolicy(nn.Module):
         not fp32 in the processor's memory."""
         if type(self).forward is not MlpPolicy.forward or self._forward_hooks or self._forward_pre_hooks:
             return None
-        if any(
-            part.dtype != torch.float32 or part.device.type != "cpu" or not isinstance(part, nn.Parameter)
-            for part in self.actor.parameters()
-        ):
+        if any(part.dtype != torch.float32 or part.device.type != "cpu" for part in self.actor.parameters()):
             return None
         layers = [
             (layer.weight.detach().numpy().T, layer.bias.detach().numpy())

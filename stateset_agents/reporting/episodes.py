@@ -15,7 +15,7 @@ from typing import Any
 
 from stateset_agents.algorithms.intervals import mean_interval
 from stateset_agents.reporting.curves import Chart, Range, Series, axis
-from stateset_agents.tracking.run_log import MetricLine, RunLog
+from stateset_agents.tracking.run_log import MetricLine, RunLog, held_out_gains
 from stateset_agents.tracking.windows import Window
 
 __all__ = ["action_table", "episode_charts", "numeric_page", "player_table", "window_charts"]
@@ -35,7 +35,7 @@ def numeric_page(log: RunLog, lines: Sequence[MetricLine], summary: Mapping[str,
     episodes = list(log.episodes())
     counts = [(event["step"], event["counts"]) for event in log.events() if event["event"] == "actions"]
     return {
-        "players": player_table(summary, log.gains()),
+        "players": player_table(summary, held_out_gains(episodes)),
         "episodes": [asdict(chart) for chart in episode_charts(episodes, lines)],
         "actions": action_table(counts),
         "windows": [
@@ -195,7 +195,7 @@ def action_table(counts: Sequence[tuple[int, Mapping[str, int]]]) -> dict[str, A
 def player_table(summary: Mapping[str, Any], gains: Sequence[float]) -> list[dict[str, Any]]:
     """Mean returns from the held-out starts: the policy before and after training, and rules.
 
-    `gains`: see `RunLog.gains`; `difference`: of the trained policy to each, paired start by start.
+    `gains`: see `held_out_gains`; `difference`: of the trained policy to each, paired start by start.
     """
     sides = [
         (name, summary[name]) for name in ("before", "after") if "mean_reward" in (summary.get(name) or {})

@@ -13,7 +13,7 @@ from dataclasses import replace
 from stateset_agents.tracking.checks import CHECKS, Check
 from stateset_agents.tracking.history import History
 from stateset_agents.tracking.monitors import MONITORS, Finding, Severity
-from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.tracking.run_log import RunLog, held_out_gains
 
 __all__ = ["Finding", "History", "Severity", "all_passed", "diagnose", "live_findings"]
 
@@ -26,7 +26,7 @@ def diagnose(log: RunLog) -> list[Finding]:
     """
     training = log.config().get("training")
     settings = training if isinstance(training, Mapping) else {}
-    history = History(list(log.metrics()), settings, log.summary(), gains=log.gains())
+    history = History(list(log.metrics()), settings, log.summary(), gains=held_out_gains(log.episodes()))
     if sum(history.finite("rollout/failed")) + sum(history.finite("rollout/unscored")):
         history = replace(history, most_common_error=_most_common_error(log))
     return _findings(CHECKS.values(), history)

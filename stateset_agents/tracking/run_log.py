@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from stateset_agents.tracking.windows import Window
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 
-__all__ = ["MetricLine", "RecordedRollout", "RecordedTurn", "RunLog", "read_rollout"]
+__all__ = ["MetricLine", "RecordedRollout", "RecordedTurn", "RunLog", "held_out_gains", "read_rollout"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,20 +143,6 @@ class RunLog:
             if not stages or record["stage"] in stages:
                 yield record
 
-    def gains(self) -> list[float]:
-        """Of a numeric run: the held-out returns after training less those before it, start by start; empty
-        where they were not both written. Of a run that was made longer, the last ones."""
-        returns: dict[str, dict[int, float]] = {"before": {}, "after": {}}
-        steps: dict[str, int] = {}
-        for episode in self.episodes(*returns):
-            if steps.setdefault(episode["stage"], episode["step"]) != episode["step"]:
-                steps[episode["stage"]] = episode["step"]
-                returns[episode["stage"]].clear()
-            if episode["return"] is not None:
-                returns[episode["stage"]][episode["seed"]] = episode["return"]
-        before = returns["before"]
-        return [value - before[seed] for seed, value in returns["after"].items() if seed in before]
-
     def windows(self) -> list[Window]:
         """Of a numeric training that was measured: held-out episodes over time."""
         if not self.folder.windows.exists():
@@ -176,6 +162,24 @@ class RunLog:
     def events(self) -> Iterator[dict[str, Any]]:
         """Records such as `{"event": "checkpoint saved", "time": "2026-01-31T12:00:00+00:00"}`."""
         return _records(self.folder.events)
+
+
+def held_out_gains(episodes: Iterable[Mapping[str, Any]]) -> list[float]:
+    """Of a numeric run's episodes: the held-out returns after training less those before it, start by start;
+    empty where they were not both written. Of a run that was made longer, the last ones."""
+    returns: dict[str, dict[int, float]] = {"before": {}, "after": {}}
+    steps: dict[str, int] = {}
+    for episode in episodes:
+        stage = episode["stage"]
+        if stage not in returns:
+            continue
+        if steps.setdefault(stage, episode["step"]) != episode["step"]:
+            steps[stage] = episode["step"]
+            returns[stage].clear()
+        if episode["return"] is not None:
+            returns[stage][episode["seed"]] = episode["return"]
+    before = returns["before"]
+    return [value - before[seed] for seed, value in returns["after"].items() if seed in before]
 
 
 def _records(file: Path) -> Iterator[dict[str, Any]]:

@@ -63,7 +63,7 @@ def _would_run(*words: str) -> list[str]:
 def test_each_slow_target_stands_in_one_share_and_five_landings_run_them_all() -> None:
     makefile = (ROOT / "Makefile").read_text()
     named = set(re.findall(r"^(test-[a-z0-9-]+):", makefile, re.MULTILINE))
-    slow = named - {"test-docs", "test-long"}  # the one runs at each landing, the other in halves
+    slow = named - {"test-docs", "test-long"}  # the one runs at each landing, the other in parts
     shares = dict(re.findall(r"^SLOW_(\d) := (.*)$", makefile, re.MULTILINE))
     assert sorted(name for share in shares.values() for name in share.split()) == sorted(slow)
     assert sorted(shares) == ["0", "1", "2", "3", "4"]

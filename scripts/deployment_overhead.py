@@ -2,9 +2,11 @@
 
     OMP_NUM_THREADS=1 .venv/bin/python scripts/deployment_overhead.py
 
+    OMP_NUM_THREADS=1 .venv/bin/python scripts/deployment_overhead.py --tokens 64
+
 First each of the controller's calls by itself, and in batches of 50 as a busy server makes them; a move,
-which is synced to the disk, apart. Then `embedded:desk` serves 16 tokens to 50 clients at once, by itself and
-as the baseline of a deployment whose candidate gets no conversation, in turns. Each conversation has one
+which is synced to the disk, apart. Then `embedded:desk` serves at most 16 tokens to 50 clients at once, by
+itself and as the baseline of a deployment whose candidate gets no conversation, in turns. Each conversation has one
 request, and so an assignment and an answer. CPU seconds are of the server's process.
 """
 
@@ -114,14 +116,14 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def ask(url: str, first: int, count: int) -> list[float]:
+async def ask(url: str, first: int, count: int, tokens: int) -> list[float]:
     """Seconds of each of so many requests, 50 at once."""
     numbers, seconds = iter(range(first, first + count)), []
 
     async def client(http: aiohttp.ClientSession) -> None:
         for number in numbers:
             messages = [{"role": "user", "content": f"where is order K{number}?"}]
-            body = {"messages": messages, "max_tokens": 16, "seed": number}
+            body = {"messages": messages, "max_tokens": tokens, "seed": number}
             since = time.perf_counter()
             async with http.post(f"{url}/chat/completions", json=body) as answer:
                 answer.raise_for_status()
@@ -133,7 +135,7 @@ async def ask(url: str, first: int, count: int) -> list[float]:
     return seconds
 
 
-def served(folder: Path, rounds: int, count: int) -> None:
+def served(folder: Path, rounds: int, count: int, tokens: int) -> None:
     """Both servers, in turns."""
     command = [sys.executable, __file__, "--serve"]
     servers = {
@@ -145,13 +147,13 @@ def served(folder: Path, rounds: int, count: int) -> None:
         for name, server in servers.items():
             assert server.stdout is not None
             urls[name] = server.stdout.readline().strip()
-            asyncio.run(ask(urls[name], 10**6, 2 * AT_ONCE))  # warm
+            asyncio.run(ask(urls[name], 10**6, 2 * AT_ONCE, tokens))  # warm
         cpus: dict[str, list[float]] = {name: [] for name in servers}
         walls: dict[str, list[float]] = {name: [] for name in servers}
         for number in range(rounds):
             for name, server in servers.items():
                 before = cpu_seconds(server.pid)
-                walls[name] += asyncio.run(ask(urls[name], number * count, count))
+                walls[name] += asyncio.run(ask(urls[name], number * count, count, tokens))
                 cpus[name].append((cpu_seconds(server.pid) - before) / count)
         for name in servers:
             print(
@@ -175,6 +177,7 @@ def main() -> None:
     )
     parser.add_argument("--count", type=int, default=2000, help="calls, and requests of a round")
     parser.add_argument("--rounds", type=int, default=5, help="of both servers (0: the calls alone)")
+    parser.add_argument("--tokens", type=int, default=16, help="of an answer, at most")
     parser.add_argument("--serve", choices=("alone", "deployed"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -184,7 +187,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         calls(Path(folder), args.count)
         if args.rounds:
-            served(Path(folder), args.rounds, args.count)
+            served(Path(folder), args.rounds, args.count, args.tokens)
 
 
 if __name__ == "__main__":

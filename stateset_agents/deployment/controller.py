@@ -117,23 +117,23 @@ class DeploymentController:
         _check_id(conversation)
         self.settle()
         with self._writing() as now:
-            known = self._find(conversation)
-            if known is not None:
-                if known.arm == "baseline" or self.state.mode != "rolled_back":
-                    return known
-                if self._journal.find("reassigned", self.record.id, assignment=known.number) is None:
-                    self._append(Reassigned(assignment=known.number, at=now))
-                return replace(known, arm="baseline", is_moved=True)
-            share = self.state.share
-            assignment = Assignment(
-                number=self._pages.next_number("assignments"),
-                conversation=conversation,
-                arm=arm_of(bucket(self.record.salt, conversation), share),
-                probability=share,
-                at=now,
-            )
-            self._append(assignment)
-            return self._remember(assignment)
+            known = self._recent.get(conversation)
+            if known is None:
+                share = self.state.share
+                assignment = Assignment(
+                    number=self._pages.next_number("assignments"),
+                    conversation=conversation,
+                    arm=arm_of(bucket(self.record.salt, conversation), share),
+                    probability=share,
+                    at=now,
+                )
+                if self._append(assignment):
+                    return self._remember(assignment)
+                known = self._assigned(conversation)
+            if known.arm == "baseline" or self.state.mode != "rolled_back":
+                return known
+            self._append(Reassigned(assignment=known.number, at=now))
+            return replace(known, arm="baseline", is_moved=True)
 
     def report_outcome(self, conversation: str, *, success: float, reward: float | None = None) -> Report:
         """How a conversation ended: `success` from 0 to 1, or a bool. The first report counts.
@@ -149,19 +149,12 @@ class DeploymentController:
         with self._writing() as now:
             assignment = self._assigned(conversation)
             self._time_out(now)
-            found = self._journal.find("outcomes", self.record.id, assignment=assignment.number)
-            if found is not None:
-                report = "late" if found[-2] else "again"
-            else:
-                self._append(
-                    Outcome(
-                        assignment=assignment.number,
-                        success=float(success),
-                        reward=reward,
-                        is_timeout=False,
-                        at=now,
-                    )
-                )
+            outcome = Outcome(
+                assignment=assignment.number, success=float(success), reward=reward, is_timeout=False, at=now
+            )
+            if not self._append(outcome):
+                found = self._journal.find("outcomes", self.record.id, assignment=assignment.number)
+                report = "late" if found is not None and found[-2] else "again"
         self.settle()
         return report
 
@@ -177,23 +170,18 @@ class DeploymentController:
         violations = violations_of(self._guards, answer, self.state)
         with self._writing() as now:
             assignment = self._assigned(conversation)
-            arm = assignment.arm if arm is None else arm
-            row = self._journal.find(
-                "answers", self.record.id, assignment=assignment.number, turn=turn, arm=arm
-            )
-            if row is None:
-                self._append(
-                    CheckedAnswer(
-                        assignment=assignment.number,
-                        turn=turn,
-                        arm=arm,
-                        seconds=answer.seconds,
-                        cost=answer.cost,
-                        violations=violations,
-                        agreement=answer.agreement,
-                        at=now,
-                    )
+            self._append(
+                CheckedAnswer(
+                    assignment=assignment.number,
+                    turn=turn,
+                    arm=assignment.arm if arm is None else arm,
+                    seconds=answer.seconds,
+                    cost=answer.cost,
+                    violations=violations,
+                    agreement=answer.agreement,
+                    at=now,
                 )
+            )
         self.settle()
         return violations
 
@@ -345,9 +333,13 @@ class DeploymentController:
         """A clock that is set back stands still here, so that rows keep their order."""
         return max(float(self._clock()), self._ledger.last_at)
 
-    def _append(self, row: Row) -> None:
+    def _append(self, row: Row) -> bool:
+        """False: what is written once stands there already."""
         self._is_unsure = True
-        self._ledger.apply(self._pages.append(row))
+        written = self._pages.append(row)
+        if written is not None:
+            self._ledger.apply(written)
+        return written is not None
 
     def _move(
         self, mode: Mode, share: float, now: float, who: str, why: str, *, forced: bool = False
@@ -374,14 +366,6 @@ class DeploymentController:
                 Outcome(assignment=assignment.number, success=0.0, reward=None, is_timeout=True, at=now)
             )
 
-    def _find(self, conversation: str) -> Assignment | None:
-        if (known := self._recent.get(conversation)) is not None:
-            return known
-        row = self._journal.find("assignments", self.record.id, conversation=conversation)
-        if row is None:
-            return None
-        return self._remember(read_assignment(row[1], row[2:-1]))
-
     def _remember(self, assignment: Assignment) -> Assignment:
         """An assignment stays as it is."""
         self._recent[assignment.conversation] = assignment
@@ -390,10 +374,12 @@ class DeploymentController:
         return assignment
 
     def _assigned(self, conversation: str) -> Assignment:
-        assignment = self._find(conversation)
-        if assignment is None:
+        if (known := self._recent.get(conversation)) is not None:
+            return known
+        row = self._journal.find("assignments", self.record.id, conversation=conversation)
+        if row is None:
             raise ConfigurationError(f"the conversation {conversation!r} was never assigned: assign it first")
-        return assignment
+        return self._remember(read_assignment(row[1], row[2:-1]))
 
 
 def _because(why: str, against: tuple[str, ...]) -> str:

@@ -241,11 +241,10 @@ class Journal:
                 (deployment, number),
             )
 
-    def insert(self, table: str, values: Sequence[Any]) -> None:
-        """One row as it is to be stored; inside a transaction."""
-        marks = ", ".join("?" * len(values))
+    def insert(self, table: str, values: Sequence[Any]) -> bool:
+        """One row as it is to be stored; inside a transaction. False: it stands there already."""
         with self._named():
-            self._connection.execute(f"INSERT INTO {table} VALUES ({marks})", tuple(values))
+            return self._connection.execute(_insertion(table, len(values)), values).rowcount == 1
 
     def find(self, table: str, deployment: str, **values: Any) -> Sequence[Any] | None:
         """The row with these values, as it is stored."""
@@ -312,15 +311,22 @@ class Pages:
         """Of the next row."""
         return self._last[table][0] + 1
 
-    def append(self, row: Row) -> Row:
+    def append(self, row: Row) -> Row | None:
         """Add one row after the last, inside a transaction in which all others were read; gives it as it will
-        be read."""
+        be read. None: what is written once stands there already."""
         table, values = _stored(row)
         before, last = self._last[table]
         digest = _hash(last, table, [self._deployment, before + 1, *values])
-        self._journal.insert(table, [self._deployment, before + 1, *values, digest])
+        if not self._journal.insert(table, [self._deployment, before + 1, *values, digest]):
+            return None
         self._last[table] = (before + 1, digest)
         return _read(table, before + 1, values)
+
+
+@lru_cache
+def _insertion(table: str, num_columns: int) -> str:
+    once = f" ON CONFLICT (deployment, {_ONCE[table]}) DO NOTHING" if table in _ONCE else ""
+    return f"INSERT INTO {table} VALUES ({', '.join('?' * num_columns)}){once}"
 
 
 @lru_cache

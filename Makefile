@@ -62,7 +62,7 @@ test-long-units: setup  ## Those of tests/unit alone
 	@$(call LONG,tests/unit)
 
 LEARNING := $(addprefix tests/integration/,control/test_autoscaling.py control/test_acquisition_learning.py \
-	embedded/test_embedded_behaviour.py training/loop/test_summaries.py \
+	embedded/test_embedded_behaviour.py environments/test_external_program.py training/loop/test_summaries.py \
 	training/sft/test_distillation.py training/update/test_picture_learning.py)
 test-long-runs: setup  ## Those of tests/integration alone, without the next target's
 	@$(call LONG,tests/integration $(addprefix --ignore ,$(LEARNING)))
@@ -136,11 +136,11 @@ test-browser: setup  ## The report pages in headless Chromium, with axe-core; in
 	@.venv-browser/bin/python -m pytest -m browser tests/browser $(PYTEST_ARGS)
 
 # What takes minutes, in five shares of at most 20 minutes each on two cores.
-SLOW_0 := test-torch-linears test-quantization test-trackers test-schema test-tau2
+SLOW_0 := test-torch-linears test-quantization test-trackers test-schema test-tau2 test-long-learning
 SLOW_1 := test-avx2 test-thorough test-browser test-openenv test-renderers
-SLOW_2 := test-crash test-llm test-templates
+SLOW_2 := test-crash test-llm test-templates test-vllm
 SLOW_3 := test-soak test-long-units test-gymnasium
-SLOW_4 := test-faults test-vllm test-long-runs test-long-learning
+SLOW_4 := test-faults test-long-runs
 
 slow: $(SLOW_$(SHARE))  ## One fifth of the targets above that take minutes: SHARE=0 to 4
 	@test -n "$(SLOW_$(SHARE))" || { echo 'SHARE must be 0 to 4, got "$(SHARE)": make slow SHARE=0' >&2; exit 2; }

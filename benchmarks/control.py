@@ -53,8 +53,9 @@ _ZOO_LANDER = {
 }
 
 
-def _ours(environment: Any, training: Mapping[str, Any]) -> Side:
-    return Side(module="numeric", job={"environment": environment, "training": dict(training)})
+def _ours(environment: Any, training: Mapping[str, Any], hidden: Sequence[int] = (64, 64)) -> Side:
+    job = {"environment": environment, "policy": {"hidden": list(hidden)}, "training": dict(training)}
+    return Side(module="numeric", job=job)
 
 
 def _ppo(name: str, rows: int, steps: int, settings: Mapping[str, Any], fall: Sequence[str] = ()) -> Side:
@@ -64,7 +65,7 @@ def _ppo(name: str, rows: int, steps: int, settings: Mapping[str, Any], fall: Se
 
 TASKS: Mapping[str, Mapping[str, Side]] = {
     "cart_pole": {
-        "ours": _ours("cart_pole", _CART_POLE),
+        "ours": _ours("cart_pole", _CART_POLE, hidden=(32, 32)),
         "sb3": _ppo("CartPole-v1", 8, 100_000, _ZOO_CART_POLE, ["learning_rate", "clip_range"]),
         "sb3-128": _ppo(
             "CartPole-v1",

@@ -6,8 +6,8 @@
 
 First each of the controller's calls by itself, and in batches of 50 as a busy server makes them; a move,
 which is synced to the disk, apart. Then `embedded:desk` serves at most 16 tokens to 50 clients at once, by
-itself and as the baseline of a deployment whose candidate gets no conversation, in turns. Each conversation has one
-request, and so an assignment and an answer. CPU seconds are of the server's process.
+itself and as the baseline of a deployment whose candidate gets no conversation, in turns. Each conversation
+has one request, and so an assignment and an answer. CPU seconds are of the server's process.
 """
 
 from __future__ import annotations

@@ -41,4 +41,3 @@ def test_grpo_on_pictures_succeeds_with_them_and_not_with_others(tmp_path: Path)
     results = run_example(tmp_path)
     assert results["GRPO"]["own pictures"][0] >= 0.9
     assert results["GRPO"]["shuffled"][0] <= 0.15
-    assert results["GRPO"]["own pictures"][0] > results["warm start"]["own pictures"][0]

@@ -64,8 +64,10 @@ test-long-units: setup  ## Those of tests/unit alone
 LEARNING := $(addprefix tests/integration/,control/test_autoscaling.py control/test_acquisition_learning.py \
 	embedded/test_embedded_behaviour.py environments/test_external_program.py training/loop/test_summaries.py \
 	training/sft/test_distillation.py training/update/test_picture_learning.py)
+ALONE := tests/integration/serving/test_hostile_bodies.py  # its bounds are in milliseconds
 test-long-runs: setup  ## Those of tests/integration alone, without the next target's
-	@$(call LONG,tests/integration $(addprefix --ignore ,$(LEARNING)))
+	@$(call LONG,tests/integration $(addprefix --ignore ,$(LEARNING) $(ALONE)))
+	@.venv/bin/python -m pytest -n 0 -m long $(ALONE) $(PYTEST_ARGS)
 
 test-long-learning: setup  ## Trainings of minutes that must learn what the pages say
 	@$(call LONG,$(LEARNING))

@@ -238,20 +238,17 @@ import http.client, json, sys, threading, time
 done = threading.Event()
 threading.Thread(target=lambda: (sys.stdin.read(), done.set()), daemon=True).start()
 server = http.client.HTTPConnection(sys.argv[1], timeout=600)
-waits, late = [], []
+waits = []
 while not done.is_set() or len(waits) < 20:
     before = time.perf_counter()
     server.request("GET", "/health")
     response = server.getresponse()
     assert (response.read(), response.status)[1] == 200
-    over = time.perf_counter()
-    waits.append(over - before)
+    waits.append(time.perf_counter() - before)
     time.sleep(0.005)
-    late.append(time.perf_counter() - over - 0.005)
-print(json.dumps([sorted(waits), sorted(late)]))
+print(json.dumps(sorted(waits)))
 """
-"""In a process of its own, so that sending large bodies does not hold it up. How late it wakes is what other
-work on the machine does to any process."""
+"""In a process of its own, so that sending large bodies does not hold it up."""
 
 
 async def attack(server: Served, bodies: list[Body], *, at_once: int, seconds: float = 0.0) -> dict[str, Any]:
@@ -282,13 +279,12 @@ async def attack(server: Served, bodies: list[Body], *, at_once: int, seconds: f
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         poller = await asyncio.create_subprocess_exec(*poll, **pipes)
         await asyncio.gather(*(sender(http) for _ in range(at_once)))
-        waits, late = json.loads((await poller.communicate(b""))[0])
+        waits = json.loads((await poller.communicate(b""))[0])
         assert (await http.post(url, data=chat("hi"), headers=JSON)).status == 200
     return {
         "statuses": sorted(statuses),
         "p99_ms": round(1000 * waits[int(len(waits) * 0.99)], 1),
         "max_ms": round(1000 * waits[-1], 1),
-        "late_ms": round(1000 * late[int(len(late) * 0.99)], 1),
         "polls": len(waits),
         "before_mib": round(before),
         "peak_mib": round(server.peak_mib()),
@@ -370,5 +366,5 @@ async def test_under_attack_health_answers_within_50_ms_and_memory_is_bounded(
         result = await attack(server, bodies, at_once=4, seconds=30)
     print(kind, result)
     assert set(result["statuses"]) <= statuses
-    assert result["p99_ms"] < 50 + 2 * result["late_ms"], result  # client and server each wait for a core
+    assert result["p99_ms"] < 50, result
     assert result["peak_mib"] < result["before_mib"] + more, result

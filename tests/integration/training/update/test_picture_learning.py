@@ -39,5 +39,5 @@ def test_the_picture_example_runs(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_grpo_on_pictures_succeeds_with_them_and_not_with_others(tmp_path: Path) -> None:
     results = run_example(tmp_path)
-    assert results["GRPO"]["own pictures"][0] >= 0.88  # 90.7 % in docs/multimodal.md; other rounding moves it
+    assert results["GRPO"]["own pictures"][0] >= 0.9
     assert results["GRPO"]["shuffled"][0] <= 0.15

@@ -9,10 +9,11 @@ export PYTHONDONTWRITEBYTECODE :=  # or each of the programs that tests start wo
 
 .PHONY: help setup demo reason test test-long test-faults test-crash test-soak test-browser test-openenv test-tau2 test-vllm test-trackers
 .PHONY: test-docs test-quantization test-schema test-renderers test-templates test-torch-linears test-avx2 test-thorough
-.PHONY: test-gymnasium test-long-units test-long-runs test-long-learning slow bench bench-control check smollm2 demo-llm test-llm
+.PHONY: test-gymnasium test-long-units test-long-runs test-learning-policies test-learning-models slow bench
+.PHONY: bench-control check smollm2 demo-llm test-llm
 
 help:  ## Show this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo '  e.g.  make demo SEED=1 ARGS="--max-steps 20"     make test PYTEST_ARGS="-k reward"'
 
 setup:  ## Make .venv, or bring it up to date; does nothing when it is
@@ -61,16 +62,20 @@ test-long: setup  ## The tests that take minutes and have no target of their own
 test-long-units: setup  ## Those of tests/unit alone
 	@$(call LONG,tests/unit)
 
-LEARNING := $(addprefix tests/integration/,control/test_autoscaling.py control/test_acquisition_learning.py \
-	embedded/test_embedded_behaviour.py environments/test_external_program.py training/loop/test_summaries.py \
+OF_POLICIES := $(addprefix tests/integration/,control/test_autoscaling.py control/test_acquisition_learning.py \
+	environments/test_external_program.py)
+OF_MODELS := $(addprefix tests/integration/,embedded/test_embedded_behaviour.py training/loop/test_summaries.py \
 	training/sft/test_distillation.py training/update/test_picture_learning.py)
 ALONE := tests/integration/serving/test_hostile_bodies.py  # its bounds are in milliseconds
-test-long-runs: setup  ## Those of tests/integration alone, without the next target's
-	@$(call LONG,tests/integration $(addprefix --ignore ,$(LEARNING) $(ALONE)))
+test-long-runs: setup  ## Those of tests/integration alone, without the next two targets'
+	@$(call LONG,tests/integration $(addprefix --ignore ,$(OF_POLICIES) $(OF_MODELS) $(ALONE)))
 	@.venv/bin/python -m pytest -n 0 -m long $(ALONE) $(PYTEST_ARGS)
 
-test-long-learning: setup  ## Trainings of minutes that must learn what the pages say
-	@$(call LONG,$(LEARNING))
+test-learning-policies: setup  ## Trainings of minutes of autoscaling, acquisition and an external program
+	@$(call LONG,$(OF_POLICIES))
+
+test-learning-models: setup  ## Trainings of minutes of the models that ship, of summaries, students and pictures
+	@$(call LONG,$(OF_MODELS))
 
 OF_TEMPLATES := tests/unit/training/update/test_template_rows.py tests/unit/core/chat/test_reply_formats.py \
 	tests/unit/core/chat/test_trl_templates.py tests/unit/training/sft/test_demonstrations.py
@@ -137,15 +142,18 @@ test-browser: setup  ## The report pages in headless Chromium, with axe-core; in
 	@.venv/bin/python scripts/beside.py .venv-browser --no-deps axe-playwright-python==0.1.8
 	@.venv-browser/bin/python -m pytest -m browser tests/browser $(PYTEST_ARGS)
 
-# What takes minutes, in five shares of at most 20 minutes each on two cores.
-SLOW_0 := test-torch-linears test-quantization test-trackers test-schema test-tau2 test-long-learning
-SLOW_1 := test-avx2 test-thorough test-browser test-openenv test-renderers
-SLOW_2 := test-crash test-llm test-templates test-vllm
-SLOW_3 := test-soak test-long-units test-gymnasium
-SLOW_4 := test-faults test-long-runs
+# What takes minutes, in eight shares of at most 20 minutes each on two cores.
+SLOW_0 := test-soak test-browser
+SLOW_1 := test-torch-linears test-quantization test-trackers
+SLOW_2 := test-avx2 test-thorough test-openenv test-renderers
+SLOW_3 := test-crash test-llm test-templates test-vllm
+SLOW_4 := test-learning-policies test-tau2
+SLOW_5 := test-learning-models
+SLOW_6 := test-long-units test-schema test-gymnasium test-faults
+SLOW_7 := test-long-runs
 
-slow: $(SLOW_$(SHARE))  ## One fifth of the targets above that take minutes: SHARE=0 to 4
-	@test -n "$(SLOW_$(SHARE))" || { echo 'SHARE must be 0 to 4, got "$(SHARE)": make slow SHARE=0' >&2; exit 2; }
+slow: $(SLOW_$(SHARE))  ## One eighth of the targets above that take minutes: SHARE=0 to 7
+	@test -n "$(SLOW_$(SHARE))" || { echo 'SHARE must be 0 to 7, got "$(SHARE)": make slow SHARE=0' >&2; exit 2; }
 
 check: setup  ## Formatting, lint and strict types
 	.venv/bin/ruff format --check .

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 __all__ = ["Arm", "Assignment", "arm_of", "bucket", "new_salt"]
@@ -38,9 +39,14 @@ def bucket(salt: str, conversation: str) -> float:
 
     53 bits of BLAKE2b (RFC 7693), keyed: whoever chooses conversation ids cannot choose an arm.
     """
-    key = hashlib.blake2b(salt.encode(), digest_size=32).digest()  # a key has at most 64 bytes
-    digest = hashlib.blake2b(conversation.encode(errors="surrogatepass"), digest_size=8, key=key).digest()
-    return (int.from_bytes(digest, "big") >> 11) / 2**53
+    digest = hashlib.blake2b(conversation.encode(errors="surrogatepass"), digest_size=8, key=_key(salt))
+    return (int.from_bytes(digest.digest(), "big") >> 11) / 2**53
+
+
+@lru_cache
+def _key(salt: str) -> bytes:
+    """Of any length that BLAKE2b takes."""
+    return hashlib.blake2b(salt.encode(), digest_size=32).digest()
 
 
 def arm_of(place: float, share: float) -> Arm:

@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -83,8 +83,8 @@ class DeploymentController:
         self.record = journal.record(deployment)
         self._clock = clock
         self._lock = threading.RLock()
-        self._is_batch = False
-        """Is a transaction open in which further calls write, too? Only its thread sees True."""
+        self._batching: int | None = None
+        """The thread in whose open transaction its further calls write, too."""
         self._is_unsure = False
         """Was something added up in this transaction that a failure would take back?"""
         self._guards = (*self.record.plan.guards.checks(), *guards)
@@ -193,18 +193,20 @@ class DeploymentController:
         """
         self.settle()
         with self._writing():
-            self._is_batch = True
+            self._batching = threading.get_ident()
             try:
                 yield
             finally:
-                self._is_batch = False
+                self._batching = None
         self.settle()
 
     def settle(self) -> Deployment:
         """Count what ran out of time, and move if the plan says so; call it now and then where nothing
         happens."""
+        if self._is_batch():
+            return self.state
         with self._lock:
-            if self._is_batch or not self._is_due():
+            if not self._is_due():
                 return self.state
         with self._writing(durable=True) as now:
             self._time_out(now)
@@ -262,10 +264,14 @@ class DeploymentController:
     def status(self) -> dict[str, Any]:
         """What stands where, as JSON knows it."""
         with self._lock:
-            if not self._is_batch:
+            if not self._is_batch():
                 with self._journal.snapshot():
                     self._refresh()
             return status_of(self.record, self._ledger, self._now())
+
+    def _is_batch(self) -> bool:
+        """Is this thread inside a batch?"""
+        return self._batching == threading.get_ident()
 
     def _is_due(self) -> bool:
         """Is there anything to settle? Found without a transaction."""
@@ -304,18 +310,20 @@ class DeploymentController:
                 self._ledger.apply(row)
             self._seen = changes
 
-    @contextmanager
-    def _writing(self, *, durable: bool = False) -> Iterator[float]:
-        """A transaction in which everything written so far is known; gives the time.
+    def _writing(self, *, durable: bool = False) -> AbstractContextManager[float]:
+        """A transaction in which everything written so far is known, or the batch's; gives the time.
 
         If it fails, nothing of it is written, and what was added up is added up anew.
         """
+        if not self._is_batch():
+            return self._transaction(durable=durable)
+        if durable:
+            raise ConfigurationError("a move by hand is no part of a batch: make it outside")
+        return nullcontext(self._now())
+
+    @contextmanager
+    def _transaction(self, *, durable: bool) -> Iterator[float]:
         with self._lock:
-            if self._is_batch:
-                if durable:
-                    raise ConfigurationError("a move by hand is no part of a batch: make it outside")
-                yield self._now()
-                return
             self._is_unsure = True
             try:
                 with self._journal.transaction(durable=durable):

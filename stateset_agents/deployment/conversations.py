@@ -38,8 +38,10 @@ T = TypeVar("T")
 
 _SETTLE_SECONDS = 1.0
 """How often time-outs, and moves that only time brings, are looked for."""
-_GATHER_SECONDS = 0.01
-"""From one transaction to the next: a busy server's calls come together in fewer of them."""
+_SHARE = 1 / 30
+"""Of a core's time that writing may take: after a transaction the calls gather until it has been no more."""
+_LONGEST_GATHER = 0.05
+"""Seconds that a call waits for others at most."""
 _MAX_WHY = 300
 """Characters of an error that the journal keeps."""
 
@@ -424,7 +426,9 @@ class _Batches:
         while self._pending:
             await asyncio.sleep(self._not_before - loop.time())
             batch, self._pending = self._pending, []
-            results = await loop.run_in_executor(self._thread, self._write, [call for call, _ in batch])
+            results, seconds = await loop.run_in_executor(
+                self._thread, self._write, [call for call, _ in batch]
+            )
             for (_, future), (value, error) in zip(batch, results, strict=True):
                 if future.done():  # its caller was cancelled
                     continue
@@ -432,10 +436,16 @@ class _Batches:
                     future.set_result(value)
                 else:
                     future.set_exception(error)
-            self._not_before = loop.time() + _GATHER_SECONDS
+            self._not_before = loop.time() + min(seconds / _SHARE, _LONGEST_GATHER)
         self._writing = None
 
-    def _write(self, calls: Sequence[Callable[[], Any]]) -> list[tuple[Any, Exception | None]]:
+    def _write(self, calls: Sequence[Callable[[], Any]]) -> tuple[list[tuple[Any, Exception | None]], float]:
+        """Each call's value or error, and the CPU seconds that all took."""
+        begun = time.thread_time()
+        results = self._results(calls)
+        return results, time.thread_time() - begun
+
+    def _results(self, calls: Sequence[Callable[[], Any]]) -> list[tuple[Any, Exception | None]]:
         results: list[tuple[Any, Exception | None]] = []
         try:
             with self._controller.batch():

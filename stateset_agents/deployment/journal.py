@@ -43,6 +43,10 @@ _VERSION = 2
 _BUSY_TIMEOUT = 30.0
 """Seconds to wait for another process that is writing."""
 
+_JSON = json.JSONEncoder(check_circular=False)
+_NONE = "[]"
+"""No violations, as JSON."""
+
 TABLES = {
     "transitions": "at REAL, mode TEXT, share REAL, who TEXT, why TEXT, forced INTEGER, evidence TEXT",
     "assignments": "at REAL, conversation TEXT, arm TEXT, probability REAL",
@@ -98,6 +102,8 @@ class Journal:
         False also if there is none."""
         self.path = Path(path)
         self._errors = _Named(self.path)
+        self._is_durable: bool | None = None
+        """What the connection is set to."""
         if not create and not self.path.is_file():
             raise JournalError(f"there is no journal {str(path)!r}: `stateset-agents deploy` makes one")
         with self._named():
@@ -172,7 +178,9 @@ class Journal:
         """
         sql = self._connection.execute
         with self._named():
-            sql(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+            if durable is not self._is_durable:
+                sql(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+                self._is_durable = durable
             sql("BEGIN IMMEDIATE")
             try:
                 yield
@@ -243,8 +251,7 @@ class Journal:
 
     def insert(self, table: str, values: Sequence[Any]) -> bool:
         """One row as it is to be stored; inside a transaction. False: it stands there already."""
-        with self._named():
-            return self._connection.execute(_insertion(table, len(values)), values).rowcount == 1
+        return self._connection.execute(_insertion(table, len(values)), values).rowcount == 1
 
     def find(self, table: str, deployment: str, **values: Any) -> Sequence[Any] | None:
         """The row with these values, as it is stored."""
@@ -336,7 +343,7 @@ def _query(table: str, names: tuple[str, ...]) -> str:
 
 def _hash(last: str, table: str, values: Sequence[Any]) -> str:
     """Floats are written as their shortest exact decimals, so equal text means equal bits."""
-    return hashlib.sha256(json.dumps([last, table, *values]).encode()).hexdigest()
+    return hashlib.sha256(_JSON.encode([last, table, *values]).encode()).hexdigest()
 
 
 def _stored(row: Row) -> tuple[str, list[Any]]:
@@ -357,7 +364,7 @@ def _stored(row: Row) -> tuple[str, list[Any]]:
         case Assignment():
             return "assignments", [at, row.conversation, row.arm, _exact(row.probability)]
         case CheckedAnswer():
-            found = json.dumps([astuple(each) for each in row.violations]) if row.violations else "[]"
+            found = json.dumps([astuple(each) for each in row.violations]) if row.violations else _NONE
             numbers = [_float(row.seconds), _float(row.cost)]
             return "answers", [at, row.assignment, row.turn, row.arm, *numbers, found, row.agreement]
         case Outcome():
@@ -401,7 +408,7 @@ def _read(table: str, number: int, values: Sequence[Any]) -> Row:
                 arm=_arm(arm),
                 seconds=seconds,
                 cost=cost,
-                violations=tuple(Violation(*parts) for parts in json.loads(found)),
+                violations=() if found == _NONE else tuple(Violation(*parts) for parts in json.loads(found)),
                 agreement=agreement,
             )
         case "outcomes":

@@ -6,7 +6,7 @@ import asyncio
 import json
 import sqlite3
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import pytest
 from stateset_agents.backends.scripted import ScriptedBackend, ScriptedRequest
 from stateset_agents.cli.main import main
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
+from stateset_agents.deployment import conversations
 from stateset_agents.deployment.assignment import Arm
 from stateset_agents.deployment.controller import DeploymentController
 from stateset_agents.deployment.conversations import Deployed
@@ -545,6 +546,28 @@ async def test_who_asks_after_the_end_is_told_so(tmp_path: Path) -> None:
         await desk.deployed.close()
         with pytest.raises(JournalError, match="this deployment was closed"):
             await asyncio.wait_for(desk.deployed.status(), 5)
+
+
+@pytest.mark.parametrize(("share", "fewest", "most"), [(1e-9, 1, 4), (1e9, 8, 30)])
+async def test_calls_gather_until_writing_has_no_more_than_its_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, fewest: int, most: int
+) -> None:
+    monkeypatch.setattr(conversations, "_SHARE", share)
+    async with served(tmp_path) as desk:
+        batch, transactions = desk.deployed.controller.batch, 0
+
+        def counted() -> AbstractContextManager[None]:
+            nonlocal transactions
+            transactions += 1
+            return batch()
+
+        monkeypatch.setattr(desk.deployed.controller, "batch", counted)
+        calls = []
+        for _ in range(30):
+            calls.append(asyncio.create_task(desk.deployed.status()))
+            await asyncio.sleep(0.003)
+        await asyncio.gather(*calls)
+    assert fewest <= transactions <= most
 
 
 def test_calls_of_a_batch_are_written_together_or_not_at_all(tmp_path: Path) -> None:

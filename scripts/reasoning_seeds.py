@@ -1,7 +1,7 @@
 """Does an agent learn to think, and is it the thinking that pays? Five seeds, two controls.
 
-    python scripts/reasoning_seeds.py
-    python scripts/reasoning_seeds.py --write  # the table of docs/reasoning.md too
+    python -m scripts.reasoning_seeds
+    python -m scripts.reasoning_seeds --write  # the table of docs/reasoning.md too
 
 - reinforced: the training of examples/reason.yaml, of `embedded:reasoner`;
 - without thinking: the same from a model whose warm start had as many tokens and never a thought;
@@ -25,11 +25,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from scripts.page_tables import mean_and_range, write_table
+
 ROOT = Path(__file__).resolve().parent.parent
-CONFIG, PAGE = ROOT / "examples" / "reason.yaml", ROOT / "docs" / "reasoning.md"
+CONFIG = ROOT / "examples" / "reason.yaml"
 WAYS = ("reinforced", "without thinking", "fine-tuned")
-MARKS = ("<!-- seeds -->", "<!-- /seeds -->")
-"""Around the table of the page."""
 
 
 async def measured(agent: Any, environment: Any, config: Any) -> dict[str, Any]:
@@ -171,23 +171,17 @@ def table(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
             deeper = [record[f"{stage}, deeper"]["sampled"] for record in records][: len(at)]
             related = [one["steps_by_difficulty"] for one in at]
             cells = [
-                _range([one["sampled"] for one in at]),
-                _range([one["greedy"] for one in at]),
-                _range([one["pass_at_8"] for one in at]),
-                _range([one["format"] for one in at]),
+                mean_and_range([one["sampled"] for one in at]),
+                mean_and_range([one["greedy"] for one in at]),
+                mean_and_range([one["pass_at_8"] for one in at]),
+                mean_and_range([one["format"] for one in at]),
                 f"{fmean(one['steps'] for one in at):.2f}",
                 "-" if None in related else f"{fmean(related):.2f}",
-                _range(deeper),
+                mean_and_range(deeper),
                 "" if stage == "before" else f"{fmean(record['cpu_seconds'] for record in records):.0f}",
             ]
             lines.append(f"| {way}, {stage} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def _range(shares: Sequence[float]) -> str:
-    """ "93.1 % (91.0-95.2)": the mean, and the least and the most of several."""
-    mean = f"{fmean(shares):.1%}"
-    return mean if len(shares) == 1 else f"{mean} ({100 * min(shares):.1f} to {100 * max(shares):.1f})"
 
 
 def main() -> None:
@@ -232,10 +226,7 @@ def main() -> None:
     made = table(results)
     print(made)
     if chosen.write:
-        page = PAGE.read_text(encoding="utf-8")
-        head, _, rest = page.partition(MARKS[0])
-        _, _, tail = rest.partition(MARKS[1])
-        PAGE.write_text(f"{head}{MARKS[0]}\n{made}\n{MARKS[1]}{tail}", encoding="utf-8")
+        write_table("reasoning.md", "seeds", made)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stateset_agents.training.sft.demonstrations import Demonstrations
     from stateset_agents.training.update.batch import Sample
 
-__all__ = ["RECIPES", "BuildResult", "Shown", "add_parser", "build_embedded", "run"]
+__all__ = ["RECIPES", "BuildResult", "Shown", "add_parser", "build_embedded", "build_recipe", "run"]
 
 RECIPES: Mapping[str, str] = {
     "desk": "stateset_agents.embedded.recipes.desk:recipe",
@@ -127,12 +127,6 @@ def build_embedded(
     Raises ConfigurationError for an unknown model, counts below 1 and an output that is no folder or cannot
     be written.
     """
-    import yaml
-
-    from stateset_agents.backends.pretrained.library_logs import suppress_library_logs
-    from stateset_agents.embedded.network import new_model
-    from stateset_agents.embedded.tokenizer import build_tokenizer, texts
-
     for name, value in (("steps", steps), ("dialogues", dialogues)):
         if value is not None and value < 1:
             raise ConfigurationError(f"{name} must be at least 1, got {value}")
@@ -140,16 +134,29 @@ def build_embedded(
         raise ConfigurationError(
             f"no recipe is called {model!r}{nearest(model, RECIPES)}: there are {', '.join(sorted(RECIPES))}"
         )
-    output = Path(output)
-    if output.exists() and not output.is_dir():
-        raise ConfigurationError(f"output {str(output)!r} is a file; give a folder")
-    with _writing(output):  # before the minutes of work
-        output.mkdir(parents=True, exist_ok=True)
-        (output / "README.md").touch()
-    start = time.monotonic()
+    output = _checked(output)
     wanted = {"steps": steps, "dialogues": dialogues, "habits": habits}
     chosen = {name: value for name, value in wanted.items() if value is not None}
     recipe: Recipe = imported("recipe", RECIPES[model])(seed=seed, **chosen)
+    return build_recipe(output, recipe, seed=seed, on_step=on_step)
+
+
+def build_recipe(
+    output: str | Path,
+    recipe: Recipe,
+    *,
+    seed: int = 0,
+    on_step: Callable[[int, int, float], None] | None = None,
+) -> BuildResult:
+    """`build_embedded` for a recipe of your own."""
+    import yaml
+
+    from stateset_agents.backends.pretrained.library_logs import suppress_library_logs
+    from stateset_agents.embedded.network import new_model
+    from stateset_agents.embedded.tokenizer import build_tokenizer, texts
+
+    output = _checked(output)
+    start = time.monotonic()
     tokenizer = build_tokenizer(
         texts(recipe.vocabulary),
         max_length=recipe.context_length,
@@ -188,6 +195,17 @@ _FILES = (
     *("config.json", "generation_config.json", "model.safetensors"),
     *("chat_template.jinja", "tokenizer.json", "tokenizer_config.json"),
 )
+
+
+def _checked(output: str | Path) -> Path:
+    """The folder, made and written to before the minutes of work."""
+    output = Path(output)
+    if output.exists() and not output.is_dir():
+        raise ConfigurationError(f"output {str(output)!r} is a file; give a folder")
+    with _writing(output):
+        output.mkdir(parents=True, exist_ok=True)
+        (output / "README.md").touch()
+    return output
 
 
 def _card(card: str, facts: Mapping[str, object]) -> str:

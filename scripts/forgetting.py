@@ -1,0 +1,185 @@
+"""What an agent forgets of one domain while it learns the next, without replay and with it.
+
+    python -m scripts.forgetting
+    python -m scripts.forgetting --write  # the table of docs/continual.md too
+
+A network as small as `embedded:reasoner` is shown how expressions and equations are solved in writing, and
+then, as that model is, bad habits in both. GRPO teaches it expressions; from there it learns equations, once
+with each share of replay. Everything begins anew for each seed. What is there already
+(runs/forgetting/SEED.json) is not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import random
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from scripts.page_tables import mean_and_range, write_table
+from stateset_agents.types.messages import Message
+
+SHARES = (0.0, 0.25, 0.5)
+FIRST, SECOND = "expressions", "equations"
+
+
+def domains(seed: int, num_train: int) -> dict[str, Any]:
+    """Both, with training problems of their own seed."""
+    from stateset_agents.environments.problems import ArithmeticProblems, EquationProblems
+
+    settings: dict[str, Any] = {"system_prompt": "", "num_train": num_train, "seed": seed}
+    return {
+        FIRST: ArithmeticProblems(max_operations=3, **settings),
+        SECOND: EquationProblems(max_level=2, **settings),
+    }
+
+
+def recipe(seed: int, num_train: int, steps: int) -> Any:
+    """The reasoner's two phases, with both domains: the skill, then the habits."""
+    from dataclasses import replace
+
+    from stateset_agents.embedded.recipes import reasoner
+    from stateset_agents.environments.problems.traces import choose_habit, reply_of
+    from stateset_agents.types.seeds import derive
+
+    def shown(habits: Mapping[str, float]) -> list[tuple[Message, ...]]:
+        dialogues: list[tuple[Message, ...]] = []
+        for environment in domains(seed, num_train).values():
+            for scenario in environment.scenarios("train"):
+                rng = random.Random(derive(seed, "habit", scenario.id))
+                reply = reply_of(environment.solve(scenario), choose_habit(habits, rng), rng)
+                dialogues.append((Message(role="user", content=scenario.opening), reply))
+        return dialogues
+
+    made = reasoner.recipe(seed=seed, steps=steps, dialogues=3)
+    skill, habits = made.phases
+    phases = [
+        replace(skill, dialogues=shown({"careful": 1.0})),
+        replace(habits, dialogues=shown(reasoner.BAD_HABITS)),
+    ]
+    return replace(made, phases=phases, vocabulary=phases[0].dialogues)
+
+
+async def play(folder: Path, seed: int, chosen: argparse.Namespace) -> dict[str, Any]:
+    """One seed: the first domain, then the second with each share."""
+    from stateset_agents import AgentConfig, TrainingConfig
+    from stateset_agents.embedded.recipes.reasoner import RECOMMENDED
+    from stateset_agents.reasoners import ContinualGRPO
+
+    both = domains(seed, chosen.problems)
+
+    def training(name: str) -> TrainingConfig:
+        return TrainingConfig(
+            **{
+                **RECOMMENDED,
+                "max_steps": chosen.steps,
+                "seed": seed,
+                "output_dir": str(folder / "runs"),
+                "run_name": name,
+                "save_steps": 0,
+                "log_rollouts": False,
+                "progress": False,
+            }
+        )
+
+    def learner(model: Path, share: float) -> ContinualGRPO:
+        return ContinualGRPO(
+            AgentConfig(model_name=str(model), max_new_tokens=64),
+            replay_share=share,
+            eval_episodes=chosen.episodes,
+            eval_tries=4,
+        )
+
+    def success(measured: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: [one.success, *one.interval] for name, one in measured.items()}
+
+    record: dict[str, Any] = {"seed": seed, "shares": {}}
+    async with learner(folder / "model", 0.0) as first:
+        began = time.process_time()
+        learned = await first.learn_new_domain(FIRST, both[FIRST], training("first"))
+        record["first"] = {"before": success(learned.before), "after": success(learned.after)}
+        record["first_cpu_seconds"] = time.process_time() - began
+        memory, trained = first.memory, folder / "first"
+        shutil.copytree(learned.run / "final", trained, dirs_exist_ok=True)
+    for share in chosen.shares:
+        async with learner(trained, share) as later:
+            later.memory = memory
+            later.add_domain(FIRST, both[FIRST])
+            began = time.process_time()
+            learned = await later.learn_new_domain(SECOND, both[SECOND], training(f"share-{share:g}"))
+            record["shares"][str(share)] = {
+                "before": success(learned.before),
+                "after": success(learned.after),
+                "kept": learned.kept[FIRST],
+                "cpu_seconds": time.process_time() - began,
+            }
+            print(seed, share, json.dumps(record["shares"][str(share)]), flush=True)
+    return record
+
+
+def table(records: Sequence[Mapping[str, Any]]) -> str:
+    """Markdown: means over the seeds, and their range."""
+    firsts = [record["first"] for record in records]
+    lines = [
+        f"| after | {FIRST} | {SECOND} | {FIRST} kept | CPU s |",
+        "|---" * 5 + "|",
+        f"| warm start | {mean_and_range([one['before'][FIRST][0] for one in firsts])} | "
+        f"{mean_and_range([record['shares']['0.0']['before'][SECOND][0] for record in records])}* | | |",
+        f"| {FIRST} | {mean_and_range([one['after'][FIRST][0] for one in firsts])} | | | "
+        f"{fmean(record['first_cpu_seconds'] for record in records):.0f} |",
+    ]
+    for share in records[0]["shares"]:
+        at = [record["shares"][share] for record in records]
+        cells = [
+            f"{SECOND}, replay {float(share):g}",
+            mean_and_range([one["after"][FIRST][0] for one in at]),
+            mean_and_range([one["after"][SECOND][0] for one in at]),
+            mean_and_range([one["kept"] for one in at]),
+            f"{fmean(one['cpu_seconds'] for one in at):.0f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    import torch
+
+    from stateset_agents.cli.build_embedded import build_recipe
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--shares", type=float, nargs="+", default=list(SHARES))
+    parser.add_argument("--problems", type=int, default=4000, help="for training, of each domain")
+    parser.add_argument("--skill-steps", type=int, default=2500, help="of the warm start's first phase")
+    parser.add_argument("--steps", type=int, default=200, help="of each training")
+    parser.add_argument("--episodes", type=int, default=150, help="held-out problems of each domain")
+    parser.add_argument("--folder", type=Path, default=Path("runs/forgetting"))
+    parser.add_argument("--write", action="store_true", help="write the table into docs/continual.md")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    records = []
+    for seed in range(chosen.seeds):
+        file, folder = chosen.folder / f"{seed}.json", chosen.folder / str(seed)
+        if not file.exists():
+            if not (folder / "model" / "recommended.yaml").is_file():
+                build_recipe(folder / "model", recipe(seed, chosen.problems, chosen.skill_steps), seed=seed)
+            file.write_text(json.dumps(asyncio.run(play(folder, seed, chosen))))
+        records.append(json.loads(file.read_text()))
+    made = table(records)
+    print(made)
+    if chosen.write:
+        write_table("continual.md", "forgetting", made)
+
+
+if __name__ == "__main__":
+    main()

@@ -16,7 +16,6 @@ import asyncio
 import json
 import logging
 import random
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -106,8 +105,7 @@ async def play(folder: Path, seed: int, chosen: argparse.Namespace) -> dict[str,
         learned = await first.learn_new_domain(FIRST, both[FIRST], training("first"))
         record["first"] = {"before": success(learned.before), "after": success(learned.after)}
         record["first_cpu_seconds"] = time.process_time() - began
-        memory, trained = first.memory, folder / "first"
-        shutil.copytree(learned.run / "final", trained, dirs_exist_ok=True)
+        memory, trained = first.memory, await first.agent.save_pretrained(folder / "first")
     for share in chosen.shares:
         async with learner(trained, share) as later:
             later.memory = memory

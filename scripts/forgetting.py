@@ -101,6 +101,7 @@ async def play(folder: Path, seed: int, chosen: argparse.Namespace) -> dict[str,
 
     record: dict[str, Any] = {"seed": seed, "shares": {}}
     async with learner(folder / "model", 0.0) as first:
+        first.add_domain(SECOND, both[SECOND])  # to be measured
         began = time.process_time()
         learned = await first.learn_new_domain(FIRST, both[FIRST], training("first"))
         record["first"] = {"before": success(learned.before), "after": success(learned.after)}
@@ -128,22 +129,25 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
     lines = [
         f"| after | {FIRST} | {SECOND} | {FIRST} kept | CPU s |",
         "|---" * 5 + "|",
-        f"| warm start | {mean_and_range([one['before'][FIRST][0] for one in firsts])} | "
-        f"{mean_and_range([record['shares']['0.0']['before'][SECOND][0] for record in records])}* | | |",
-        f"| {FIRST} | {mean_and_range([one['after'][FIRST][0] for one in firsts])} | | | "
+        f"| warm start | {_shares(firsts, 'before')} | | |",
+        f"| {FIRST} | {_shares(firsts, 'after')} | | "
         f"{fmean(record['first_cpu_seconds'] for record in records):.0f} |",
     ]
     for share in records[0]["shares"]:
         at = [record["shares"][share] for record in records]
         cells = [
             f"{SECOND}, replay {float(share):g}",
-            mean_and_range([one["after"][FIRST][0] for one in at]),
-            mean_and_range([one["after"][SECOND][0] for one in at]),
+            _shares(at, "after"),
             mean_and_range([one["kept"] for one in at]),
             f"{fmean(one['cpu_seconds'] for one in at):.0f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _shares(stages: Sequence[Mapping[str, Any]], stage: str) -> str:
+    """Two cells of a row."""
+    return " | ".join(mean_and_range([one[stage][name][0] for one in stages]) for name in (FIRST, SECOND))
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -42,8 +43,7 @@ def template() -> str:
 
 def recipe(seed: int, problems: int, steps: int, cut_to: int = SHOWN[-1]) -> Any:
     """A part's own conversation is shown as often as it is asked for."""
-    from stateset_agents.embedded.recipes.reasoner import TAGS
-    from stateset_agents.embedded.recipes.recipe import Phase, Recipe
+    from stateset_agents.embedded.recipes import reasoner
     from stateset_agents.environments.problems import DecomposedArithmetic
 
     dialogues: list[tuple[Message, ...]] = []
@@ -66,27 +66,14 @@ def recipe(seed: int, problems: int, steps: int, cut_to: int = SHOWN[-1]) -> Any
                 )
                 dialogues.append((Message(role="user", content=scenario.opening), reply))
             dialogues += [tuple(row) for row in environment.demonstrate(scenario)]
-    settings = {
-        "per_device_train_batch_size": 32,
-        "learning_rate": 3e-3,
-        "lr_scheduler_type": "cosine",
-        "lr_min_ratio": 0.1,
-        "warmup_ratio": 0.02,
-        "adam_beta2": 0.98,
-        "weight_decay": 0.0,
-        "precision": "fp32",
-    }
-    return Recipe(
+    made = reasoner.recipe(seed=seed, steps=steps, dialogues=3)
+    return replace(
+        made,
         vocabulary=dialogues,
-        tags=TAGS,
-        phases=[Phase(dialogues=dialogues, steps=steps, settings=settings)],
+        phases=[replace(made.phases[0], dialogues=dialogues)],
         context_length=CONTEXT,
         max_new_tokens=96,
-        network={"num_hidden_layers": 3, "intermediate_size": 256},
         chat_template=template(),
-        card="",
-        recommended={},
-        facts={},
     )
 
 

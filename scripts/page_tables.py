@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-__all__ = ["mean_and_range", "write_table"]
+__all__ = ["DOCS", "mean_and_range", "write_table"]
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 

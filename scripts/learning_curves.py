@@ -1,14 +1,13 @@
-"""How fast does each advantage estimator learn the retail desk, by steps, by sampled tokens, by CPU time?
+"""Trainings of an example that differ in settings: success by steps, by sampled tokens, by CPU time.
 
-The runs are those of examples/demo.yaml with nothing changed but the estimator and the seed, one torch
-thread each, stopped after 60 of the 110 steps. Every ten steps the validation scenarios are played, at the
-end those of the test; what became of each scenario is kept, so that two estimators are compared scenario by
-scenario and seed by seed.
+    python -m scripts.learning_curves estimators          # half a minute a run (branch: one) at the desk
+    python -m scripts.learning_curves curricula           # about two minutes a run of the reasoner
+    python -m scripts.learning_curves estimators --write  # table and picture of its page in docs/ too
 
-    python scripts/desk_curves.py          # half a minute a run (branch: one); again: only what is missing
-    python scripts/desk_curves.py --write  # the table of docs/results.md and docs/images/desk-curves.svg too
-
-Runs that are there already (runs/desk-curves/ESTIMATOR-SEED.json) are not made again.
+Nothing but an arm's settings and the seed changes; each run has one torch thread. Every few steps the
+validation scenarios are played, at the end those of the test; what became of each scenario is kept, so that
+two arms are compared scenario by scenario and seed by seed. Runs that are there already
+(runs/curves/COMPARISON/ARM-SEED.json) are not made again.
 """
 
 from __future__ import annotations
@@ -21,25 +20,73 @@ import multiprocessing
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
+from scripts.page_tables import DOCS, write_table
 from stateset_agents.algorithms.intervals import crossed_interval
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGE, PICTURE = ROOT / "docs" / "results.md", ROOT / "docs" / "images" / "desk-curves.svg"
 
-ESTIMATORS = ("group", "turn_group", "branch", "turn_gae")
-EVERY = 10
-"""Steps between two plays of the validation scenarios."""
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Several ways to train one example."""
+
+    config: str
+    """The example's file."""
+    arms: Mapping[str, Mapping[str, Any]]
+    """Name -> what it changes in `training`; the others are compared with the first."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Of `training`, for all arms."""
+    steps: int
+    """After which each run stops."""
+    every: int
+    """Steps between two plays of the validation scenarios."""
+    looks: tuple[int, int]
+    """Steps that the table shows besides the last."""
+    page: str
+    """In docs/; it has the marks of the table, which are named as the comparison."""
+    title: str
+    """Of the picture."""
+
+
+COMPARISONS: Mapping[str, Comparison] = {
+    "estimators": Comparison(
+        config="examples/demo.yaml",
+        arms={name: {"advantage_estimator": name} for name in ("group", "turn_group", "branch", "turn_gae")},
+        steps=60,
+        every=10,
+        looks=(20, 40),
+        page="results.md",
+        title="Success on the desk's validation scenarios",
+    ),
+    "curricula": Comparison(
+        config="examples/reason.yaml",
+        arms={
+            "flat": {},
+            "stages": {
+                "stages": [{"until": 0.25, "difficulty": 2}, {"until": 0.5, "difficulty": [2, 3]}, {}]
+            },
+            "success": {"scenario_order": "success"},
+            "sizes": {"group_sizes": "success"},
+            "gdpo": {"multi_objective_aggregation": "normalize_then_sum"},
+        },
+        settings={"max_steps": 150},
+        steps=150,
+        every=25,
+        looks=(50, 100),
+        page="curriculum.md",
+        title="Success on the reasoner's validation problems",
+    ),
+}
 
 
 class Watch:
-    """Keeps what a run shows, step by step."""
+    """Keeps what a run shows, step by step, and stops it after so many, if any."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int | None = None) -> None:
         self.steps = steps
         self.success: list[float] = []
         self.tokens: list[float] = []
@@ -69,24 +116,25 @@ def verdicts(evaluation: Any) -> str:
     return "".join(str(int(bool(group.trajectories[0].success))) for group in evaluation.groups)
 
 
-async def run(estimator: str, seed: int, steps: int) -> dict[str, Any]:
+async def run(comparison: Comparison, arm: str, seed: int) -> dict[str, Any]:
     """Train once; what is given back is JSON."""
     from stateset_agents.training.experiment import Experiment, load_experiment
 
     with tempfile.TemporaryDirectory() as folder:
         settings = {
-            "advantage_estimator": estimator,
+            **comparison.settings,
+            **comparison.arms[arm],
             "seed": seed,
-            "eval_steps": EVERY,
-            "eval_episodes": 120,  # all
+            "eval_steps": comparison.every,
+            "eval_episodes": 150,  # all, and no example has more
             "save_steps": 0,
             "log_rollouts": False,
             "progress": False,
             "output_dir": folder,
         }
         changes = {f"training.{name}": value for name, value in settings.items()}
-        watch = Watch(steps)
-        config = load_experiment("examples/demo.yaml", changes)
+        watch = Watch(comparison.steps)
+        config = load_experiment(comparison.config, changes)
         async with Experiment(config, callbacks=[watch], measures=False) as experiment:
             trainer = experiment.trainer
             families = [scenario.family for scenario in trainer.environment.scenarios("validation")]
@@ -95,7 +143,7 @@ async def run(estimator: str, seed: int, steps: int) -> dict[str, Any]:
             number = len(trainer.environment.scenarios("test"))
             sampled = await trainer.evaluate("test", episodes=number)
     return {
-        "estimator": estimator,
+        "arm": arm,
         "seed": seed,
         "success": watch.success,
         "tokens": watch.tokens,
@@ -106,20 +154,20 @@ async def run(estimator: str, seed: int, steps: int) -> dict[str, Any]:
     }
 
 
-def play(estimator: str, seed: int, steps: int, file: Path) -> None:
+def play(name: str, arm: str, seed: int, file: Path) -> None:
     """One run in a process of its own."""
     import torch
 
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
-    results = asyncio.run(run(estimator, seed, steps))
+    results = asyncio.run(run(COMPARISONS[name], arm, seed))
     beside = file.with_suffix(".part")
     beside.write_text(json.dumps(results))
     beside.replace(file)
 
 
 Runs = Mapping[str, Sequence[Mapping[str, Any]]]
-"""Estimator -> its runs, one for each seed, in the same order."""
+"""Arm -> its runs, one for each seed, in the same order."""
 Unit = Literal["steps", "tokens", "cpu"]
 
 
@@ -165,15 +213,15 @@ def difference(rows: Sequence[Sequence[float]]) -> str:
     return f"{100 * mean:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}] {verdict}"
 
 
-def table(runs: Runs) -> str:
-    """Markdown: success by steps, by tokens and by CPU time, and the same against the first estimator."""
+def table(runs: Runs, looks: Sequence[int]) -> str:
+    """Markdown: success by steps, by tokens and by CPU time, and the same against the first arm."""
     first, *_ = runs
     steps = len(runs[first][0]["success"])
     budgets = {
         unit: min(spent(record, unit)[-1] for records in runs.values() for record in records)
         for unit in UNITS
     }
-    heads = [f"after {step} steps" for step in (20, 40, steps)]
+    heads = [f"after {step} steps" for step in (*looks, steps)]
     lines = [
         f"| success | {' | '.join(heads)} | after {budgets['tokens'] / 1000:,.0f} thousand tokens "
         f"| after {budgets['cpu']:.0f} CPU s | test, after {steps} steps |",
@@ -181,12 +229,15 @@ def table(runs: Runs) -> str:
     ]
     for name, records in runs.items():
         shares = [
-            fmean(fmean(solved(record, "steps", step)) for record in records) for step in (20, 40, steps)
+            fmean(fmean(solved(record, "steps", step)) for record in records) for step in (*looks, steps)
         ]
         shares += [fmean(fmean(solved(record, unit, budgets[unit])) for record in records) for unit in UNITS]
         shares.append(fmean(fmean(map(int, record["test"])) for record in records))
         lines.append(f"| `{name}` | {' | '.join(f'{share:.1%}' for share in shares)} |")
-    lines += ["", f"| points, against `{first}` | after 20 steps | after {steps} steps | at equal tokens |"]
+    lines += [
+        "",
+        f"| points, against `{first}` | after {looks[0]} steps | after {steps} steps | at equal tokens |",
+    ]
     lines[-1] += " at equal CPU time | test |"
     lines.append("|---" * 6 + "|")
     for name in [name for name in runs if name != first]:
@@ -194,37 +245,27 @@ def table(runs: Runs) -> str:
             [int(b) - int(a) for a, b in zip(record["test"], other["test"], strict=True)]
             for record, other in zip(runs[first], runs[name], strict=True)
         ]
-        cells = [against(runs, name, first, "steps", step) for step in (20, steps)]
+        cells = [against(runs, name, first, "steps", step) for step in (looks[0], steps)]
         cells += [against(runs, name, first, unit, budgets[unit]) for unit in UNITS]
         lines.append(f"| `{name}` | {' | '.join([*cells, difference(tests)])} |")
     return "\n".join(lines)
 
 
-TITLE, BEFORE = "## How fast each estimator learns the desk", "## GRPO in one file"
-"""The section of the page, and the one that it stands before."""
-INTRODUCTION = """\
-`.venv/bin/python scripts/desk_curves.py --write` makes this section: runs as above, stopped after 60 steps,
-with the 120 validation scenarios every ten steps and the 600 of the test at the end. Tokens are all that was
-sampled, branches included; equal is what the run that spent least has spent. Differences are in points, with
-95 % intervals over seeds and scenarios, paired; better and worse are said where the interval leaves 0 out
-([how often it holds](measuring.md#how-sure-the-intervals-are)).
-
-![Success on the validation scenarios by steps and by sampled tokens](images/desk-curves.svg)
-"""
 UNITS: tuple[Unit, Unit] = ("tokens", "cpu")
-COLOURS = {"group": "#4b5563", "turn_group": "#1d4ed8", "branch": "#6d28d9", "turn_gae": "#b91c1c"}
+COLOURS = ("#4b5563", "#1d4ed8", "#6d28d9", "#b91c1c", "#047857")
+"""Of the arms in their order."""
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 380, 320, 52, 16, 44, 48
 
 
-def picture(runs: Runs) -> str:
+def picture(runs: Runs, title: str) -> str:
     """An SVG of two panels: mean success on the validation scenarios by steps, and by sampled tokens."""
     axes: tuple[tuple[Unit, str], ...] = (("steps", "steps"), ("tokens", "thousand tokens sampled"))
     panels = []
     for index, (unit, along) in enumerate(axes):
         panels.append(f'<g transform="translate({index * WIDTH} 0)">{_panel(runs, unit, along)}</g>')
     keys = "".join(
-        f'<text x="{LEFT + 110 * index}" y="20" fill="{COLOURS.get(name, "#111827")}">\u2014 {name}</text>'
-        for index, name in enumerate(runs)
+        f'<text x="{LEFT + 110 * index}" y="20" fill="{colour}">\u2014 {name}</text>'
+        for index, (name, colour) in enumerate(zip(runs, COLOURS, strict=False))
     )
     ends = ", ".join(
         f"{name} {fmean(fmean(map(int, points(record, 'steps')[-1][1])) for record in records):.0%}"
@@ -232,10 +273,7 @@ def picture(runs: Runs) -> str:
     )
     steps = len(next(iter(runs.values()))[0]["success"])
     seeds = len(next(iter(runs.values())))
-    words = (
-        f"Success on the desk's validation scenarios, mean of {seeds} seeds, by steps and by sampled tokens. "
-        f"After {steps} steps: {ends}."
-    )
+    words = f"{title}, mean of {seeds} seeds, by steps and by sampled tokens. After {steps} steps: {ends}."
     box = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * WIDTH} {HEIGHT}" role="img"'
     style = 'font-family="sans-serif" font-size="13" fill="#374151"'
     back = f'<rect width="{2 * WIDTH}" height="{HEIGHT}" fill="#ffffff"/>'
@@ -262,19 +300,18 @@ def _panel(runs: Runs, unit: Unit, along: str) -> str:
     parts.append(
         f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor="middle">{along}</text>'
     )
-    for name, records in runs.items():
+    for colour, records in zip(COLOURS, runs.values(), strict=False):
         plays = [points(record, unit) for record in records]
         line = " ".join(
             f"{x(fmean(spent for spent, _ in at))},{y(fmean(fmean(map(int, marks)) for _, marks in at))}"
             for at in zip(*plays, strict=True)
         )
-        colour = COLOURS.get(name, "#111827")
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
     return "".join(parts)
 
 
 def stored_runs(folder: Path, names: Sequence[str]) -> tuple[Runs, list[int]]:
-    """The runs of those seeds that every estimator has, and the seeds."""
+    """The runs of those seeds that every arm has, and the seeds."""
     files = {name: {int(p.stem.split("-")[1]): p for p in folder.glob(f"{name}-*.json")} for name in names}
     seeds = sorted(set.intersection(*(set(records) for records in files.values())))
     return {
@@ -286,37 +323,40 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--estimators", nargs="+", default=list(ESTIMATORS))
+    parser.add_argument("comparison", choices=list(COMPARISONS))
+    parser.add_argument("--arms", nargs="+", help="all when absent")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=60, help="after which each run stops")
-    parser.add_argument("--folder", type=Path, default=Path("runs/desk-curves"), help="where runs are kept")
+    parser.add_argument("--folder", type=Path, help="where runs are kept: runs/curves/COMPARISON when absent")
     parser.add_argument("--write", action="store_true", help="write table and picture into docs/")
     chosen = parser.parse_args()
-    chosen.folder.mkdir(parents=True, exist_ok=True)
+    comparison = COMPARISONS[chosen.comparison]
+    arms = chosen.arms or list(comparison.arms)
+    if unknown := sorted(set(arms) - set(comparison.arms)):
+        parser.error(f"{chosen.comparison} has no arm {unknown[0]!r}, only {', '.join(comparison.arms)}")
+    folder = chosen.folder or Path("runs/curves", chosen.comparison)
+    folder.mkdir(parents=True, exist_ok=True)
     apart = multiprocessing.get_context("spawn")
     for seed in range(chosen.seeds):
-        for estimator in chosen.estimators:
-            file = chosen.folder / f"{estimator}-{seed}.json"
+        for arm in arms:
+            file = folder / f"{arm}-{seed}.json"
             if file.exists():
                 continue
             started = time.monotonic()
-            child = apart.Process(target=play, args=(estimator, seed, chosen.steps, file))
+            child = apart.Process(target=play, args=(chosen.comparison, arm, seed, file))
             child.start()
             child.join()
             if child.exitcode:
                 raise SystemExit(f"{file.stem} failed")
             print(f"{file.stem}: {time.monotonic() - started:.0f} s", flush=True)
-    runs, seeds = stored_runs(chosen.folder, chosen.estimators)
+    runs, seeds = stored_runs(folder, arms)
     if not seeds:
-        raise SystemExit("no seed has been played by every estimator yet")
-    made = f"Seeds {', '.join(map(str, seeds))}.\n\n{table(runs)}"
+        raise SystemExit("no seed has been played by every arm yet")
+    made = f"Seeds {', '.join(map(str, seeds))}.\n\n{table(runs, comparison.looks)}"
     print(made)
     if chosen.write:
-        PICTURE.write_text(picture(runs), encoding="utf-8")
-        page = PAGE.read_text(encoding="utf-8")
-        after = page[page.index(f"\n{BEFORE}") :]
-        head = page[: -len(after)].split(f"\n{TITLE}")[0]
-        PAGE.write_text(f"{head}\n{TITLE}\n\n{INTRODUCTION}\n{made}\n{after}", encoding="utf-8")
+        image = DOCS / "images" / f"{chosen.comparison}.svg"
+        image.write_text(picture(runs, comparison.title), encoding="utf-8")
+        write_table(comparison.page, chosen.comparison, made)
 
 
 if __name__ == "__main__":

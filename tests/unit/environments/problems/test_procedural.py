@@ -69,6 +69,18 @@ if IS_INSTALLED:
         assert played.honest is not None
         assert played.honest.success == 1.0
 
+    def test_the_solver_adds_term_by_term_and_of_others_knows_the_answer() -> None:
+        environment = ReasoningGymProblems({"chain_sum": {"min_terms": 3}, "leg_counting": {}}, num_train=20)
+        for scenario in environment.scenarios("train"):
+            trace = environment.solve(scenario)
+            assert environment.judge(scenario, trace.answer) == 1
+            if scenario.family == "leg_counting":
+                assert trace.steps == ()
+                continue
+            expression = scenario.opening.rpartition(": ")[2].removesuffix(" =")
+            assert len(trace.steps) == len(expression.split()) // 2
+            assert trace.steps[-1] == trace.answer
+
     def test_splits_share_no_question_and_seeds_draw_others() -> None:
         texts = {}
         for seed in (0, 1):

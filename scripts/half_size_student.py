@@ -11,8 +11,8 @@ there three ways, each of which begins anew:
 - on-policy: the student talks, and the teacher's log-probs of its tokens are their advantages;
 - GRPO: examples/reason.yaml, for the student.
 
-Every 25 steps the 150 validation problems are played once, at the end the 300 of the test, four times each.
-What is there already (runs/half-size-student/SEED) is not made again.
+Every other step the 150 validation problems are played once, at the end the 300 of the test, four times each.
+What is there already (runs/half-size-student/SEED/WAY.json) is not made again.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
@@ -87,7 +88,7 @@ async def reinforced(folder: Path, seed: int, changes: Mapping[str, Any]) -> dic
     """A training of the student on its own words."""
     from stateset_agents.training.experiment import Experiment
 
-    settings = {"output_dir": str(folder / "runs"), "eval_steps": 25, "eval_episodes": 150, **changes}
+    settings = {"output_dir": str(folder / "runs"), "eval_steps": 2, "eval_episodes": 150, **changes}
     config = experiment(folder / "student", seed, settings)
     watch = Watch()
     async with Experiment(config, callbacks=[watch], measures=False) as trained:
@@ -138,22 +139,33 @@ async def play(folder: Path, seed: int, chosen: argparse.Namespace) -> dict[str,
     """One seed: the teacher, the student as it begins, and each way."""
     from stateset_agents import AgentConfig, MultiTurnAgent
 
-    record = {"seed": seed, "teacher": await teach(folder, seed)}
-    config = experiment(folder / "student", seed, {})
-    async with MultiTurnAgent(AgentConfig(model_name=str(folder / "student"), max_new_tokens=64)) as agent:
-        record["student"] = {"test": await tested(agent, config)}
-    print(json.dumps(record), flush=True)
+    async def taught() -> dict[str, Any]:
+        return await teach(folder, seed)
+
+    async def untaught() -> dict[str, Any]:
+        config = experiment(folder / "student", seed, {})
+        async with MultiTurnAgent(
+            AgentConfig(model_name=str(folder / "student"), max_new_tokens=64)
+        ) as agent:
+            return {"test": await tested(agent, config)}
+
     distillation = {"teacher": str(folder / "teacher")}
-    ways = {
-        "traces": imitated(folder, seed, chosen.samples, chosen.sft_steps),
-        "on-policy": reinforced(
-            folder, seed, {"distillation": distillation, "max_steps": chosen.steps, "beta": 0.0}
+    ways: Mapping[str, Callable[[], Awaitable[dict[str, Any]]]] = {
+        "teacher": taught,
+        "student": untaught,
+        "traces": partial(imitated, folder, seed, chosen.samples, chosen.sft_steps),
+        "on-policy": partial(
+            reinforced, folder, seed, {"distillation": distillation, "max_steps": chosen.steps, "beta": 0.0}
         ),
-        "GRPO": reinforced(folder, seed, {"max_steps": chosen.steps}),
+        "GRPO": partial(reinforced, folder, seed, {"max_steps": chosen.steps}),
     }
+    record: dict[str, Any] = {"seed": seed}
     for way, training in ways.items():
-        record[way] = await training
-        print(way, json.dumps(record[way]), flush=True)
+        file = folder / f"{way}.json"
+        if not file.exists():
+            file.write_text(json.dumps(await training()))
+            print(seed, way, file.read_text(), flush=True)
+        record[way] = json.loads(file.read_text())
     return record
 
 
@@ -197,7 +209,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=300, help="of 64 conversations")
+    parser.add_argument("--steps", type=int, default=60, help="of 64 conversations")
     parser.add_argument("--samples", type=int, default=1, help="of the teacher for each training problem")
     parser.add_argument("--sft-steps", type=int, default=1200, help="of 32 traces")
     parser.add_argument("--student-steps", type=int, default=2800, help="of the student's own warm start")
@@ -209,13 +221,10 @@ def main() -> None:
     records = []
     for seed in range(chosen.seeds):
         folder = chosen.folder / str(seed)
-        file = folder / "record.json"
-        if not file.exists():
-            if not (folder / "student" / "recommended.yaml").is_file():
-                built = build_recipe(folder / "student", recipe(seed, chosen.student_steps), seed=seed)
-                print(f"{built.num_parameters:,} parameters, {built.seconds:.0f} s", flush=True)
-            file.write_text(json.dumps(asyncio.run(play(folder, seed, chosen))))
-        records.append(json.loads(file.read_text()))
+        if not (folder / "student" / "recommended.yaml").is_file():
+            built = build_recipe(folder / "student", recipe(seed, chosen.student_steps), seed=seed)
+            print(f"{built.num_parameters:,} parameters, {built.seconds:.0f} s", flush=True)
+        records.append(asyncio.run(play(folder, seed, chosen)))
     made = table(records)
     print(made)
     if chosen.write:

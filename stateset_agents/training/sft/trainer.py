@@ -233,6 +233,7 @@ class SFTTrainer:
             await self._evaluate(parts)
         while not (done := self._done(parts)):
             if not await self._lifecycle.wait_while_paused(NothingBeside()):
+                await self._publish(parts)
                 return "stopped", f"stopped as asked after step {self.step_number} of {self.num_steps}"
             await self._step(parts)
             await self._between_steps(parts)

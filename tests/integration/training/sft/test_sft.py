@@ -131,6 +131,27 @@ async def test_a_stopped_run_goes_on_bit_by_bit(tmp_path, more):
     assert steps == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.parametrize(("share", "steps"), [(0.0, 3), (0.2, 4)])
+async def test_the_agent_of_a_stopped_run_has_learned_what_the_run_did(tmp_path, share, steps):
+    class Stop(Callback):
+        def on_train_begin(self, trainer: SFTTrainer) -> None:
+            self._trainer = trainer
+
+        def on_step_end(self, step: int, metrics: dict[str, float]) -> None:
+            if step == steps:
+                self._trainer.request_stop()
+
+    trainer = SFTTrainer(
+        make_agent(), CHATS, settings(tmp_path, validation_share=share, max_steps=9), callbacks=[Stop()]
+    )
+    async with trainer:
+        agent = await trainer.train()
+        assert trainer.step_number == steps
+        spoken = agent.backend.model.state_dict()
+        for name, value in trainer.learner.weights().items():
+            assert torch.equal(spoken[name], value), name
+
+
 @pytest.mark.long
 async def test_a_checkpoint_of_other_conversations_is_refused(tmp_path):
     trainer, _ = await trained(tmp_path)

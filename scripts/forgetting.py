@@ -185,7 +185,7 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=4000, help="for training, of each domain")
     parser.add_argument("--skill-steps", type=int, default=2500, help="of the warm start's first phase")
     parser.add_argument("--steps", type=int, default=200, help="of each training")
-    parser.add_argument("--episodes", type=int, default=150, help="held-out problems of each domain")
+    parser.add_argument("--episodes", type=int, default=100, help="held-out problems of each domain")
     parser.add_argument("--folder", type=Path, help="runs/forgetting/SECOND when absent")
     parser.add_argument("--write", action="store_true", help="write the table into docs/continual.md")
     chosen = parser.parse_args()

@@ -35,7 +35,7 @@ test: setup  ## The whole test suite
 	@.venv/bin/python -m pytest $(SPREAD) $(PYTEST_ARGS)
 
 test-docs: setup  ## Every program of every page of docs/, word for word, and every example
-	@.venv/bin/python -m pytest $(SPREAD) -m docs $(PYTEST_ARGS)
+	@.venv/bin/python -m pytest $(SPREAD) -m docs --no-skips $(PYTEST_ARGS)
 
 # No test there computes with torch: they would say the same on every processor.
 OF_TEXT := $(addprefix tests/unit/,core/chat core/scoring core/sources core/users deployment environments evaluation \
@@ -142,8 +142,8 @@ test-browser: setup  ## The report pages in headless Chromium, with axe-core; in
 	@.venv/bin/python scripts/beside.py .venv-browser --no-deps axe-playwright-python==0.1.8
 	@.venv-browser/bin/python -m pytest -m browser tests/browser $(PYTEST_ARGS)
 
-# What takes minutes, in five shares of 17 to 24 minutes each on two cores. Targets of the first kind keep one core
-# busy, so two of them run at a time.
+# What takes minutes, in five shares: by their CPU minutes 17 to 24 minutes each on two cores. Targets of the first
+# kind keep one core busy, so two of them run at a time.
 ON_ONE_CORE := test-browser test-schema test-faults test-llm test-openenv test-quantization test-trackers \
 	test-renderers test-gymnasium test-vllm
 SLOW_0 := test-torch-linears test-avx2 test-thorough

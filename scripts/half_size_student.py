@@ -76,12 +76,11 @@ async def teach(folder: Path, seed: int) -> dict[str, Any]:
     from stateset_agents.training.experiment import Experiment
 
     config = experiment("embedded:reasoner", seed, {"output_dir": str(folder / "runs")})
-    began = time.process_time()
     async with Experiment(config, measures=False) as trained:
         await trained.train()
         agent = trained.trainer.agent
         await agent.save_pretrained(folder / "teacher")
-        return {"test": await tested(agent, config), "cpu_seconds": time.process_time() - began}
+        return {"test": await tested(agent, config)}
 
 
 async def reinforced(folder: Path, seed: int, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,16 +100,13 @@ async def reinforced(folder: Path, seed: int, changes: Mapping[str, Any]) -> dic
 
 async def imitated(folder: Path, seed: int, samples: int, steps: int) -> dict[str, Any]:
     """A fine-tuning of the student on the teacher's verified replies."""
-    from stateset_agents import AgentConfig, MultiTurnAgent
+    from stateset_agents import MultiTurnAgent
     from stateset_agents.reasoners import ReasoningDistillation
     from stateset_agents.training.components import make_environment
 
     config = experiment(folder / "student", seed, {})
     environment = make_environment(config.environment)
-    agents = [
-        MultiTurnAgent(AgentConfig(model_name=str(folder / name), max_new_tokens=64))
-        for name in ("teacher", "student")
-    ]
+    agents = [MultiTurnAgent(experiment(folder / name, seed, {}).agent) for name in ("teacher", "student")]
     for agent in agents:
         await agent.initialize()
     distillation = ReasoningDistillation(*agents, environment=environment)
@@ -137,21 +133,16 @@ async def imitated(folder: Path, seed: int, samples: int, steps: int) -> dict[st
 
 async def play(folder: Path, seed: int, chosen: argparse.Namespace) -> dict[str, Any]:
     """One seed: the teacher, the student as it begins, and each way."""
-    from stateset_agents import AgentConfig, MultiTurnAgent
-
-    async def taught() -> dict[str, Any]:
-        return await teach(folder, seed)
+    from stateset_agents import MultiTurnAgent
 
     async def untaught() -> dict[str, Any]:
         config = experiment(folder / "student", seed, {})
-        async with MultiTurnAgent(
-            AgentConfig(model_name=str(folder / "student"), max_new_tokens=64)
-        ) as agent:
+        async with MultiTurnAgent(config.agent) as agent:
             return {"test": await tested(agent, config)}
 
     distillation = {"teacher": str(folder / "teacher")}
     ways: Mapping[str, Callable[[], Awaitable[dict[str, Any]]]] = {
-        "teacher": taught,
+        "teacher": partial(teach, folder, seed),
         "student": untaught,
         "traces": partial(imitated, folder, seed, chosen.samples, chosen.sft_steps),
         "on-policy": partial(
@@ -189,13 +180,12 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
         if name in WAYS:
             behind = (teacher - own for teacher, own in zip(teachers, success, strict=True))
             cells[1] = f"{100 * fmean(behind):.1f}"
+            cells[4] = f"{fmean(one['cpu_seconds'] for one in at):.0f}"
         if name in WAYS[1:]:
             arrived = [arrival(record, name) for record in records]
             reached = [tokens for tokens in arrived if tokens is not None]
             cells[2] = f"{fmean(one['tokens'] for one in at):,.0f}"
             cells[3] = f"{fmean(reached):,.0f} ({len(reached)} of {len(arrived)})" if reached else "never"
-        if name != "student":
-            cells[4] = f"{fmean(one['cpu_seconds'] for one in at):.0f}"
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -233,11 +233,12 @@ class SFTTrainer:
             await self._evaluate(parts)
         while not (done := self._done(parts)):
             if not await self._lifecycle.wait_while_paused(NothingBeside()):
-                await self._publish(parts)
-                return "stopped", f"stopped as asked after step {self.step_number} of {self.num_steps}"
+                break
             await self._step(parts)
             await self._between_steps(parts)
         await self._publish(parts)
+        if done is None:
+            return "stopped", f"stopped as asked after step {self.step_number} of {self.num_steps}"
         return "finished", done
 
     def _done(self, parts: Parts) -> str | None:

@@ -300,7 +300,10 @@ class Killer:
         wanted, self.struck_while_beginning = self._dice.randrange(1, 10), False
 
         def is_unfinished() -> bool:
-            return sum(1 for _ in path.glob("checkpoints/.step-*.partial/**/*.*")) >= wanted
+            try:
+                return sum(1 for _ in path.glob("checkpoints/.step-*.partial/**/*.*")) >= wanted
+            except FileNotFoundError:  # renamed to its own name while it was read
+                return False
 
         while True:
             if not run.until(is_unfinished):

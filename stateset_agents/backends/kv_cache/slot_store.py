@@ -181,10 +181,17 @@ class SlotStore:
         elif self._decodes:
             self._width = round_up(int(plan.starts.max()) + 1, _BLOCK)
             columns = torch.arange(self._width, device=self._device)
-            self._visible = {  # [m, 1, 1, width] the columns that a decoding row attends to
+            visible = {
                 window: _visible(positions[:, None], columns, window)[:, None]
                 for window in set(self._windows)
             }
+            # [m, 1, 1, width] the columns that a decoding row attends to. A GPU would make a mask of booleans
+            # additive once more for each layer.
+            self._visible = (
+                visible
+                if self._device.type == "cpu"
+                else {window: _additive(seen, self._dtype) for window, seen in visible.items()}
+            )
         else:
             self._prefill = self._make_prefill(plan, slots, padded)
             if self._uses_bags and not self._prefill.is_fresh:
@@ -228,7 +235,8 @@ class SlotStore:
         grouped = query[:m].reshape(m, shape.num_kv_heads, -1, shape.size)
         keys, values = (store[:, :, : self._width].index_select(0, self._slots) for store in (keys, values))
         out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=visible, scale=scaling)
-        return F.pad(out.reshape(m, -1), (0, 0, 0, len(query) - m))
+        flat = out.reshape(m, -1)
+        return flat if len(query) == m else F.pad(flat, (0, 0, 0, len(query) - m))
 
     # --- prefilling -------------------------------------------------------------------------------------
 

@@ -184,6 +184,8 @@ def _normed(norm: Any, x: Tensor) -> Tensor:
     """LayerNorm, or RMSNorm as Llama has it: the mean square in fp32, the weight in the model's dtype."""
     if isinstance(norm, nn.LayerNorm):
         return F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+    if not x.is_cpu:  # one launch instead of nine
+        return F.rms_norm(x, x.shape[-1:], norm.weight, norm.variance_epsilon)
     wide = x.float()
     size = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     scale = size.square_().div_(x.shape[-1]).add_(norm.variance_epsilon).rsqrt_()

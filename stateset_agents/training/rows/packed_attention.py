@@ -2,7 +2,8 @@
 
 transformers looks up a model's attention by name at every forward. Inside `use_packed_attention` the name is
 ours: each segment's queries attend to its row's keys, which lie in a few ranges of the sequence, and the
-sliding window of a layer is kept by position. No mask over the whole sequence is ever made.
+sliding window of a layer is kept by position. No mask over the whole sequence is ever made. On a CPU segments
+are attended to one after the other, elsewhere together (`rectangles.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from stateset_agents.training.rows.rectangles import Rectangles, rectangles
 
 __all__ = ["Packing", "Segment", "recompute_contexts", "use_packed_attention"]
 
@@ -45,6 +48,9 @@ class Packing:
     _masks: dict[tuple[int, int | None, torch.dtype, torch.device], Tensor | None] = field(
         default_factory=dict, repr=False
     )
+    _rectangles: dict[tuple[int | None, torch.dtype, torch.device], Rectangles] = field(
+        default_factory=dict, repr=False
+    )
 
     @cached_property
     def pieces(self) -> tuple[list[int], list[list[int]]]:
@@ -67,9 +73,21 @@ class Packing:
             self._masks[name] = _causal_mask(queries, keys, window, like)
         return self._masks[name]
 
+    def rectangles(self, window: int | None, like: Tensor) -> Rectangles:
+        """All segments, in few calls."""
+        name = (window, like.dtype, like.device)
+        if name not in self._rectangles:
+            spans = [
+                (range(segment.start, segment.stop), [range(*bounds) for bounds in segment.keys])
+                for segment in self.segments
+            ]
+            self._rectangles[name] = rectangles(spans, window, like)
+        return self._rectangles[name]
+
     def forget_masks(self) -> None:
         """Free the memory of the masks, which may be larger than the activations; they are made again."""
         self._masks.clear()
+        self._rectangles.clear()
 
 
 def _causal_mask(queries: int, keys: int, window: int | None, like: Tensor) -> Tensor | None:
@@ -98,6 +116,9 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """An attention as transformers calls it: [1, heads, T, D] queries, [1, key heads, T, D] keys and
     values -> [1, T, heads, D]."""
+    if not query.is_cpu:
+        together = packing.rectangles(sliding_window, query)
+        return together.attend(query, key, value, dropout=dropout, scaling=scaling), None
     grouped = query.shape[1] != key.shape[1]
     sizes, pieces_of_rows = packing.pieces
     keys, values = torch.split(key, sizes, dim=2), torch.split(value, sizes, dim=2)

@@ -319,3 +319,15 @@ def test_masks_do_not_outlive_their_forward():
     assert batch.layout.packing._masks  # the backward pass may forward it again
     batch.layout.forget_masks()
     assert batch.layout.packing._masks == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["llama", "qwen2-window"])
+def test_on_a_gpu_the_gradient_is_the_cpu_s(family):
+    model = tiny_model(family)
+    samples = samples_of(model, conversations())
+    wanted, _ = gradient(learner_of(model), samples)
+    on_gpu = learner_of(model.to("cuda"), precision="fp32")
+    assert on_gpu.policy.packs, on_gpu.policy.why
+    found, _ = gradient(on_gpu, samples)
+    assert distance({name: one.cpu() for name, one in found.items()}, wanted) < 1e-4

@@ -139,7 +139,7 @@ def update(
     if every and updates_before % every == 0 and rollout.tasks is not None:
         ids = torch.from_numpy(rollout.tasks.ids[np.nonzero(credited.trained.T)[0]])
         metrics |= gradient_cosines(policy, batch, ids, rollout.tasks.names, config)
-    groups = _group_slices(rollout, credited)
+    groups = None if _mixes_steps(config) else _group_slices(rollout, credited)
     generator = np.random.default_rng(derive(config.seed, "minibatches", position))
     sums: dict[str, float] = {}
     skipped = number = 0
@@ -147,7 +147,12 @@ def update(
     result = None
     for iteration in range(config.num_iterations):
         is_last = iteration == config.num_iterations - 1
-        for indices in minibatches(groups, config.minibatch_size, generator):
+        parts = (
+            step_minibatches(len(batch), config.minibatch_size, generator)
+            if groups is None
+            else minibatches(groups, config.minibatch_size, generator)
+        )
+        for indices in parts:
             part = _selected(batch, indices)
             loss, found = minibatch_loss(policy, part, config, measure=is_last or number == 0)
             if number == 0:
@@ -287,6 +292,21 @@ def minibatches(
             taken, size = [], 0
     if taken:
         yield torch.cat(taken)
+
+
+def step_minibatches(num_steps: int, minibatch_size: int, generator: np.random.Generator) -> Iterator[Tensor]:
+    """Indices of steps in a new order, each minibatch's in the batch's; at least `minibatch_size` each."""
+    order = generator.permutation(num_steps)
+    for part in np.array_split(order, max(1, num_steps // minibatch_size)):
+        part.sort()
+        yield torch.from_numpy(part)
+
+
+def _mixes_steps(config: ControlConfig) -> bool:
+    """May a minibatch have steps of an episode without the others? Where nobody is compared and the loss is
+    a mean over steps: those of one long episode are alike, and would be a minibatch by themselves."""
+    loss = LOSSES[config.loss_type]
+    return config.group_size == 1 and loss.level == "token" and loss.averaging == "token"
 
 
 def _partitioner(

@@ -14,7 +14,7 @@ from stateset_agents.control.environments.classic import BatchedCartPole
 from stateset_agents.control.policy import MlpPolicy
 from stateset_agents.control.rollout import action_keys, collect, collect_branches
 from stateset_agents.control.settings import ControlConfig
-from stateset_agents.control.update import minibatches, update
+from stateset_agents.control.update import minibatches, step_minibatches, update
 from stateset_agents.runs.optimizer import Optimization
 
 
@@ -101,6 +101,44 @@ def test_minibatches_are_of_whole_groups_and_hold_every_step_once():
         tuple(torch.cat(list(minibatches(groups, 1, np.random.default_rng(i)))).tolist()) for i in range(9)
     }
     assert len(orders) > 3
+
+
+def test_where_nobody_is_compared_minibatches_are_of_single_steps():
+    parts = list(step_minibatches(20, 6, np.random.default_rng(0)))
+    assert [len(part) for part in parts] == [7, 7, 6]
+    assert sorted(torch.cat(parts).tolist()) == list(range(20))
+    assert all(part.tolist() == sorted(part.tolist()) for part in parts)  # each episode's steps in a row
+    assert [len(part) for part in step_minibatches(5, 6, np.random.default_rng(0))] == [5]
+    assert (
+        len(
+            {
+                tuple(torch.cat(list(step_minibatches(20, 6, np.random.default_rng(i)))).tolist())
+                for i in range(9)
+            }
+        )
+        == 9
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "number"),
+    [
+        ({}, 4),
+        ({"loss_type": "grpo"}, 2),  # its loss is a mean over episodes, which stay whole
+        ({"group_size": 2, "advantage_estimator": "step_group"}, 1),
+    ],
+)
+def test_an_episode_is_not_a_minibatch_by_itself(changes, number):
+    """Two episodes of six steps, in minibatches of three."""
+    config = ControlConfig(
+        **{"advantage_estimator": "gae", "group_size": 1, "minibatch_size": 3, "num_iterations": 1, **changes}
+    )
+    policy = MlpPolicy(Signals().spec, hidden=(8,), critic=True)
+    size = config.group_size
+    rollout = played(Signals(), groups=2 // size, size=size, policy=policy)
+    assert rollout.lengths.tolist() == [6, 6]
+    result = update(policy, Optimization(policy, config, num_updates=9), rollout, config)
+    assert result.metrics["optimizer/steps"] == number
 
 
 def learned(rollout=None, *, reference=None, **settings):

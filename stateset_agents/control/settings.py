@@ -105,8 +105,8 @@ class ControlConfig(RunSettings, OptimizerSettings):
         default=1024,
         ge=1,
         validation_alias=AliasChoices("minibatch_size", "batch_size"),
-        description="Steps of an optimiser step, at least: minibatches are of whole groups, and where "
-        "group_size is 1 and the loss a mean over steps (ppo) of single steps of any episode.",
+        description="Steps of an optimiser step, at least: minibatches are of whole groups; under gae, "
+        "which compares nobody, of single steps of all episodes where the loss is a mean over steps (ppo).",
     )
     loss_type: Annotated[str, OneOf(LOSSES)] = Field(
         default="ppo",

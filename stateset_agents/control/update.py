@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stateset_agents.algorithms.aggregation import Denominators, LossOutput, Metrics
 from stateset_agents.algorithms.losses import LOSSES, entropy_loss, entropy_of, policy_loss, value_loss
-from stateset_agents.control.credit import StepCredit, Values, credit
+from stateset_agents.control.credit import ESTIMATORS, StepCredit, Values, credit
 from stateset_agents.control.environments.base import map_observations
 from stateset_agents.control.policy import (
     NumericPolicy,
@@ -37,6 +37,7 @@ __all__ = [
     "gradient_cosines",
     "minibatch_loss",
     "minibatches",
+    "step_minibatches",
     "update",
 ]
 
@@ -46,7 +47,7 @@ Policy = Callable[[Any], Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch:
-    """Steps that train, episode after episode, so that a group is one slice; N of them."""
+    """Steps that train, episode after episode, so that a group is one slice of a rollout's; N of them."""
 
     observations: Any  # [N, ...], or several by name
     masks: Tensor | None  # [N, A]
@@ -54,7 +55,7 @@ class Batch:
     old_logprobs: Tensor  # [N]
     advantages: Tensor  # [N]
     trajectory_ids: Tensor  # [N] of the episode, counted over those in the batch
-    lengths: Tensor  # [episodes]
+    lengths: Tensor  # [episodes] steps of each that are in the batch
     ref_logprobs: Tensor | None = None  # [N]
     old_values: Tensor | None = None  # [N]
     returns: Tensor | None = None  # [N]
@@ -305,8 +306,8 @@ def step_minibatches(num_steps: int, minibatch_size: int, generator: np.random.G
 def _mixes_steps(config: ControlConfig) -> bool:
     """May a minibatch have steps of an episode without the others? Where nobody is compared and the loss is
     a mean over steps: those of one long episode are alike, and would be a minibatch by themselves."""
-    loss = LOSSES[config.loss_type]
-    return config.group_size == 1 and loss.level == "token" and loss.averaging == "token"
+    compares = ESTIMATORS[config.advantage_estimator].in_group
+    return not compares and LOSSES[config.loss_type].averaging == "token"
 
 
 def _partitioner(
@@ -357,7 +358,7 @@ def _group_slices(rollout: Rollout, credited: StepCredit) -> list[slice]:
 
 
 def _selected(batch: Batch, indices: Tensor) -> Batch:
-    """These steps, which are of whole episodes."""
+    """These steps, in the batch's order."""
 
     def part(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else tensor[indices]

@@ -181,10 +181,11 @@ class FusedModel(StoreModel):
 
 
 def _normed(norm: Any, x: Tensor) -> Tensor:
-    """LayerNorm, or RMSNorm as Llama has it: the mean square in fp32, the weight in the model's dtype."""
+    """LayerNorm, or RMSNorm as Llama has it: the mean square in fp32, the weight in the model's dtype; on a
+    GPU that is rounded after the weight."""
     if isinstance(norm, nn.LayerNorm):
         return F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
-    if not x.is_cpu:  # one launch instead of nine
+    if not x.is_cpu:  # one launch instead of nine, in torch that has the kernel
         return F.rms_norm(x, x.shape[-1:], norm.weight, norm.variance_epsilon)
     wide = x.float()
     size = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)

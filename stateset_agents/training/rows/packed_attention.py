@@ -75,6 +75,9 @@ class Packing:
 
     def rectangles(self, window: int | None, like: Tensor) -> Rectangles:
         """All segments, in few calls."""
+        longest = max(sum(stop - start for start, stop in segment.keys) for segment in self.segments)
+        if window is not None and window >= longest:
+            window = None
         name = (window, like.dtype, like.device)
         if name not in self._rectangles:
             spans = [
@@ -117,6 +120,9 @@ def packed_attention(
     """An attention as transformers calls it: [1, heads, T, D] queries, [1, key heads, T, D] keys and
     values -> [1, T, heads, D]."""
     if not query.is_cpu:
+        # Under autocast rotary embeddings leave queries and keys in fp32; the mask would be cast, and kept,
+        # in each layer.
+        query, key = query.to(value.dtype), key.to(value.dtype)
         together = packing.rectangles(sliding_window, query)
         return together.attend(query, key, value, dropout=dropout, scaling=scaling), None
     grouped = query.shape[1] != key.shape[1]

@@ -1,13 +1,13 @@
 """Segments of a packed sequence that are attended to together, padded to rectangles.
 
 A GPU spends longer on starting a small attention than on computing it: on an H100, 840 of them for the 28
-rows and 30 layers of a step took seven times as long as a padded batch. So rows of like lengths go in one
-call. On a CPU one after the other is faster (`packed_attention.py`).
+rows and 30 layers of a step took most of an update. So rows of like lengths go in one call. On a CPU one
+after the other is faster (`packed_attention.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,19 +17,19 @@ from torch.nn import functional as F
 __all__ = ["Rectangle", "Rectangles", "Span", "rectangles"]
 
 _MULTIPLE = 8
-"""Keys are padded to a multiple of this, as the masks of fused attention kernels want it."""
+"""Keys under a mask are padded to a multiple of this, as fused attention kernels want it."""
 _FREE = 2**20
 """Scores that may be computed for nothing rather than start another call."""
 _MOST = 2**26
-"""Scores of one call and head."""
+"""Scores of one call and head under a mask: its mask has as many entries."""
 
 Span = tuple[range, Sequence[range]]
-"""The tokens of a segment, and the ranges in which the whole row lies, in the row's order."""
+"""The tokens of a segment, and the ranges in which the row lies up to its end, in the row's order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rectangle:
-    """S segments of up to L queries and K keys."""
+    """S segments of up to L queries and K keys, padded on the right."""
 
     count: int
     """S."""
@@ -37,8 +37,9 @@ class Rectangle:
     """[S * L] index of each query in the sequence, of any token for padding."""
     keys: Tensor
     """[S * K] likewise."""
-    mask: Tensor
-    """[S, 1, L, K] 0 where a query attends and -inf elsewhere; a padded query attends to something."""
+    mask: Tensor | None
+    """[S, 1, L, K] 0 where a query attends and -inf elsewhere; a padded query attends to something. None
+    where each segment is a whole row: then causal attention never looks at the padding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,21 +54,27 @@ class Rectangles:
         self, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float | None
     ) -> Tensor:
         """[1, heads, T, D] queries, [1, key heads, T, D] keys and values -> [1, T, heads, D]."""
-        shared = query.shape[1] // key.shape[1]
         outputs = []
         for part in self.parts:
+            queries = _cut(query, part.queries, part.count)
             keys, values = _cut(key, part.keys, part.count), _cut(value, part.keys, part.count)
-            if shared > 1:  # not every fused kernel takes a mask and heads that share keys
-                keys, values = keys.repeat_interleave(shared, 1), values.repeat_interleave(shared, 1)
+            shape = queries.shape
+            if part.mask is not None:
+                # Heads that share keys are several queries of one head: so keys need not be repeated, which
+                # kernels that take a mask may not do without.
+                queries = queries.reshape(part.count, key.shape[1], -1, shape[-1])
+            mask = None if part.mask is None else part.mask.repeat(1, 1, queries.shape[2] // shape[2], 1)
             output = F.scaled_dot_product_attention(
-                _cut(query, part.queries, part.count),
+                queries,
                 keys,
                 values,
-                attn_mask=part.mask,
+                attn_mask=mask,
                 dropout_p=dropout,
+                is_causal=mask is None,
                 scale=scaling,
+                enable_gqa=mask is None and shape[1] != key.shape[1],
             )
-            outputs.append(output.transpose(1, 2).flatten(0, 1))
+            outputs.append(output.reshape(shape).transpose(1, 2).flatten(0, 1))
         return torch.cat(outputs).index_select(0, self.order)[None]
 
 
@@ -78,25 +85,54 @@ def _cut(tensor: Tensor, index: Tensor, count: int) -> Tensor:
 
 
 def rectangles(spans: Sequence[Span], window: int | None, like: Tensor) -> Rectangles:
-    """The rectangles of segments that together hold every token once; `window`: how many keys a query
-    attends to, its own included. Tensors are on the device of `like`, masks of its dtype."""
-    sizes = [(len(own), sum(map(len, row))) for own, row in spans]
-    order = torch.empty(sum(queries for queries, _ in sizes), dtype=torch.long)
-    parts, begin = [], 0
-    for members in _alike(sizes):
-        longest = max(sizes[index][0] for index in members)
-        part = _rectangle([spans[index] for index in members], longest, window, like)
-        for place, index in enumerate(members):
-            own, _ = spans[index]
-            first = begin + place * longest
-            order[own.start : own.stop] = torch.arange(first, first + len(own))
-        begin += part.count * longest
-        parts.append(part)
+    """The rectangles of segments that together hold every token once.
+
+    `window`: how many keys a query attends to, its own included. Tensors are on the device of `like`, masks
+    of its dtype.
+    """
+    whole: list[Span] = []
+    behind: list[Span] = []
+    for own, row in spans:
+        keys = sum(map(len, row))
+        if len(own) == keys and (window is None or window >= keys):
+            whole.append((own, row))
+        else:
+            behind.extend(_pieces(own, row))
+    num_tokens = sum(len(own) for own, _ in spans)
+    order = torch.empty(num_tokens, dtype=torch.long)
+    parts: list[Rectangle] = []
+    begin = 0
+    for kind, is_masked in ((whole, False), (behind, True)):
+        for members in _alike([(len(own), sum(map(len, row))) for own, row in kind], bounded=is_masked):
+            chosen = [kind[index] for index in members]
+            part = _rectangle(chosen, window, like) if is_masked else _causal_rectangle(chosen, like)
+            longest = len(part.queries) // part.count
+            for place, (own, _) in enumerate(chosen):
+                first = begin + place * longest
+                order[own.start : own.stop] = torch.arange(first, first + len(own))
+            begin += len(part.queries)
+            parts.append(part)
     return Rectangles(parts=tuple(parts), order=order.to(like.device))
 
 
-def _alike(sizes: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Indices of segments that go together: at most twice the scores that they need, or few for nothing."""
+def _pieces(own: range, row: Sequence[range]) -> Iterator[Span]:
+    """A segment, cut where its mask would have more than `_MOST` entries."""
+    keys = sum(map(len, row))
+    size = max(1, _MOST // keys)
+    for start in range(own.start, own.stop, size):
+        stop = min(start + size, own.stop)
+        left = keys - (own.stop - stop)
+        seen = []
+        for part in row:
+            if left > 0:
+                seen.append(part[:left])
+            left -= len(part)
+        yield range(start, stop), seen
+
+
+def _alike(sizes: Sequence[tuple[int, int]], *, bounded: bool) -> list[list[int]]:
+    """Indices of segments that go together: at most twice the scores that they need, or few for nothing;
+    where they are `bounded`, no more than `_MOST`."""
     groups: list[list[int]] = []
     longest = needed = 0
     for index in sorted(range(len(sizes)), key=lambda index: sizes[index][::-1], reverse=True):
@@ -105,7 +141,7 @@ def _alike(sizes: Sequence[tuple[int, int]]) -> list[list[int]]:
             # Sorted by their keys: the first has the most.
             wide = max(longest, queries) * sizes[groups[-1][0]][1] * (len(groups[-1]) + 1)
             useful = needed + queries * keys
-            if wide <= _MOST and (wide <= 2 * useful or wide - useful <= _FREE):
+            if (wide <= _MOST or not bounded) and (wide <= 2 * useful or wide - useful <= _FREE):
                 groups[-1].append(index)
                 longest, needed = max(longest, queries), useful
                 continue
@@ -114,21 +150,34 @@ def _alike(sizes: Sequence[tuple[int, int]]) -> list[list[int]]:
     return groups
 
 
-def _rectangle(spans: Sequence[Span], longest: int, window: int | None, like: Tensor) -> Rectangle:
+def _causal_rectangle(spans: Sequence[Span], like: Tensor) -> Rectangle:
+    """Of whole rows."""
+    longest = max(len(own) for own, _ in spans)
+    index = torch.zeros(len(spans), longest, dtype=torch.long)
+    for place, (_, row) in enumerate(spans):
+        ids = torch.cat([torch.arange(part.start, part.stop) for part in row])
+        index[place, : len(ids)] = ids
+    both = index.flatten().to(like.device)
+    return Rectangle(count=len(spans), queries=both, keys=both, mask=None)
+
+
+def _rectangle(spans: Sequence[Span], window: int | None, like: Tensor) -> Rectangle:
+    longest = max(len(own) for own, _ in spans)
     widest = max(sum(map(len, row)) for _, row in spans)
     widest += -widest % _MULTIPLE
     queries = torch.zeros(len(spans), longest, dtype=torch.long)
     keys = torch.zeros(len(spans), widest, dtype=torch.long)
-    last = torch.empty(len(spans), longest, dtype=torch.long)  # the last key that a query attends to
+    last = torch.empty(len(spans), longest, dtype=torch.int32)  # the last key that a query attends to
     for index, (own, row) in enumerate(spans):
         ids = torch.cat([torch.arange(part.start, part.stop) for part in row])
         queries[index, : len(own)] = torch.arange(own.start, own.stop)
         keys[index, : len(ids)] = ids
         last[index] = (torch.arange(longest) + len(ids) - len(own)).clamp_max(len(ids) - 1)
-    distance = last.to(like.device)[:, :, None] - torch.arange(widest, device=like.device)
-    hidden = distance < 0
+    columns = torch.arange(widest, dtype=torch.int32, device=like.device)
+    last = last.to(like.device)[:, :, None]
+    hidden = columns > last
     if window is not None:
-        hidden |= distance >= window
+        hidden |= columns <= last - window
     mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
     return Rectangle(
         count=len(spans),

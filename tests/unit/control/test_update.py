@@ -125,6 +125,7 @@ def test_where_nobody_is_compared_minibatches_are_of_single_steps():
     [
         ({}, 4),
         ({"loss_type": "grpo"}, 2),  # its loss is a mean over episodes, which stay whole
+        ({"group_size": 2}, 4),
         ({"group_size": 2, "advantage_estimator": "step_group"}, 1),
     ],
 )

@@ -43,7 +43,8 @@ class GRPOConfig(ControlConfig):
         default=64,
         ge=1,
         validation_alias=AliasChoices("minibatch_size", "batch_size"),
-        description="Steps of an optimiser step, at least: minibatches are of whole groups.",
+        description="Steps of an optimiser step, at least: minibatches are of whole groups, under gae of "
+        "single steps.",
     )
     entropy_coef: float = Field(
         default=0.01,

@@ -51,15 +51,45 @@ def test_together_is_one_after_the_other(
         torch.testing.assert_close(
             gradient, expected, atol=1e-4, rtol=1e-4, msg=f"the gradient of the {name}"
         )
-    assert (len(together.parts) > 1) == bool(seed % 2) or len(layout.packing.segments) == 1
+    assert len(together.parts) <= 2 or seed % 2
 
 
-def test_no_call_has_more_scores_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST", 5000)
-    (layout,) = packed_layouts(some_rows(2), max_rows=99, max_tokens=10_000)
+def test_a_long_segment_is_cut_where_its_mask_would_be_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST", 3000)
+    prompt = list(range(40))
+    rows = [prompt + [member] * 60 for member in range(3)]
+    (layout,) = packed_layouts(rows, max_rows=99, max_tokens=10_000)
     assert layout.packing is not None
-    parts = layout.packing.rectangles(None, torch.zeros(1)).parts
-    assert len(parts) > 1
-    assert all(part.mask.numel() <= 5000 * 1.3 or part.count == 1 for part in parts)
+    inputs = [torch.randn(1, heads, layout.input_ids.shape[1], 8) for heads in (4, 2, 2)]
+    query, key, value = inputs
+    one, _ = packed_attention(torch.nn.Identity(), query, key, value, None, packing=layout.packing)
+    together = layout.packing.rectangles(None, query)
+    torch.testing.assert_close(together.attend(*inputs, dropout=0.0, scaling=None), one, atol=1e-5, rtol=1e-5)
+    masks = [part.mask for part in together.parts if part.mask is not None]
+    assert len(masks) > 2  # two segments of 60 by 100
+    assert all(mask.numel() <= 3000 * 1.2 for mask in masks)  # keys are padded to a multiple of 8
     layout.forget_masks()
     assert not layout.packing._rectangles
+
+
+def test_whole_rows_have_no_mask() -> None:
+    rows = [[member] * (50 + 3 * member) for member in range(1, 5)]
+    (layout,) = packed_layouts(rows, max_rows=99, max_tokens=10_000)
+    assert layout.packing is not None
+    (part,) = layout.packing.rectangles(None, torch.zeros(1)).parts
+    assert part.mask is None
+    assert part.count == 4
+    wide = layout.packing.rectangles(1000, torch.zeros(1))  # wider than any row: the same
+    assert wide is layout.packing.rectangles(None, torch.zeros(1))
+
+
+def test_in_bf16_masks_and_copies_are_bf16() -> None:
+    (layout,) = packed_layouts(some_rows(2), max_rows=99, max_tokens=10_000)
+    assert layout.packing is not None
+    exact = [torch.randn(1, heads, layout.input_ids.shape[1], 8) for heads in (6, 2, 2)]
+    rounded = [tensor.bfloat16() for tensor in exact]
+    wanted = layout.packing.rectangles(None, exact[0]).attend(*exact, dropout=0.0, scaling=None)
+    together = layout.packing.rectangles(None, rounded[0])
+    found = together.attend(*rounded, dropout=0.0, scaling=None)
+    assert {part.mask.dtype for part in together.parts if part.mask is not None} == {torch.bfloat16}
+    assert float((found.float() - wanted).abs().max() / wanted.abs().max()) < 0.03

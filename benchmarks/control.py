@@ -79,7 +79,16 @@ TASKS: Mapping[str, Mapping[str, Side]] = {
         "step_group": _ours({"gymnasium": "LunarLander-v3"}, _LANDER),
         "gae": _ours(
             {"gymnasium": "LunarLander-v3"},
-            {**_LANDER, "advantage_estimator": "gae", "group_size": 1, "num_groups": 64, "gae_lambda": 0.98},
+            {
+                **_LANDER,
+                "total_steps": 600_000,
+                "advantage_estimator": "gae",
+                "group_size": 1,
+                "num_groups": 64,
+                "gae_lambda": 0.98,
+                "minibatch_size": 128,
+                "learning_rate": 1e-3,
+            },
         ),
         "sb3": _ppo("LunarLander-v3", 16, 1_000_000, _ZOO_LANDER),
     },

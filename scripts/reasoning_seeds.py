@@ -160,8 +160,8 @@ def build_control(folder: Path) -> None:
 def table(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Markdown: each way before and after, the mean of its seeds and their range."""
     lines = [
-        "| | sampled | greedy | pass@8 | format | steps | rank correlation | 5 operations | CPU s |",
-        "|---" * 9 + "|",
+        "| | seeds | sampled | greedy | pass@8 | format | steps | rank correlation | 5 operations | CPU s |",
+        "|---" * 10 + "|",
     ]
     for way, records in results.items():
         for stage in ("before", "after"):
@@ -171,6 +171,7 @@ def table(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
             deeper = [record[f"{stage}, deeper"]["sampled"] for record in records][: len(at)]
             related = [one["steps_by_difficulty"] for one in at]
             cells = [
+                "" if stage == "before" else str(len(records)),
                 mean_and_range([one["sampled"] for one in at]),
                 mean_and_range([one["greedy"] for one in at]),
                 mean_and_range([one["pass_at_8"] for one in at]),
@@ -216,13 +217,11 @@ def main() -> None:
                 print(f"{file.stem}: {time.monotonic() - started:.0f} s", flush=True)
             if way == "reinforced":
                 seconds = json.loads(file.read_text())["cpu_seconds"]
-    results = {
-        way: [
-            json.loads((chosen.folder / f"{way.replace(' ', '-')}-{seed}.json").read_text())
-            for seed in range(chosen.seeds)
-        ]
-        for way in chosen.ways
-    }
+    results = {}
+    for way in WAYS:  # those of other calls, too
+        files = [chosen.folder / f"{way.replace(' ', '-')}-{seed}.json" for seed in range(chosen.seeds)]
+        if records := [json.loads(file.read_text()) for file in files if file.exists()]:
+            results[way] = records
     made = table(results)
     print(made)
     if chosen.write:

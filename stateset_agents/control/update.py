@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -140,20 +141,14 @@ def update(
     if every and updates_before % every == 0 and rollout.tasks is not None:
         ids = torch.from_numpy(rollout.tasks.ids[np.nonzero(credited.trained.T)[0]])
         metrics |= gradient_cosines(policy, batch, ids, rollout.tasks.names, config)
-    groups = None if _mixes_steps(config) else _group_slices(rollout, credited)
-    generator = np.random.default_rng(derive(config.seed, "minibatches", position))
+    draw = _drawing(rollout, credited, config, position)
     sums: dict[str, float] = {}
     skipped = number = 0
     first_ratio = 0.0
     result = None
     for iteration in range(config.num_iterations):
         is_last = iteration == config.num_iterations - 1
-        parts = (
-            step_minibatches(len(batch), config.minibatch_size, generator)
-            if groups is None
-            else minibatches(groups, config.minibatch_size, generator)
-        )
-        for indices in parts:
+        for indices in draw():
             part = _selected(batch, indices)
             loss, found = minibatch_loss(policy, part, config, measure=is_last or number == 0)
             if number == 0:
@@ -303,11 +298,19 @@ def step_minibatches(num_steps: int, minibatch_size: int, generator: np.random.G
         yield torch.from_numpy(part)
 
 
-def _mixes_steps(config: ControlConfig) -> bool:
-    """May a minibatch have steps of an episode without the others? Where nobody is compared and the loss is
-    a mean over steps: those of one long episode are alike, and would be a minibatch by themselves."""
+def _drawing(
+    rollout: Rollout, credited: StepCredit, config: ControlConfig, position: int
+) -> Callable[[], Iterator[Tensor]]:
+    """What draws the minibatches of one pass.
+
+    They are of single steps where nobody is compared and the loss is a mean over steps: the steps of one long
+    episode are alike, and would be a minibatch by themselves.
+    """
+    generator = np.random.default_rng(derive(config.seed, "minibatches", position))
     compares = ESTIMATORS[config.advantage_estimator].in_group
-    return not compares and LOSSES[config.loss_type].averaging == "token"
+    if not compares and LOSSES[config.loss_type].averaging == "token":
+        return partial(step_minibatches, int(credited.trained.sum()), config.minibatch_size, generator)
+    return partial(minibatches, _group_slices(rollout, credited), config.minibatch_size, generator)
 
 
 def _partitioner(

@@ -48,7 +48,7 @@ class Packing:
     _masks: dict[tuple[int, int | None, torch.dtype, torch.device], Tensor | None] = field(
         default_factory=dict, repr=False
     )
-    _rectangles: dict[tuple[int | None, torch.dtype, torch.device], Rectangles] = field(
+    _rectangles: dict[tuple[int | None, int, torch.dtype, torch.device], Rectangles] = field(
         default_factory=dict, repr=False
     )
 
@@ -73,18 +73,22 @@ class Packing:
             self._masks[name] = _causal_mask(queries, keys, window, like)
         return self._masks[name]
 
-    def rectangles(self, window: int | None, like: Tensor) -> Rectangles:
-        """All segments, in few calls."""
-        longest = max(sum(stop - start for start, stop in segment.keys) for segment in self.segments)
-        if window is not None and window >= longest:
+    @cached_property
+    def longest_row(self) -> int:
+        """Tokens of the row with the most."""
+        return max(sum(stop - start for start, stop in segment.keys) for segment in self.segments)
+
+    def rectangles(self, window: int | None, shared: int, like: Tensor) -> Rectangles:
+        """All segments, in few calls; `shared` heads share their keys."""
+        if window is not None and window >= self.longest_row:
             window = None
-        name = (window, like.dtype, like.device)
+        name = (window, shared, like.dtype, like.device)
         if name not in self._rectangles:
             spans = [
                 (range(segment.start, segment.stop), [range(*bounds) for bounds in segment.keys])
                 for segment in self.segments
             ]
-            self._rectangles[name] = rectangles(spans, window, like)
+            self._rectangles[name] = rectangles(spans, window, shared, like)
         return self._rectangles[name]
 
     def forget_masks(self) -> None:
@@ -123,7 +127,7 @@ def packed_attention(
         # Under autocast rotary embeddings leave queries and keys in fp32; the mask would be cast, and kept,
         # in each layer.
         query, key = query.to(value.dtype), key.to(value.dtype)
-        together = packing.rectangles(sliding_window, query)
+        together = packing.rectangles(sliding_window, query.shape[1] // key.shape[1], query)
         return together.attend(query, key, value, dropout=dropout, scaling=scaling), None
     grouped = query.shape[1] != key.shape[1]
     sizes, pieces_of_rows = packing.pieces

@@ -21,7 +21,7 @@ _MULTIPLE = 8
 _FREE = 2**20
 """Scores that may be computed for nothing rather than start another call."""
 _MOST = 2**26
-"""Scores of one call and head under a mask: its mask has as many entries."""
+"""Scores of one call under a mask, of the heads that share keys: its mask has as many entries."""
 
 Span = tuple[range, Sequence[range]]
 """The tokens of a segment, and the ranges in which the row lies up to its end, in the row's order."""
@@ -38,8 +38,8 @@ class Rectangle:
     keys: Tensor
     """[S * K] likewise."""
     mask: Tensor | None
-    """[S, 1, L, K] 0 where a query attends and -inf elsewhere; a padded query attends to something. None
-    where each segment is a whole row: then causal attention never looks at the padding."""
+    """[S, 1, shared * L, K] 0 where a query attends and -inf elsewhere; a padded query attends to something.
+    None where each segment is a whole row: then causal attention never looks at the padding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,16 +63,15 @@ class Rectangles:
                 # Heads that share keys are several queries of one head: so keys need not be repeated, which
                 # kernels that take a mask may not do without.
                 queries = queries.reshape(part.count, key.shape[1], -1, shape[-1])
-            mask = None if part.mask is None else part.mask.repeat(1, 1, queries.shape[2] // shape[2], 1)
             output = F.scaled_dot_product_attention(
                 queries,
                 keys,
                 values,
-                attn_mask=mask,
+                attn_mask=part.mask,
                 dropout_p=dropout,
-                is_causal=mask is None,
+                is_causal=part.mask is None,
                 scale=scaling,
-                enable_gqa=mask is None and shape[1] != key.shape[1],
+                enable_gqa=part.mask is None and shape[1] != key.shape[1],
             )
             outputs.append(output.reshape(shape).transpose(1, 2).flatten(0, 1))
         return torch.cat(outputs).index_select(0, self.order)[None]
@@ -84,12 +83,13 @@ def _cut(tensor: Tensor, index: Tensor, count: int) -> Tensor:
     return chosen.view(len(chosen), count, -1, chosen.shape[-1]).transpose(0, 1)
 
 
-def rectangles(spans: Sequence[Span], window: int | None, like: Tensor) -> Rectangles:
+def rectangles(spans: Sequence[Span], window: int | None, shared: int, like: Tensor) -> Rectangles:
     """The rectangles of segments that together hold every token once.
 
-    `window`: how many keys a query attends to, its own included. Tensors are on the device of `like`, masks
-    of its dtype.
+    `window`: how many keys a query attends to, its own included; `shared`: how many heads share their keys.
+    Tensors are on the device of `like`, masks of its dtype.
     """
+    most = _MOST // shared
     whole: list[Span] = []
     behind: list[Span] = []
     for own, row in spans:
@@ -97,15 +97,17 @@ def rectangles(spans: Sequence[Span], window: int | None, like: Tensor) -> Recta
         if len(own) == keys and (window is None or window >= keys):
             whole.append((own, row))
         else:
-            behind.extend(_pieces(own, row))
+            behind.extend(_pieces(own, row, most))
     num_tokens = sum(len(own) for own, _ in spans)
     order = torch.empty(num_tokens, dtype=torch.long)
     parts: list[Rectangle] = []
     begin = 0
     for kind, is_masked in ((whole, False), (behind, True)):
-        for members in _alike([(len(own), sum(map(len, row))) for own, row in kind], bounded=is_masked):
+        for members in _alike(
+            [(len(own), sum(map(len, row))) for own, row in kind], most if is_masked else None
+        ):
             chosen = [kind[index] for index in members]
-            part = _rectangle(chosen, window, like) if is_masked else _causal_rectangle(chosen, like)
+            part = _rectangle(chosen, window, shared, like) if is_masked else _causal_rectangle(chosen, like)
             longest = len(part.queries) // part.count
             for place, (own, _) in enumerate(chosen):
                 first = begin + place * longest
@@ -115,10 +117,10 @@ def rectangles(spans: Sequence[Span], window: int | None, like: Tensor) -> Recta
     return Rectangles(parts=tuple(parts), order=order.to(like.device))
 
 
-def _pieces(own: range, row: Sequence[range]) -> Iterator[Span]:
-    """A segment, cut where its mask would have more than `_MOST` entries."""
+def _pieces(own: range, row: Sequence[range], most: int) -> Iterator[Span]:
+    """A segment, cut where it would have more than `most` scores."""
     keys = sum(map(len, row))
-    size = max(1, _MOST // keys)
+    size = max(1, most // keys)
     for start in range(own.start, own.stop, size):
         stop = min(start + size, own.stop)
         left = keys - (own.stop - stop)
@@ -130,9 +132,9 @@ def _pieces(own: range, row: Sequence[range]) -> Iterator[Span]:
         yield range(start, stop), seen
 
 
-def _alike(sizes: Sequence[tuple[int, int]], *, bounded: bool) -> list[list[int]]:
-    """Indices of segments that go together: at most twice the scores that they need, or few for nothing;
-    where they are `bounded`, no more than `_MOST`."""
+def _alike(sizes: Sequence[tuple[int, int]], most: int | None) -> list[list[int]]:
+    """Indices of segments that go together: at most twice the scores that they need, or few for nothing, and
+    no more than `most`; None: as many as there are."""
     groups: list[list[int]] = []
     longest = needed = 0
     for index in sorted(range(len(sizes)), key=lambda index: sizes[index][::-1], reverse=True):
@@ -141,7 +143,7 @@ def _alike(sizes: Sequence[tuple[int, int]], *, bounded: bool) -> list[list[int]
             # Sorted by their keys: the first has the most.
             wide = max(longest, queries) * sizes[groups[-1][0]][1] * (len(groups[-1]) + 1)
             useful = needed + queries * keys
-            if (wide <= _MOST or not bounded) and (wide <= 2 * useful or wide - useful <= _FREE):
+            if (most is None or wide <= most) and (wide <= 2 * useful or wide - useful <= _FREE):
                 groups[-1].append(index)
                 longest, needed = max(longest, queries), useful
                 continue
@@ -161,7 +163,7 @@ def _causal_rectangle(spans: Sequence[Span], like: Tensor) -> Rectangle:
     return Rectangle(count=len(spans), queries=both, keys=both, mask=None)
 
 
-def _rectangle(spans: Sequence[Span], window: int | None, like: Tensor) -> Rectangle:
+def _rectangle(spans: Sequence[Span], window: int | None, shared: int, like: Tensor) -> Rectangle:
     longest = max(len(own) for own, _ in spans)
     widest = max(sum(map(len, row)) for _, row in spans)
     widest += -widest % _MULTIPLE
@@ -183,5 +185,5 @@ def _rectangle(spans: Sequence[Span], window: int | None, like: Tensor) -> Recta
         count=len(spans),
         queries=queries.flatten().to(like.device),
         keys=keys.flatten().to(like.device),
-        mask=mask.masked_fill_(hidden, float("-inf"))[:, None],
+        mask=mask.masked_fill_(hidden, float("-inf"))[:, None].repeat(1, 1, shared, 1),
     )

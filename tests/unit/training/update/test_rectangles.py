@@ -42,7 +42,7 @@ def test_together_is_one_after_the_other(
         torch.nn.Identity(), query, key, value, None, packing=layout.packing, sliding_window=window
     )
     wanted = torch.autograd.grad((one * weights).sum(), inputs)
-    together = layout.packing.rectangles(window, inputs[0])
+    together = layout.packing.rectangles(window, 3, inputs[0])
     other = together.attend(*inputs, dropout=0.0, scaling=None)
     found = torch.autograd.grad((other * weights).sum(), inputs)
 
@@ -63,7 +63,7 @@ def test_a_long_segment_is_cut_where_its_mask_would_be_large(monkeypatch: pytest
     inputs = [torch.randn(1, heads, layout.input_ids.shape[1], 8) for heads in (4, 2, 2)]
     query, key, value = inputs
     one, _ = packed_attention(torch.nn.Identity(), query, key, value, None, packing=layout.packing)
-    together = layout.packing.rectangles(None, query)
+    together = layout.packing.rectangles(None, 2, query)
     torch.testing.assert_close(together.attend(*inputs, dropout=0.0, scaling=None), one, atol=1e-5, rtol=1e-5)
     masks = [part.mask for part in together.parts if part.mask is not None]
     assert len(masks) > 2  # two segments of 60 by 100
@@ -76,11 +76,11 @@ def test_whole_rows_have_no_mask() -> None:
     rows = [[member] * (50 + 3 * member) for member in range(1, 5)]
     (layout,) = packed_layouts(rows, max_rows=99, max_tokens=10_000)
     assert layout.packing is not None
-    (part,) = layout.packing.rectangles(None, torch.zeros(1)).parts
+    (part,) = layout.packing.rectangles(None, 1, torch.zeros(1)).parts
     assert part.mask is None
     assert part.count == 4
-    wide = layout.packing.rectangles(1000, torch.zeros(1))  # wider than any row: the same
-    assert wide is layout.packing.rectangles(None, torch.zeros(1))
+    wide = layout.packing.rectangles(1000, 1, torch.zeros(1))  # wider than any row: the same
+    assert wide is layout.packing.rectangles(None, 1, torch.zeros(1))
 
 
 def test_in_bf16_masks_and_copies_are_bf16() -> None:
@@ -88,8 +88,8 @@ def test_in_bf16_masks_and_copies_are_bf16() -> None:
     assert layout.packing is not None
     exact = [torch.randn(1, heads, layout.input_ids.shape[1], 8) for heads in (6, 2, 2)]
     rounded = [tensor.bfloat16() for tensor in exact]
-    wanted = layout.packing.rectangles(None, exact[0]).attend(*exact, dropout=0.0, scaling=None)
-    together = layout.packing.rectangles(None, rounded[0])
+    wanted = layout.packing.rectangles(None, 3, exact[0]).attend(*exact, dropout=0.0, scaling=None)
+    together = layout.packing.rectangles(None, 3, rounded[0])
     found = together.attend(*rounded, dropout=0.0, scaling=None)
     assert {part.mask.dtype for part in together.parts if part.mask is not None} == {torch.bfloat16}
     assert float((found.float() - wanted).abs().max() / wanted.abs().max()) < 0.03

@@ -4,7 +4,7 @@ On x86, torch uses MKL for fp32 matrix products, which runs at less than half sp
 (measured on Zen 5: 100 GFLOP/s against oneDNN's 190 to 250, equal to 1e-6). torch offers oneDNN by private
 operators, which `torch.compile` uses. They are used here only if the processor is AMD's and the operators
 exist and agree with `F.linear`. Nothing is timed: a run must be repeatable. In all other cases, and for every
-other dtype and device, this is `F.linear`.
+other dtype and device, this is `F.linear`. Generation multiplies by packed copies (packed_linear.py).
 
 On request, products are computed in less than fp32 (matmul_precision.py), on processors that have the units.
 """
@@ -27,46 +27,27 @@ from torch.overrides import TorchFunctionMode
 
 from stateset_agents.backends.matmul_precision import (
     MatmulPrecision,
-    Rounded,
-    is_usable,
     product,
     rounded,
     transposed,
 )
 
-__all__ = ["PackedLinear", "fast_linears", "is_available", "linear", "packs"]
+__all__ = [
+    "fast_linears",
+    "is_available",
+    "linear",
+    "onednn_agrees",
+    "onednn_packed",
+    "onednn_product",
+    "processor_vendor",
+]
 
 
 @functools.cache
 def is_available() -> bool:
     """Does this machine run fp32 linear layers by oneDNN? Decided once, by comparing a few products."""
-    is_candidate = (
-        os.environ.get("STATESET_AGENTS_FAST_LINEARS") != "0"
-        and _vendor() == "AuthenticAMD"
-        and torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]  # torch's own
-        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch's own
-    )
-    if is_candidate:
-        _limit_kernel_caches()
-    return is_candidate and _agrees(torch.float32, 1e-5)
-
-
-@functools.cache
-def _packs_bf16() -> bool:
-    """Do the same operators take bf16 matrices, too?"""
-    return is_available() and _agrees(torch.bfloat16, 2e-2)
-
-
-def packs(weight: Tensor) -> bool:
-    """Are products with this weight faster by oneDNN from a packed copy of it?
-
-    In bf16 the processor must have units for it: SmolLM2-135M's rollouts took 1.3 to 1.5 times as long
-    without packing on Zen 4 (`fast_linears: false` against true, the same tokens).
-    """
-    if weight.device.type != "cpu" or not is_available():
-        return False
-    is_bf16 = weight.dtype == torch.bfloat16 and is_usable("medium", weight.device) and _packs_bf16()
-    return is_bf16 or weight.dtype == torch.float32
+    has_mkl = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]  # torch's own
+    return processor_vendor() == "AuthenticAMD" and has_mkl and onednn_agrees(torch.float32, 1e-5)
 
 
 def _limit_kernel_caches() -> None:
@@ -80,7 +61,7 @@ def _limit_kernel_caches() -> None:
         os.environ.setdefault(name, "128")
 
 
-def _vendor() -> str:
+def processor_vendor() -> str:
     """The processor's vendor id: AuthenticAMD, GenuineIntel, ..."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -89,8 +70,13 @@ def _vendor() -> str:
     return platform.processor().rpartition(", ")[2]  # "AMD64 Family 25 Model 97 Stepping 2, AuthenticAMD"
 
 
-def _agrees(dtype: torch.dtype, tolerance: float) -> bool:
-    """Do the private operators exist and agree with `F.linear`, relative to the largest element?"""
+def onednn_agrees(dtype: torch.dtype, tolerance: float) -> bool:
+    """Do torch's private operators of oneDNN exist, may they be taken, and do they agree with `F.linear`,
+    relative to the largest element?"""
+    is_built = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch's own
+    if not is_built or os.environ.get("STATESET_AGENTS_FAST_LINEARS") == "0":
+        return False
+    _limit_kernel_caches()
     generator = torch.Generator().manual_seed(0)
     try:
         with torch.no_grad():
@@ -99,9 +85,9 @@ def _agrees(dtype: torch.dtype, tolerance: float) -> bool:
                 bias = torch.randn(out, generator=generator).to(dtype)
                 expected = F.linear(x, weight, bias)
                 for actual in (
-                    _product(x, weight, bias),
-                    _product(x, _pack(weight), bias),
-                    _product(weight.t().contiguous().t(), x).t() + bias,
+                    onednn_product(x, weight, bias),
+                    onednn_product(x, onednn_packed(weight), bias),
+                    onednn_product(weight.t().contiguous().t(), x).t() + bias,
                 ):
                     if not (actual - expected).abs().max() <= tolerance * expected.abs().max():
                         return False
@@ -110,13 +96,13 @@ def _agrees(dtype: torch.dtype, tolerance: float) -> bool:
     return True
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`x @ weight.t() + bias` by oneDNN, without gradients; for any strides; the weight may be packed."""
     result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return result
 
 
-def _pack(weight: Tensor) -> Tensor:
+def onednn_packed(weight: Tensor) -> Tensor:
     """A copy of [N, K] in oneDNN's memory layout."""
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), 32)
     return packed
@@ -141,7 +127,7 @@ def linear(
     elif with_gradient:
         result = _FastLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]  # torch
     else:
-        result = _product(x, weight, bias)
+        result = onednn_product(x, weight, bias)
     return result
 
 
@@ -164,7 +150,7 @@ class _FastLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _product(x, weight, bias)
+        return onednn_product(x, weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -173,9 +159,10 @@ class _FastLinear(torch.autograd.Function):
         to_x = to_weight = to_bias = None
         rows = upstream.reshape(-1, upstream.shape[-1])  # [M, N]
         if ctx.needs_input_grad[0]:
-            to_x = _product(rows, weight.t()).view(x.shape)
+            to_x = onednn_product(rows, weight.t()).view(x.shape)
         if ctx.needs_input_grad[1]:
-            to_weight = _product(x.reshape(-1, x.shape[-1]).t(), rows.t()).t()  # faster than its transpose
+            # Faster than the product that needs no transposing afterwards.
+            to_weight = onednn_product(x.reshape(-1, x.shape[-1]).t(), rows.t()).t()
         if ctx.needs_input_grad[2]:
             to_bias = rows.sum(0)
         return to_x, to_weight, to_bias
@@ -253,74 +240,3 @@ def fast_linears(
         return
     with _FastLinears(fast, precision, wide):
         yield
-
-
-class PackedLinear:
-    """Several linear layers with the same input as one, for inference: their outputs side by side.
-
-    With oneDNN or reduced precision it has a copy of the weights (`copied_bytes`), from its first use until
-    `refresh`. Otherwise there is no copy: the original weights become views of one tensor.
-    """
-
-    precision: MatmulPrecision = "highest"
-    """Of its products. Call `refresh` after a change."""
-
-    def __init__(self, weights: list[Tensor], biases: list[Tensor | None], *, packed: bool) -> None:
-        """`weights` [N_i, K] and `biases` [N_i] are parameters of a model; all biases or none are None."""
-        self._weights = weights
-        self._packed = packed and packs(weights[0])
-        self._joined = None if self._packed else _joined(weights)
-        self._copy: Rounded = ()
-        present = [bias for bias in biases if bias is not None]
-        self._bias = _joined(present) if present else None
-
-    @property
-    def copied_bytes(self) -> int:
-        """Bytes of the copy, whenever there is one."""
-        if self.precision == "highest" and not self._packed:
-            return 0
-        return sum(weight.nbytes for weight in self._weights) // (2 if self.precision == "medium" else 1)
-
-    def refresh(self) -> None:
-        """Drop the copy: the weights changed, or memory is to be freed."""
-        self._copy = ()
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[M, K] to [M, sum of N_i]."""
-        if self.precision == "highest" and self._joined is not None:
-            return F.linear(x, self._joined, self._bias)
-        self._copy = self._copy or self._copied()
-        if self.precision == "highest":
-            return _product(x, self._copy[0], self._bias)
-        if self._packs_bf16:
-            result = _product(x.bfloat16(), self._copy[0]).float()
-        else:
-            result = product(rounded(x, self.precision), self._copy)
-        return result if self._bias is None else result.add_(self._bias)
-
-    def _copied(self) -> Rounded:
-        """The concatenated weights, packed if oneDNN's private operators multiply them."""
-        weight = self._joined
-        if weight is None:
-            weight = self._weights[0] if len(self._weights) == 1 else torch.cat(self._weights)
-        if self.precision == "highest":
-            return (_pack(weight),)
-        parts = rounded(weight, self.precision)
-        return (_pack(parts[0]),) if self._packs_bf16 else parts
-
-    @property
-    def _packs_bf16(self) -> bool:
-        return self.precision == "medium" and self._packed and _packs_bf16()
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    """The concatenated parts. Each part becomes a view of the result, so that it follows their changes."""
-    # An inference parameter cannot become a view of a normal tensor, and a normal parameter that became a
-    # view of an inference tensor could never be changed again. So the result is of the parts' kind.
-    with torch.inference_mode(any(part.is_inference() for part in parts)):
-        if len(parts) == 1:
-            return parts[0].detach()
-        joined = torch.cat([part.detach() for part in parts])
-        for part, view in zip(parts, torch.split(joined, [len(part) for part in parts]), strict=True):
-            part.data = view
-        return joined

@@ -104,8 +104,9 @@ class AgentConfig(Settings):
     )
     fast_linears: bool = Field(
         default=True,
-        description="Generate with fp32 matrix products by oneDNN on AMD processors, where torch's own take "
-        "twice as long; it keeps a packed copy of the weights. False leaves them to torch.",
+        description="Generate by a packed copy of the weights where products are faster so: in fp32 by "
+        "oneDNN on AMD's processors and by MKL on Intel's, in bf16 by oneDNN on both if they have units for "
+        "it. False leaves products to torch.",
     )
     matmul_precision: Literal["highest", "high", "medium"] = Field(
         default="highest",

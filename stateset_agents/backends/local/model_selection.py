@@ -23,7 +23,8 @@ from stateset_agents.backends.models.batched import BatchedModel
 from stateset_agents.backends.models.fused import FusedModel
 from stateset_agents.backends.models.pictured import PicturedModel
 from stateset_agents.backends.models.unbatched import CacheUse, UnbatchedModel
-from stateset_agents.backends.onednn_linear import packs
+from stateset_agents.backends.onednn_linear import is_available
+from stateset_agents.backends.packed_linear import packing
 from stateset_agents.types.errors import BackendError, ConfigurationError
 from stateset_agents.types.images import PixelValues
 from stateset_agents.types.logs import get_logger
@@ -114,11 +115,11 @@ def _linears(
         return f"at matmul_precision {precision}{copy}"
     if not fast_linears:
         return "by torch, as asked"
-    if name == "plain" or not packs(next(model.parameters())):
-        return "by torch"
-    if isinstance(cached, FusedModel):
-        return f"by oneDNN, whose packed copy of the weights takes {cached.copied_bytes / 2**20:.3g} MiB"
-    return "by oneDNN" if model.dtype is torch.float32 else "by torch"
+    packed = packing(next(model.parameters()))
+    if isinstance(cached, FusedModel) and packed is not None:
+        return f"by {packed}, whose packed copy of the weights takes {cached.copied_bytes / 2**20:.3g} MiB"
+    is_fast = name != "plain" and model.dtype is torch.float32 and model.device.type == "cpu"
+    return "by oneDNN" if is_fast and is_available() else "by torch"
 
 
 _CACHE_USES: dict[str, CacheUse] = {"": "always", ", read again": "decode", ", read whole": "never"}

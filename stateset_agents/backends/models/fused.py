@@ -19,7 +19,7 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from stateset_agents.backends.kv_cache.slot_store import HeadShape, PackedRows, SlotStore, StoreModel
 from stateset_agents.backends.kv_cache.slots import Plan
 from stateset_agents.backends.matmul_precision import MatmulPrecision
-from stateset_agents.backends.onednn_linear import PackedLinear
+from stateset_agents.backends.packed_linear import PackedLinear
 from stateset_agents.types.errors import BackendError
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ RECOMMENDED: Mapping[str, object] = {
     "gradient_accumulation_steps": 1,
     "num_generations": 8,
     "beta": 0.01,
-    "max_steps": 300,
+    "max_steps": 150,
 }
 """Training settings that suit a network this small; written to `recommended.yaml` beside the weights."""
 

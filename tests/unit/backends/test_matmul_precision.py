@@ -23,7 +23,8 @@ from stateset_agents.backends import matmul_precision
 from stateset_agents.backends.loading import load_backend
 from stateset_agents.backends.local.backend import HuggingFaceBackend
 from stateset_agents.backends.matmul_precision import MatmulPrecision, usable_precision
-from stateset_agents.backends.onednn_linear import PackedLinear, fast_linears, linear, packs
+from stateset_agents.backends.onednn_linear import fast_linears, linear
+from stateset_agents.backends.packed_linear import PackedLinear, packing
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.training.update.learner import Learner
 from stateset_agents.types.errors import ConfigurationError
@@ -107,8 +108,8 @@ def test_weights_in_bf16_are_packed_only_where_the_processor_has_units_for_them(
     torch.manual_seed(0)
     weights = [torch.randn(8, 64).bfloat16(), torch.randn(24, 64).bfloat16()]
     layer = PackedLinear(weights, [torch.randn(8).bfloat16(), torch.randn(24).bfloat16()], packed=True)
-    assert has_units or not packs(weights[0])
-    assert layer.copied_bytes == (32 * 64 * 2 if packs(weights[0]) else 0)
+    assert has_units or packing(weights[0]) is None
+    assert layer.copied_bytes == (32 * 64 * 2 if packing(weights[0]) else 0)
     with torch.inference_mode():
         x = torch.randn(5, 64).bfloat16()
         for _ in range(2):

@@ -13,24 +13,24 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stateset_agents.backends import onednn_linear as fast_linear
-from stateset_agents.backends.onednn_linear import PackedLinear, fast_linears, linear
+from stateset_agents.backends.onednn_linear import fast_linears, linear
 
 
 @pytest.fixture
 def as_on_amd(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """oneDNN is taken on any processor that has it; the list grows by the rows of each of its products."""
     products: list[int] = []
-    real = fast_linear._product
+    real = fast_linear.onednn_product
 
     def counted(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         products.append(len(x))
         return real(x, weight, bias)
 
     monkeypatch.delenv("STATESET_AGENTS_FAST_LINEARS", raising=False)
-    monkeypatch.setattr(fast_linear, "_vendor", lambda: "AuthenticAMD")
+    monkeypatch.setattr(fast_linear, "processor_vendor", lambda: "AuthenticAMD")
     fast_linear.is_available.cache_clear()
     fast_linear.is_available()
-    monkeypatch.setattr(fast_linear, "_product", counted)
+    monkeypatch.setattr(fast_linear, "onednn_product", counted)
     yield products
     fast_linear.is_available.cache_clear()
 
@@ -41,7 +41,7 @@ def test_code_made_for_shapes_of_long_ago_is_given_back() -> None:
     program = """
 import resource, torch
 from stateset_agents.backends import onednn_linear as fast_linear
-fast_linear._vendor = lambda: "AuthenticAMD"
+fast_linear.processor_vendor = lambda: "AuthenticAMD"
 if fast_linear.is_available():
     weight, held = torch.randn(96, 32), []
     for rows in range(1, 601):
@@ -127,7 +127,7 @@ def test_a_model_trained_inside_gets_the_gradients_it_gets_outside(family: str, 
 
 
 def test_it_is_off_where_torch_has_the_fast_route_already(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast_linear, "_vendor", lambda: "GenuineIntel")
+    monkeypatch.setattr(fast_linear, "processor_vendor", lambda: "GenuineIntel")
     fast_linear.is_available.cache_clear()
     assert not fast_linear.is_available()
     fast_linear.is_available.cache_clear()
@@ -143,34 +143,7 @@ def test_the_environment_turns_it_off_for_a_whole_process(
 
 def test_a_product_that_is_off_turns_it_off(as_on_amd: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     fast_linear.is_available.cache_clear()
-    monkeypatch.setattr(fast_linear, "_product", lambda x, w, b=None: F.linear(x, w.to_dense(), b) * 1.001)
+    monkeypatch.setattr(
+        fast_linear, "onednn_product", lambda x, w, b=None: F.linear(x, w.to_dense(), b) * 1.001
+    )
     assert not fast_linear.is_available()
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_stacked_weights_are_one_product_that_follows_their_changes(
-    packed: bool, as_on_amd: list[int]
-) -> None:
-    torch.manual_seed(0)
-    parts = [torch.nn.Linear(16, n) for n in (8, 24)]
-    stacked = PackedLinear([p.weight for p in parts], [p.bias for p in parts], packed=packed)
-    x = torch.randn(5, 16)
-    with torch.no_grad():
-        stacked(x)
-        for part in parts:
-            part.weight.mul_(2)
-            part.bias.add_(1)
-        stacked.refresh()
-        wanted = torch.cat([F.linear(x, p.weight, p.bias) for p in parts], dim=-1)
-        assert torch.allclose(stacked(x), wanted, atol=1e-5)
-    assert stacked.copied_bytes == (32 * 16 * 4 if packed and fast_linear.is_available() else 0)
-
-
-def test_weights_made_in_inference_mode_go_on_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They had become tensors that their own model could not read, wherever oneDNN is not taken."""
-    with torch.inference_mode():
-        parts = [torch.nn.Linear(16, n) for n in (8, 24)]
-        stacked = PackedLinear([p.weight for p in parts], [p.bias for p in parts], packed=False)
-        x = torch.randn(5, 16)
-        wanted = torch.cat([part(x) for part in parts], dim=-1)
-        assert torch.allclose(stacked(x), wanted, atol=1e-6)

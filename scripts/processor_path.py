@@ -19,8 +19,10 @@ from dataclasses import dataclass
 _PROBE = """
 import torch
 from stateset_agents.backends import onednn_linear as fast_linear
+from stateset_agents.backends.packed_linear import packing
 print("probe:aten", torch.backends.cpu.get_cpu_capability())
 print("probe:fast-linears", "on" if fast_linear.is_available() else "off")
+print("probe:packing", packing(torch.ones(1)) or "nobody")
 a = torch.randn(64, 64)
 print("probe:own", flush=True)
 fast_linear.linear(a, a)
@@ -43,6 +45,8 @@ class Taken:
     """MKL's instruction set where it names one (on Intel's processors), and its reproducibility mode."""
     fast_linears: bool
     """Did a linear layer of ours go to oneDNN?"""
+    packing: str
+    """Who packs the weights of rollouts in fp32: oneDNN, MKL or nobody."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +61,8 @@ class Path:
 PATHS = {
     "native": Path(environment={}, expected={}),
     "torch-linears": Path(
-        environment={"STATESET_AGENTS_FAST_LINEARS": "0"}, expected={"fast_linears": "False"}
+        environment={"STATESET_AGENTS_FAST_LINEARS": "0"},
+        expected={"fast_linears": "False", "packing": "nobody"},
     ),
     # MKL_ENABLE_INSTRUCTIONS works on Intel's processors alone; COMPATIBLE is MKL's one path on every make.
     "avx2": Path(
@@ -95,6 +100,7 @@ def probe(environment: dict[str, str]) -> Taken:
         onednn=", ".join(re.findall(kernels, onednns)) or "none",
         mkl=" ".join(setting for setting in (enabled and enabled[1], mode and mode[0]) if setting) or "none",
         fast_linears=bool(re.search(kernels, own_probe)),
+        packing=facts["packing"],
     )
 
 
@@ -117,7 +123,7 @@ def main(words: list[str]) -> int:
     path = PATHS[name]
     taken = probe(path.environment)
     linears = "oneDNN" if taken.fast_linears else "torch's"
-    kernels = f"ATen {taken.aten}; oneDNN {taken.onednn}; MKL {taken.mkl}; our linears {linears}"
+    kernels = f"ATen {taken.aten}; oneDNN {taken.onednn}; MKL {taken.mkl}; our linears {linears}, packed by {taken.packing}"
     print(f"processor path {name}: {kernels}", flush=True)
     if wrong := refusals(path, taken):
         print(f"processor path {name} was not taken: {'; '.join(wrong)}", file=sys.stderr)

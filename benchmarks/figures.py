@@ -22,6 +22,7 @@ PEERS = {
     "stateset": "stateset-agents 0.69",
     "floor": "packed matmuls",
     "highest": "ours at highest",
+    "fp32": "ours in fp32",
 }
 """Sides as they are called where people read."""
 

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from benchmarks import control, models, page, profiling, results, running
 from benchmarks.__main__ import main
 from benchmarks.comparisons import Comparison, Line, comparisons
-from benchmarks.figures import FIGURES, Figure, Point, alternative, drawn, ticks
+from benchmarks.figures import FIGURES, PEERS, Figure, Point, alternative, drawn, ticks
 from benchmarks.processors import described, this_processor
 from benchmarks.results import RESULTS, current, expected, ratio, read, row, spread, wanted, write_row
 from benchmarks.running import Measured, Others
@@ -199,6 +199,12 @@ def test_a_figure_is_drawn_to_scale_from_0() -> None:
 def test_a_figure_waits_for_all_its_rows() -> None:
     assert drawn(FIGURE, {"a": ROWS["a"]}) is None
     assert alternative(FIGURE, {"a": ROWS["a"]}) is None
+
+
+def test_every_side_of_every_row_has_a_name_for_readers() -> None:
+    """A row whose side had none was measured for minutes, and then the page could not be written."""
+    named = [row for name, row in comparisons().items() if not name.startswith("settings-")]
+    assert {side for row in named for side in row.sides} <= set(PEERS)
 
 
 def test_every_figure_is_of_rows_that_have_its_peer() -> None:

@@ -83,6 +83,23 @@ def test_under_autocast_head_and_softmax_stay_in_fp32(kind):
         assert (values.to(torch.bfloat16) != values).all()  # not of bf16 logits
 
 
+def test_packed_rows_attend_in_fp32_under_autocast_on_a_cpu(monkeypatch):
+    """torch's attention in bf16 takes longer there. Queries and keys come in fp32 from rotary embeddings, and
+    by them alone it was thought to be fp32's already, while autocast rounded all three."""
+    policy = Policy(tiny_model("llama").eval(), autocast=torch.bfloat16)
+    assert policy.packs
+    seen = []
+    real = torch.nn.functional.scaled_dot_product_attention
+
+    def watched(query, key, value, **options):
+        seen.extend([query.dtype, key.dtype, value.dtype, torch.is_autocast_enabled("cpu")])
+        return real(query, key, value, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    policy.score(batch_of(policy))
+    assert set(seen) == {torch.float32, False}
+
+
 @pytest.mark.parametrize("kind", ["linear", "capped"])
 def test_entropy_is_exact_and_carries_gradient_only_when_asked(kind):
     policy = Policy(tiny_model().eval() if kind == "linear" else small(kind).eval())

@@ -109,7 +109,10 @@ def wanted(results: Results) -> str:
 
     def cells(entry: _Entry) -> list[str]:
         line, share = entry.line, entry.line["peer"] == "floor"
-        bounds = [f"{value:.0%}" if share else f"{value:g}" for value in (line["at_least"], line["aim"])]
+        bounds = [
+            "" if value is None else f"{value:.0%}" if share else f"{value:g}"
+            for value in (line["at_least"], line["aim"])
+        ]
         least = f"{entry.least:.0%}" if share else f"{entry.least:.2f}"
         return [*_titles(entry), *bounds, least, _reached(entry, results)]
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 _PROBE = """
 import torch
-from stateset_agents.backends import onednn_linear as fast_linear
-from stateset_agents.backends.packed_linear import packing
+from stateset_agents.backends.linears import onednn_linear as fast_linear
+from stateset_agents.backends.linears.packed_linear import packing
 print("probe:aten", torch.backends.cpu.get_cpu_capability())
 print("probe:fast-linears", "on" if fast_linear.is_available() else "off")
 print("probe:packing", packing(torch.ones(1)) or "nobody")
@@ -123,7 +123,8 @@ def main(words: list[str]) -> int:
     path = PATHS[name]
     taken = probe(path.environment)
     linears = "oneDNN" if taken.fast_linears else "torch's"
-    kernels = f"ATen {taken.aten}; oneDNN {taken.onednn}; MKL {taken.mkl}; our linears {linears}, packed by {taken.packing}"
+    ours = f"our linears {linears}, packed by {taken.packing}"
+    kernels = f"ATen {taken.aten}; oneDNN {taken.onednn}; MKL {taken.mkl}; {ours}"
     print(f"processor path {name}: {kernels}", flush=True)
     if wrong := refusals(path, taken):
         print(f"processor path {name} was not taken: {'; '.join(wrong)}", file=sys.stderr)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from stateset_agents.backends.matmul_precision import MatmulPrecision
+    from stateset_agents.backends.linears.matmul_precision import MatmulPrecision
     from stateset_agents.backends.pretrained.pictures import PictureReader
     from stateset_agents.types.images import PixelValues
     from stateset_agents.types.messages import Completion, SamplingParams

@@ -18,9 +18,9 @@ from stateset_agents.types.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from stateset_agents.backends.base import Backend
+    from stateset_agents.backends.linears.matmul_precision import MatmulPrecision
     from stateset_agents.backends.local.model_selection import Engine
     from stateset_agents.backends.local.scheduler import Scheduling
-    from stateset_agents.backends.matmul_precision import MatmulPrecision
     from stateset_agents.backends.pretrained.loading import DType
     from stateset_agents.backends.scripted import Script
 

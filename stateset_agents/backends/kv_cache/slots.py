@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
 
-from stateset_agents.backends.matmul_precision import MatmulPrecision, head_weight
-from stateset_agents.backends.onednn_linear import fast_linears
+from stateset_agents.backends.linears.matmul_precision import MatmulPrecision, head_weight
+from stateset_agents.backends.linears.onednn_linear import fast_linears
 from stateset_agents.types.errors import BackendError
 from stateset_agents.types.images import PixelValues
 

@@ -21,6 +21,7 @@ import torch
 from safetensors import SafetensorError
 
 from stateset_agents.backends.base import Session, Tokenizer
+from stateset_agents.backends.linears.matmul_precision import MatmulPrecision, usable_precision
 from stateset_agents.backends.local.batcher import Batcher, Stats
 from stateset_agents.backends.local.model_selection import Engine, RunningModel, select_engine
 from stateset_agents.backends.local.request import GenerationRequest, Key, new_request
@@ -31,7 +32,6 @@ from stateset_agents.backends.local.scheduler import (
     call,
     resolve,
 )
-from stateset_agents.backends.matmul_precision import MatmulPrecision, usable_precision
 from stateset_agents.backends.pretrained.library_logs import suppress_library_logs
 from stateset_agents.backends.pretrained.load_lock import load_in_thread, loading
 from stateset_agents.backends.pretrained.loading import unreadable

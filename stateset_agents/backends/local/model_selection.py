@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import torch
 
 from stateset_agents.backends.kv_cache.slots import CachedModel, SlotModel
+from stateset_agents.backends.linears.matmul_precision import MatmulPrecision
+from stateset_agents.backends.linears.onednn_linear import is_available
+from stateset_agents.backends.linears.packed_linear import packing
 from stateset_agents.backends.local.correctness_check import check_cache, unfit_as_backend_error
-from stateset_agents.backends.matmul_precision import MatmulPrecision
 from stateset_agents.backends.models.batched import BatchedModel
 from stateset_agents.backends.models.fused import FusedModel
 from stateset_agents.backends.models.pictured import PicturedModel
 from stateset_agents.backends.models.unbatched import CacheUse, UnbatchedModel
-from stateset_agents.backends.onednn_linear import is_available
-from stateset_agents.backends.packed_linear import packing
 from stateset_agents.types.errors import BackendError, ConfigurationError
 from stateset_agents.types.images import PixelValues
 from stateset_agents.types.logs import get_logger

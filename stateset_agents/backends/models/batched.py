@@ -20,8 +20,8 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from stateset_agents.backends.kv_cache.slot_store import HeadShape, PackedRows, SlotStore, StoreModel
 from stateset_agents.backends.kv_cache.slots import Plan, layer_windows
-from stateset_agents.backends.matmul_precision import head_weight
-from stateset_agents.backends.onednn_linear import fast_linears
+from stateset_agents.backends.linears.matmul_precision import head_weight
+from stateset_agents.backends.linears.onednn_linear import fast_linears
 from stateset_agents.types.errors import BackendError
 
 if TYPE_CHECKING:

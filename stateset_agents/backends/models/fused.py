@@ -18,8 +18,8 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 
 from stateset_agents.backends.kv_cache.slot_store import HeadShape, PackedRows, SlotStore, StoreModel
 from stateset_agents.backends.kv_cache.slots import Plan
-from stateset_agents.backends.matmul_precision import MatmulPrecision
-from stateset_agents.backends.packed_linear import PackedLinear
+from stateset_agents.backends.linears.matmul_precision import MatmulPrecision
+from stateset_agents.backends.linears.packed_linear import PackedLinear
 from stateset_agents.types.errors import BackendError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class _Block:
 class FusedModel(StoreModel):
     """Llama, Mistral, Qwen2, Qwen3 and GPT-2 with a slot store; a `CachedModel`.
 
-    It uses the weights of the transformers model. If linear layers are packed (onednn_linear.py), it has a
+    It uses the weights of the transformers model. If linear layers are packed (packed_linear.py), it has a
     second copy of theirs, of `copied_bytes`, from the first forward after a `refresh` on.
     """
 

@@ -16,8 +16,8 @@ import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from stateset_agents.backends.kv_cache.slots import EngineBase, Ints, Plan
-from stateset_agents.backends.matmul_precision import head_weight
-from stateset_agents.backends.onednn_linear import fast_linears
+from stateset_agents.backends.linears.matmul_precision import head_weight
+from stateset_agents.backends.linears.onednn_linear import fast_linears
 from stateset_agents.types.images import PixelValues
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from stateset_agents.backends.matmul_precision import MatmulPrecision
+    from stateset_agents.backends.linears.matmul_precision import MatmulPrecision
     from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
 
 __all__ = ["VLLMBackend", "connect"]

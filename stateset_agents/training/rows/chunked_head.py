@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from stateset_agents.backends.matmul_precision import (
+from stateset_agents.backends.linears.matmul_precision import (
     MatmulPrecision,
     Rounded,
     product,

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from stateset_agents.algorithms.policy_losses import LOSSES
-from stateset_agents.backends.matmul_precision import MatmulPrecision
+from stateset_agents.backends.linears.matmul_precision import MatmulPrecision
 from stateset_agents.backends.pretrained.load_lock import loading
 from stateset_agents.core.value_function import trunk_of
 from stateset_agents.runs.checkpoint_files import fingerprint

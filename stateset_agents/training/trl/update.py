@@ -21,8 +21,8 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import split_tensor_dict
 
-from stateset_agents.backends.matmul_precision import MatmulPrecision, head_weight
-from stateset_agents.backends.onednn_linear import fast_linears
+from stateset_agents.backends.linears.matmul_precision import MatmulPrecision, head_weight
+from stateset_agents.backends.linears.onednn_linear import fast_linears
 from stateset_agents.runs.learning_rate import schedule
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trl.rows import TrlRow, shares_of_conversations

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from stateset_agents.algorithms.aggregation import Denominators, Metrics
 from stateset_agents.algorithms.kl.controllers import create_kl_controller
 from stateset_agents.algorithms.losses import LOSSES
-from stateset_agents.backends.matmul_precision import MatmulPrecision
+from stateset_agents.backends.linears.matmul_precision import MatmulPrecision
 from stateset_agents.backends.pretrained.pictures import PictureReader
 from stateset_agents.runs.checkpoint_files import fingerprint
 from stateset_agents.runs.optimizer import Optimization, StepResult, autocast_dtype

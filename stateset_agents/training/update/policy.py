@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stateset_agents.backends.matmul_precision import MatmulPrecision, head_weight, is_usable
-from stateset_agents.backends.onednn_linear import fast_linears
+from stateset_agents.backends.linears.matmul_precision import MatmulPrecision, head_weight, is_usable
+from stateset_agents.backends.linears.onednn_linear import fast_linears
 from stateset_agents.backends.pretrained.pictures import NEVER, stacked
 from stateset_agents.core.value_function import trunk_of
 from stateset_agents.training.distributed.sharding import ShardedModel, shard
@@ -56,9 +56,9 @@ class Policy:
         precision: MatmulPrecision = "highest",
         place_id: int | None = None,
     ) -> None:
-        """`fast`: fp32 linears by oneDNN where `backends.onednn_linear` takes it; `precision`: of fp32
-        products, logits excepted; `place_id`: the token that stands for a picture, which as in rollouts no
-        reply can have; None for rows without pictures.
+        """`fast`: fp32 linears by oneDNN where `onednn_linear` takes it; `precision`: of fp32 products, but
+        for logits; `place_id`: the token that stands for a picture, which as in rollouts no reply can have;
+        None for rows without pictures.
 
         Raises ConfigurationError where rows must be packed and the model cannot.
         """

@@ -19,12 +19,12 @@ from tiny_training import even_share, make_environment, make_trainer, reward_cur
 from torch import Tensor
 from torch.nn import functional as F
 
-from stateset_agents.backends import matmul_precision
+from stateset_agents.backends.linears import matmul_precision
+from stateset_agents.backends.linears.matmul_precision import MatmulPrecision, usable_precision
+from stateset_agents.backends.linears.onednn_linear import fast_linears, linear
+from stateset_agents.backends.linears.packed_linear import PackedLinear, packing
 from stateset_agents.backends.loading import load_backend
 from stateset_agents.backends.local.backend import HuggingFaceBackend
-from stateset_agents.backends.matmul_precision import MatmulPrecision, usable_precision
-from stateset_agents.backends.onednn_linear import fast_linears, linear
-from stateset_agents.backends.packed_linear import PackedLinear, packing
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.training.update.learner import Learner
 from stateset_agents.types.errors import ConfigurationError
@@ -328,7 +328,7 @@ def _fail(module: Any, inputs: Any) -> None:
 
 PROGRAM = """
 import logging, torch
-from stateset_agents.backends.matmul_precision import usable_precision
+from stateset_agents.backends.linears.matmul_precision import usable_precision
 logging.basicConfig(format="%(message)s")
 print(usable_precision({!r}, torch.device("cpu")))
 """

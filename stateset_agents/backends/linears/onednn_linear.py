@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from stateset_agents.backends.matmul_precision import (
+from stateset_agents.backends.linears.matmul_precision import (
     MatmulPrecision,
     product,
     rounded,

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from stateset_agents.backends import matmul_precision, onednn_linear, packed_linear
-from stateset_agents.backends.packed_linear import PackedLinear, packing
+from stateset_agents.backends.linears import matmul_precision, onednn_linear, packed_linear
+from stateset_agents.backends.linears.packed_linear import PackedLinear, packing
 
 HAS_MKL = torch.backends.mkl.is_available()
 HAS_ONEDNN = torch.backends.mkldnn.is_available()

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stateset_agents.backends.matmul_precision import MatmulPrecision, is_usable, product, rounded
-from stateset_agents.backends.onednn_linear import (
+from stateset_agents.backends.linears.matmul_precision import MatmulPrecision, is_usable, product, rounded
+from stateset_agents.backends.linears.onednn_linear import (
     is_available,
     onednn_agrees,
     onednn_packed,

@@ -3,7 +3,7 @@
     python -m scripts.half_size_student
     python -m scripts.half_size_student --write  # the table of docs/distillation.md too
 
-The teacher is `embedded:reasoner` after the training of examples/reason.yaml. The student has two layers of
+The teacher is `embedded:reasoner` after 300 steps of examples/reason.yaml. The student has two layers of
 a third of the inner width, and the same recipe: it can compute a little, and has the same bad habits. From
 there three ways, each of which begins anew:
 
@@ -75,7 +75,7 @@ async def teach(folder: Path, seed: int) -> dict[str, Any]:
     """Train the teacher."""
     from stateset_agents.training.experiment import Experiment
 
-    config = experiment("embedded:reasoner", seed, {"output_dir": str(folder / "runs")})
+    config = experiment("embedded:reasoner", seed, {"output_dir": str(folder / "runs"), "max_steps": 300})
     async with Experiment(config, measures=False) as trained:
         await trained.train()
         agent = trained.trainer.agent

@@ -28,6 +28,7 @@ from stateset_agents.types.logs import get_logger
 __all__ = [
     "MatmulPrecision",
     "Rounded",
+    "add_product",
     "head_weight",
     "is_usable",
     "product",
@@ -118,6 +119,23 @@ def product(a: Rounded, b: Rounded) -> Tensor:
     for left, right in ((a[1], b[0]), (a[0], b[1]), (a[0], b[0])):  # the smallest terms first
         _add_product(result, left, right)
     return result
+
+
+def add_product(into: Tensor, a: Tensor, b: Tensor) -> None:
+    """into [M, N] += a [M, K] · b' [N, K], of bf16 into fp32; any strides of the operands.
+
+    On a processor with AMX nothing is rounded in between, and long sums take half the time; elsewhere the
+    product is rounded to bf16.
+    """
+    if _sums_in_fp32():
+        _add_product(into, a, b)
+    else:
+        into += F.linear(a, b)
+
+
+@functools.cache
+def _sums_in_fp32() -> bool:
+    return is_usable("high", torch.device("cpu"))
 
 
 @functools.cache

@@ -1,16 +1,19 @@
-"""Does a model compute the same for packed rows as for each alone? The policy tries it before it trains."""
+"""Is what a model computes for packed rows what it computes for each alone? The policy tries it before it
+trains."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stateset_agents.training.rows.layout import packed_layouts
+from stateset_agents.training.rows.fused_layers import fused_hidden, why_not_fused
+from stateset_agents.training.rows.layout import Layout, packed_layouts
 from stateset_agents.training.rows.packed_attention import use_packed_attention
 
-__all__ = ["why_not_packed"]
+__all__ = ["is_fused_exactly", "why_not_packed"]
 
 _TOLERANCE = 2e-5
 """Of the largest entry of a hidden state. Another order of sums moves it by 3e-7; a leak from one row into
@@ -30,7 +33,7 @@ def why_not_packed(trunk: Any) -> str | None:
     modes = [(module, module.training) for module in trunk.modules()]
     trunk.eval()
     try:
-        difference = max(_differences(trunk, _rows(config)))
+        difference = max(_differences(trunk, _rows(config), lambda layout: _forwarded(trunk, layout)))
     except Exception as error:  # the model's own code, called in a way that it may not know
         return f"{type(trunk).__name__} refuses them: {type(error).__name__}"
     finally:
@@ -39,6 +42,19 @@ def why_not_packed(trunk: Any) -> str | None:
     if difference < _TOLERANCE:
         return None
     return f"{type(trunk).__name__} would see other hidden states, by up to {difference:.1g} of their size"
+
+
+@torch.no_grad()
+def is_fused_exactly(trunk: Any) -> bool:
+    """Are the hidden states of `fused_hidden`, with nothing rounded, those of plain forwards? The release of
+    transformers that is installed may compute something else than the one that it was written for."""
+    if why_not_fused(trunk) is not None:
+        return False
+    config = trunk.config.get_text_config()
+    differences = _differences(
+        trunk, _rows(config), lambda layout: fused_hidden(trunk, layout, dtype=torch.float32)
+    )
+    return max(differences) < _TOLERANCE
 
 
 def _rows(config: Any) -> list[list[int]]:
@@ -51,12 +67,17 @@ def _rows(config: Any) -> list[list[int]]:
     return [ids, ids[:prompt] + other[:5], ids[1:3]]
 
 
-def _differences(trunk: Any, rows: list[list[int]]) -> list[float]:
-    """Of each row's hidden states, relative to the largest of their entries."""
+def _forwarded(trunk: Any, layout: Layout) -> Tensor:
+    with use_packed_attention(trunk):
+        states: Tensor = trunk(**layout.forward_arguments(next(trunk.parameters()).device)).last_hidden_state
+    return states[0]
+
+
+def _differences(trunk: Any, rows: list[list[int]], hidden: Callable[[Layout], Tensor]) -> list[float]:
+    """Of each row's `hidden` states [T, H] in one layout from those alone, relative to the largest entry."""
     device = next(trunk.parameters()).device
     (layout,) = packed_layouts(rows, max_rows=len(rows), max_tokens=sum(map(len, rows)))
-    with use_packed_attention(trunk):
-        packed: Tensor = trunk(**layout.forward_arguments(device)).last_hidden_state[0]
+    packed = hidden(layout)
     differences = []
     for index, flat in zip(layout.rows, layout.flat, strict=True):
         row = torch.tensor([rows[index]], device=device)

@@ -93,7 +93,6 @@ class Learner:
         self._processes = processes or Processes()
         self.base: Any = model
         device = next(model.parameters()).device
-        self._pass_tokens = default_pass_tokens(model, device)
         if config.lora is not None:
             with seeded_rng(derive(config.seed, "adapter"), device):
                 model = add_adapter(self.base, config.lora)
@@ -113,6 +112,7 @@ class Learner:
         log("rows of the update", layout=self.layout["rows"], why=self.layout["why_rows"])
         if config.gradient_checkpointing:
             self.policy.recompute_activations()
+        self._pass_tokens = default_pass_tokens(self.base, device, fused=self.policy.fuses)
         self.fingerprint = fingerprint(merged_weights(self.policy.model))
         self._store, self.reference = weights_and_reference(
             self.policy, config, self._processes, reference_model

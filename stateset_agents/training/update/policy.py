@@ -22,9 +22,10 @@ from stateset_agents.backends.pretrained.pictures import NEVER, stacked
 from stateset_agents.core.value_function import trunk_of
 from stateset_agents.training.distributed.sharding import ShardedModel, shard
 from stateset_agents.training.rows.chunked_head import Head, LossOf, TokenScores, chunked_loss, chunked_scores
+from stateset_agents.training.rows.fused_layers import fused_hidden, why_not_fused
 from stateset_agents.training.rows.layout import Layout, packed_layouts, padded_layouts
 from stateset_agents.training.rows.packed_attention import recompute_contexts, use_packed_attention
-from stateset_agents.training.rows.packing_check import why_not_packed
+from stateset_agents.training.rows.packing_check import is_fused_exactly, why_not_packed
 from stateset_agents.training.update.batch import MicroBatch, empty_batch
 from stateset_agents.training.update.lora import base_of
 from stateset_agents.types.errors import ConfigurationError
@@ -75,6 +76,7 @@ class Policy:
         """Of the head's gradients; its logits are in fp32."""
         if self.dtype != torch.float32:
             self._head_precision = "highest"
+        self._recomputes = False
         self._adapter_disabled = False
         """Is the adapter switched off while this policy scores?"""
         self._sharded_model: ShardedModel | None = None
@@ -85,6 +87,7 @@ class Policy:
         """Is the head applied to selected hidden states? Else the model's own logits are used."""
         self.packs, self.why = self._packing(row_layout)
         """Are rows packed behind one another, sharing their prefixes? And why, or why not."""
+        self._fuses = self.packs and fast and autocast is torch.bfloat16 and is_fused_exactly(self.trunk)
 
     def _packing(self, row_layout: RowLayout) -> tuple[bool, str]:
         if row_layout == "padded":
@@ -106,12 +109,20 @@ class Policy:
             )
         return False, reason
 
+    @property
+    def fuses(self) -> bool:
+        """Do packed rows go through the layers of `fused_layers.py`? They are for bf16 on a CPU."""
+        if not self._fuses or self._recomputes or self.is_sharded:
+            return False
+        return why_not_fused(self.trunk) is None  # since then, a hook or an adapter may have been put into it
+
     def recompute_activations(self) -> None:
         """Keep no activations of the layers for the backward pass. Raises ConfigurationError for a model that
         cannot."""
         options = {"use_reentrant": False, "context_fn": recompute_contexts(self.trunk, self._linears)}
         try:
             self.model.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
+            self._recomputes = True
         except ValueError as error:
             raise ConfigurationError(
                 f"{type(self.model).__name__} cannot recompute activations: set gradient_checkpointing to "
@@ -178,6 +189,8 @@ class Policy:
     def hidden(self, layout: Layout) -> Tensor:
         """[R * T, H] last hidden states, under autocast."""
         assert self.trunk is not None
+        if layout.packing and self.fuses:
+            return fused_hidden(self.trunk, layout)
         with self._forwarding(layout):
             output = self.trunk(**layout.forward_arguments(self.device)).last_hidden_state
         states: Tensor = output.flatten(0, 1)

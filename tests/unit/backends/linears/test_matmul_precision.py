@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stateset_agents.backends.linears import matmul_precision
-from stateset_agents.backends.linears.matmul_precision import MatmulPrecision, usable_precision
+from stateset_agents.backends.linears.matmul_precision import MatmulPrecision, add_product, usable_precision
 from stateset_agents.backends.linears.onednn_linear import fast_linears, linear
 from stateset_agents.backends.linears.packed_linear import PackedLinear, packing
 from stateset_agents.backends.loading import load_backend
@@ -35,11 +36,14 @@ OFF: dict[MatmulPrecision, tuple[float, float]] = {"medium": (5e-4, 4e-3), "high
 
 
 @pytest.fixture(autouse=True)
-def units(monkeypatch: pytest.MonkeyPatch) -> None:
+def units(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whatever the processor: without its units the same numbers take longer."""
     monkeypatch.setattr(matmul_precision, "_has_units", lambda name, lacking: True)
     if matmul_precision._gemm() is None:
         monkeypatch.setitem(OFF, "high", (0.0, 1e-5))  # and stays at highest
+    matmul_precision._sums_in_fp32.cache_clear()
+    yield
+    matmul_precision._sums_in_fp32.cache_clear()
 
 
 def off_by(actual: Tensor | None, wanted: Tensor | None) -> float:
@@ -135,6 +139,29 @@ def test_products_do_not_depend_on_torchs_defaults(precision: MatmulPrecision) -
         torch.set_default_dtype(before)
     lower, upper = OFF[precision]
     assert lower < off_by(actual, F.linear(x.double(), weight.double())) < upper
+
+
+@pytest.mark.parametrize("in_fp32", [True, False])
+@pytest.mark.parametrize("transposed", [True, False])
+def test_a_product_is_added_to_what_is_there(
+    in_fp32: bool, transposed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if in_fp32 and matmul_precision._gemm() is None:
+        pytest.skip("this build of torch has no MKL")
+    sums = functools.cache(lambda: in_fp32)
+    monkeypatch.setattr(matmul_precision, "_sums_in_fp32", sums)
+    torch.manual_seed(0)
+    a, b, into = torch.randn(33, 70).bfloat16(), torch.randn(20, 70).bfloat16(), torch.randn(33, 20)
+    if transposed:
+        a, b = a.t().contiguous().t(), b.t().contiguous().t()
+    wanted = into.double() + a.double() @ b.double().t()
+    torch.set_default_dtype(torch.float64)
+    try:
+        add_product(into, a, b)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    least, most = (0.0, 1e-6) if in_fp32 else (1e-4, 4e-3)
+    assert least <= off_by(into, wanted) <= most
 
 
 def test_high_is_left_where_mkls_product_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

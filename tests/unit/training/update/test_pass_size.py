@@ -11,6 +11,8 @@ from tiny_models import tiny_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.rows.fused_layers import fused_hidden
+from stateset_agents.training.rows.layout import packed_layouts
 from stateset_agents.training.rows.pass_size import activation_bytes, default_pass_tokens
 from stateset_agents.training.update.batch import ConversationRow
 from stateset_agents.training.update.learner import Learner
@@ -31,10 +33,12 @@ def test_a_small_model_fills_the_caches_and_a_larger_one_the_memory_it_may_have(
     tokens = default_pass_tokens(smollm2, CPU)
     assert 512 < tokens < 2048
     assert tokens * activation_bytes(smollm2) <= 2**30
+    assert tokens < default_pass_tokens(smollm2, CPU, fused=True) < 2048
     assert default_pass_tokens(llama_8b, torch.device("cuda")) == 16384
 
 
-def test_the_estimate_is_about_what_a_forward_keeps():
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_estimate_is_about_what_a_forward_keeps(fused):
     """Everything that autograd saves of a forward, weights aside."""
     config = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4}
     net = LlamaForCausalLM(LlamaConfig(vocab_size=64, **config))
@@ -49,9 +53,15 @@ def test_the_estimate_is_about_what_a_forward_keeps():
 
     tokens = 96
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        hidden = net.model(torch.arange(tokens)[None] % 64).last_hidden_state
+        if fused:
+            (layout,) = packed_layouts(
+                [[token % 64 for token in range(tokens)]], max_rows=1, max_tokens=tokens
+            )
+            hidden = fused_hidden(net.model, layout)
+        else:
+            hidden = net.model(torch.arange(tokens)[None] % 64).last_hidden_state
     assert hidden.requires_grad
-    ratio = sum(kept.values()) / tokens / activation_bytes(net)
+    ratio = sum(kept.values()) / tokens / activation_bytes(net, fused=fused)
     assert 0.5 < ratio < 1.6, ratio
 
 

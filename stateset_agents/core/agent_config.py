@@ -94,7 +94,9 @@ class AgentConfig(Settings):
     )
     device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N.")
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = Field(
-        default="auto", description="Of the rollout weights; auto is fp32 on CPU, bf16 on GPUs that have it."
+        default="auto",
+        description="Of the rollout weights; auto is bf16 on GPUs that have it and, for models of 100 "
+        "million parameters and more, on CPUs with AMX, else fp32.",
     )
     engine: Literal["auto", "lean", "general", "plain"] = Field(
         default="auto",

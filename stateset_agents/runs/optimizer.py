@@ -10,17 +10,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stateset_agents.backends.linears.auto_dtype import auto_dtype
 from stateset_agents.runs.learning_rate import schedule
 from stateset_agents.runs.settings import OptimizerSettings
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["Optimization", "StepResult", "autocast_dtype"]
+__all__ = ["Optimization", "StepResult", "autocast_dtype", "num_parameters"]
 
 
-def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
-    """The dtype of autocast, None for fp32; raises ConfigurationError for what the device cannot do."""
+def num_parameters(model: nn.Module) -> int:
+    """Weights of a model, each counted once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def autocast_dtype(precision: str, device: torch.device, num_parameters: int = 0) -> torch.dtype | None:
+    """The dtype of autocast for a model of this size, None for fp32.
+
+    Raises ConfigurationError for what the device cannot do.
+    """
     if precision == "auto":
-        return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else None
+        dtype = auto_dtype(device, lambda: num_parameters)
+        return None if dtype is torch.float32 else dtype
     if precision == "fp16" and device.type == "cpu":
         raise ConfigurationError("precision fp16 needs a GPU: use fp32 or bf16 on the CPU")
     return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 from pathlib import Path
@@ -54,7 +55,7 @@ _EMBEDDED = Path(__file__).parents[2] / "embedded"
 _TOKENIZER_FILE = re.compile(r"token|vocab|merges|spiece|tekken|\.model$")
 
 DType = Literal["auto", "fp32", "bf16", "fp16"]
-"""Of the rollout weights; auto is fp32 on the CPU and bf16 on GPUs that have it."""
+"""Of the rollout weights; auto: see `auto_dtype`."""
 
 
 def unreadable() -> tuple[type[Exception], ...]:
@@ -76,6 +77,7 @@ def load_model_and_tokenizer(
     import torch
     from transformers import AutoConfig, AutoTokenizer
 
+    from stateset_agents.backends.linears.auto_dtype import auto_dtype
     from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
 
     if dtype not in get_args(DType):
@@ -89,10 +91,7 @@ def load_model_and_tokenizer(
         raise ConfigurationError(f"device must be auto, cpu, cuda or cuda:N, got {device!r}")
     if kind == "cuda" and not torch.cuda.is_available():
         raise ConfigurationError(f"device {device!r} was asked for and torch sees no GPU; use device cpu")
-    if dtype == "auto":
-        dtype = "bf16" if kind == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
     where = model_folder(name)
-    torch_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
     local = from_disk_alone(where)
     source, more = source_of(where)
     part = "tokenizer"
@@ -107,6 +106,10 @@ def load_model_and_tokenizer(
             tokenizer: Any = AutoTokenizer.from_pretrained(source, local_files_only=local, **more)
             part = "model"
             config = AutoConfig.from_pretrained(source, local_files_only=local, **more)
+            if dtype == "auto":
+                torch_dtype = auto_dtype(torch.device(device), functools.partial(_num_parameters, config))
+            else:
+                torch_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
             loaded: Any = _auto_class(config).from_pretrained(
                 source,
                 dtype=torch_dtype,
@@ -163,6 +166,15 @@ def load_picture_reader(name: str, model: PreTrainedModel) -> PictureReader | No
             "processor.save_pretrained(folder)"
         ) from error
     return PictureReader(processor, model)
+
+
+def _num_parameters(config: Any) -> int:
+    """Of the model that this config describes; nothing is allocated."""
+    import torch
+
+    with torch.device("meta"):
+        model = _auto_class(config).from_config(config)
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _auto_class(config: Any) -> Any:

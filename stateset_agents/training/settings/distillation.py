@@ -40,7 +40,7 @@ class DistillationSettings(Settings):
     device: str = Field(default="auto", description="Of the teacher: auto, cpu, cuda or cuda:N.")
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         default="auto",
-        description="Of the teacher's weights; auto is fp32 on CPU, bf16 on GPUs that have it.",
+        description="Of the teacher's weights; auto as for the agent's.",
     )
 
     @field_validator("teacher")

@@ -47,8 +47,9 @@ class PassSettings(Settings):
     )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         default="auto",
-        description="Autocast of the update, master weights stay fp32; auto is fp32 on CPU, bf16 on GPUs "
-        "that have it. The aliases bf16=True, fp16=True and use_amp are accepted.",
+        description="Autocast of the update, master weights stay fp32; auto is bf16 on GPUs that have it "
+        "and, for models of 100 million parameters and more, on CPUs with AMX, else fp32. The aliases "
+        "bf16=True, fp16=True and use_amp are accepted.",
     )
     gradient_checkpointing: bool = Field(default=False, description="Recompute activations to save memory.")
     dropout: bool = Field(

@@ -26,6 +26,7 @@ from stateset_agents.backends.linears.matmul_precision import MatmulPrecision
 from stateset_agents.backends.pretrained.load_lock import loading
 from stateset_agents.core.value_function import trunk_of
 from stateset_agents.runs.checkpoint_files import fingerprint
+from stateset_agents.runs.optimizer import num_parameters
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.rows.layout import Layout, padded_layouts
 from stateset_agents.training.trl.backend import Sampled
@@ -113,6 +114,7 @@ class TrlLearner:
             device=model.device,
             max_new_tokens=self._max_new_tokens,
             folder=self._folder.name,
+            num_parameters=num_parameters(model),
         )
         with loading(), torch.random.fork_rng(), tempfile.TemporaryDirectory(prefix="start-") as folder:
             if config.uses_reference and config.lora is None:  # TRL loads it from where the model came from

@@ -203,9 +203,16 @@ def _clips(config: TrainingConfig) -> tuple[float, float]:
 
 
 def grpo_arguments(
-    config: TrainingConfig, settings: TrlSettings, *, device: torch.device, max_new_tokens: int, folder: str
+    config: TrainingConfig,
+    settings: TrlSettings,
+    *,
+    device: torch.device,
+    max_new_tokens: int,
+    folder: str,
+    num_parameters: int = 0,
 ) -> dict[str, Any]:
-    """`GRPOConfig`'s arguments. `max_new_tokens` bounds one turn where TRL samples; `folder` is TRL's own.
+    """`GRPOConfig`'s arguments. `max_new_tokens` bounds one turn where TRL samples; `folder` is TRL's own;
+    `num_parameters` are the model's.
 
     The learning rate's schedule is not among them: `ConversationTrainer` takes ours.
     """
@@ -213,7 +220,7 @@ def grpo_arguments(
 
     low, high = _clips(config)
     loss = LOSSES[config.loss_type]
-    half = str(autocast_dtype(config.precision, device)).removeprefix("torch.")
+    half = str(autocast_dtype(config.precision, device, num_parameters)).removeprefix("torch.")
     return {
         **settings.options,
         "output_dir": folder,

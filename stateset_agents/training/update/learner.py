@@ -19,7 +19,7 @@ from stateset_agents.algorithms.losses import LOSSES
 from stateset_agents.backends.linears.matmul_precision import MatmulPrecision
 from stateset_agents.backends.pretrained.pictures import PictureReader
 from stateset_agents.runs.checkpoint_files import fingerprint
-from stateset_agents.runs.optimizer import Optimization, StepResult, autocast_dtype
+from stateset_agents.runs.optimizer import Optimization, StepResult, autocast_dtype, num_parameters
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.distributed.processes import Processes
 from stateset_agents.training.rows.layout import Layout, num_distinct_tokens, units_of_conversations
@@ -98,7 +98,7 @@ class Learner:
                 model = add_adapter(self.base, config.lora)
         if config.freeze_vision:
             freeze_vision(model)
-        autocast = autocast_dtype(config.precision, device)
+        autocast = autocast_dtype(config.precision, device, num_parameters(model))
         self.policy = Policy(
             model,
             temperature=config.temperature,

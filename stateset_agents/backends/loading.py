@@ -73,7 +73,9 @@ async def load_backend(
             reload_model,
         )
 
-        model, tokenizer = load_model_and_tokenizer(name, device=device, dtype=dtype)
+        model, tokenizer = load_model_and_tokenizer(
+            name, device=device, dtype=dtype, matmul_precision=matmul_precision
+        )
         backend = HuggingFaceBackend(
             model,
             tokenizer,

@@ -36,6 +36,10 @@ def autocast_dtype(precision: str, device: torch.device, num_parameters: int = 0
     return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
 
 
+_AS_TORCH = 1e-6
+"""torch adds it to the norm that it divides by."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What an optimiser step did."""
@@ -96,11 +100,14 @@ class Optimization:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.scaler.unscale_(self.optimizer)
-        total = nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm)
+        gradients = [part.grad for part in self._parameters if part.grad is not None]
+        total = nn.utils.get_total_norm(gradients)
         whole = (
             total.full_tensor() if hasattr(total, "full_tensor") else total
         )  # of all shards, where sharded
         norm = float(whole)
+        if not norm + _AS_TORCH <= self._config.max_grad_norm:  # else the gradients would be multiplied by 1
+            nn.utils.clip_grads_with_norm_(self._parameters, self._config.max_grad_norm, total)
         stepped = usable and math.isfinite(norm)
         if stepped:
             self.scaler.step(self.optimizer)

@@ -1,7 +1,7 @@
 """What `auto` means, of weights and of autocast: bf16 where a model of this size is known to be faster in it.
 
-On a CPU that is one with bf16 matrix units (AMX), for models of 135 million parameters: a GRPO step took 1.7
-times as long in fp32 (docs/performance.md). One of 6 million gained an eighth.
+On a CPU that is one with bf16 matrix units (AMX), for models of 135 million parameters: a GRPO step took
+twice as long in fp32 (docs/performance.md). One of 6 million gained an eighth.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ __all__ = [
     "rounded",
     "transposed",
     "usable_precision",
+    "wide_product",
 ]
 
 _log = get_logger(__name__)
@@ -133,6 +134,15 @@ def add_product(into: Tensor, a: Tensor, b: Tensor) -> None:
         into += F.linear(a, b)
 
 
+def wide_product(a: Tensor, b: Tensor) -> Tensor:
+    """a · b' in fp32, [M, K] and [N, K] of bf16 to [M, N], as `add_product` sums it."""
+    if not _sums_in_fp32():
+        return F.linear(a, b).float()
+    result = a.new_empty(len(a), len(b), dtype=torch.float32)
+    _add_product(result, a, b, keep=0.0)
+    return result
+
+
 @functools.cache
 def _sums_in_fp32() -> bool:
     return is_usable("high", torch.device("cpu"))
@@ -159,8 +169,10 @@ def _gemm() -> Any:
 _ROW_MAJOR, _PLAIN, _TRANSPOSED = 101, 111, 112  # of CBLAS
 
 
-def _add_product(into: Tensor, a: Tensor, b: Tensor) -> None:
-    """into [M, N] += a [M, K] · b' [N, K]."""
+def _add_product(into: Tensor, a: Tensor, b: Tensor, *, keep: float = 1.0) -> None:
+    """into [M, N] = keep * into + a [M, K] · b' [N, K]; nothing is read of it where `keep` is 0."""
+    assert into.is_contiguous()  # MKL writes rows of floats there
+    assert into.dtype is torch.float32
     (a, of_a, step_a), (b, of_b, step_b) = _for_blas(a), _for_blas(b)
     _gemm()(
         _ROW_MAJOR,
@@ -173,7 +185,7 @@ def _add_product(into: Tensor, a: Tensor, b: Tensor) -> None:
         step_a,
         b.data_ptr(),
         step_b,
-        1.0,
+        keep,
         into.data_ptr(),
         into.shape[1],
     )

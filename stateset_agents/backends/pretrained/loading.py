@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
 from pathlib import Path
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+    from stateset_agents.backends.linears.matmul_precision import MatmulPrecision
     from stateset_agents.backends.pretrained.pictures import PictureReader
     from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
 
@@ -66,9 +66,15 @@ def unreadable() -> tuple[type[Exception], ...]:
 
 
 def load_model_and_tokenizer(
-    name: str, *, device: str = "auto", dtype: DType = "auto"
+    name: str,
+    *,
+    device: str = "auto",
+    dtype: DType = "auto",
+    matmul_precision: MatmulPrecision = "highest",
 ) -> tuple[PreTrainedModel, HuggingFaceTokenizer]:
     """A causal model in eval mode and its tokenizer; `name` as for `load_backend`.
+
+    `matmul_precision`: of fp32 products; asked for, it keeps `auto` at fp32 on a CPU.
 
     A model that AutoModelForCausalLM does not know and AutoModelForImageTextToText does is loaded by that.
     Raises ConfigurationError if there is no such model, for a folder or file without a causal model or with a
@@ -107,7 +113,10 @@ def load_model_and_tokenizer(
             part = "model"
             config = AutoConfig.from_pretrained(source, local_files_only=local, **more)
             if dtype == "auto":
-                torch_dtype = auto_dtype(torch.device(device), functools.partial(_num_parameters, config))
+                is_plain = matmul_precision == "highest"
+                torch_dtype = auto_dtype(
+                    torch.device(device), lambda: _num_parameters(config) if is_plain else 0
+                )
             else:
                 torch_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
             loaded: Any = _auto_class(config).from_pretrained(

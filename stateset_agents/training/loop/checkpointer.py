@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from stateset_agents.backends.linears.matmul_precision import is_usable
 from stateset_agents.backends.pretrained.pictures import PictureReader
 from stateset_agents.backends.text.tokenizers import save_tokenizer
 from stateset_agents.core.agent_config import AgentConfig
@@ -264,11 +265,12 @@ def _restore(path: Path, learner: PolicyLearner, identity: Identity) -> RunState
 def _machine(device: torch.device) -> dict[str, Any]:
     """What bit-equality depends on beside seed and settings: versions, threads, kind of processor."""
     cuda = device.type == "cuda"
+    units = " AMX" if is_usable("high", torch.device("cpu")) else ""
     return {
         "torch": torch.__version__,
         "transformers": version("transformers"),
         "threads": torch.get_num_threads(),
-        "cpu": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        "cpu": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}{units}",
         "device": torch.cuda.get_device_name(device) if cuda else device.type,
     }
 

@@ -258,7 +258,7 @@ class _Gradients:
         if needed[1] and head.gradient_is_transposed:
             by_weight = torch.zeros_like(head.weight.T, memory_format=torch.contiguous_format).T
         elif needed[1]:
-            by_weight = torch.zeros_like(head.weight)
+            by_weight = torch.zeros_like(head.weight, memory_format=torch.contiguous_format)
         if head.bias is not None and needed[2]:
             by_bias = torch.zeros_like(head.bias)
         weight = head.gradient_operand(head.weight)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from stateset_agents.backends.linears.matmul_precision import add_product
+from stateset_agents.backends.linears.matmul_precision import wide_product
 from stateset_agents.training.rows.layout import Layout
 from stateset_agents.training.rows.packed_attention import Packing, packed_attention
 
@@ -47,8 +47,17 @@ def why_not_fused(trunk: Any) -> str | None:
         return f"its activation is {trunk.config.hidden_act}"
     if getattr(trunk.config, "attention_dropout", 0.0):
         return "its attention has dropout"
+    for module in trunk.modules():
+        hooks = (module._forward_hooks, module._forward_pre_hooks)
+        if any(hooks) or any((module._backward_hooks, module._backward_pre_hooks)):
+            return "it has hooks"
+        if "forward" in vars(module):
+            return "a forward of it was replaced"
     for layer in trunk.layers:
         attention, feed = layer.self_attn, layer.mlp
+        norms = (layer.input_layernorm, layer.post_attention_layernorm)
+        if any(type(part).__module__ != type(trunk).__module__ for part in (layer, attention, feed, *norms)):
+            return "some of its layers are of another kind"
         inner = (attention.q_proj, attention.k_proj, attention.v_proj)
         plain = (attention.o_proj, feed.gate_proj, feed.up_proj, feed.down_proj)
         if any(type(linear) is not nn.Linear for linear in (*inner, *plain)):
@@ -58,8 +67,6 @@ def why_not_fused(trunk: Any) -> str | None:
             or len({linear.bias is None for linear in inner}) > 1
         ):
             return "some of its linear layers have a bias"
-    if any(module._forward_hooks or module._forward_pre_hooks for module in trunk.modules()):
-        return "it has hooks"
     return None
 
 
@@ -115,7 +122,7 @@ def _hidden(trunk: Any, input_ids: Tensor, packing: Packing, dtype: torch.dtype)
 
 def _window(attention: Any) -> int | None:
     """How many keys a query attends to; Mistral's layers leave it to the config."""
-    holder = attention if hasattr(attention, "sliding_window") else attention.config
+    holder = attention.config if type(attention).__name__ == "MistralAttention" else attention
     window: int | None = getattr(holder, "sliding_window", None)
     return window
 
@@ -171,7 +178,9 @@ class _QueryKeyValue(torch.autograd.Function):
             k[rows] = _rotate(by_k[rows], cos[rows], -sin[rows])
             v[rows] = by_v[rows]
         by_projected = joined.flatten(1)
-        by_weights = _weight_gradient(by_projected, normed).split_with_sizes(ctx.sizes)
+        by_weights: Sequence[Tensor | None] = [None] * 3
+        if any(ctx.needs_input_grad[5:8]):
+            by_weights = _weight_gradient(by_projected, normed).split_with_sizes(ctx.sizes)
         by_biases = (
             by_projected.sum(0, dtype=x.dtype).split_with_sizes(ctx.sizes) if ctx.has_bias else [None] * 3
         )
@@ -210,7 +219,8 @@ class _FeedForward(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
         attended, middle, scale, norm, normed, both, gated, out, wide, down = ctx.saved_tensors
         by_output = upstream.to(out.dtype)
-        by_down = _weight_gradient(by_output, gated)
+        needs_out, needs_gate, needs_up, needs_down = ctx.needs_input_grad[5:]
+        by_down = _weight_gradient(by_output, gated) if needs_down else None
         by_gated = F.linear(by_output, down.t())
         by_both = torch.empty_like(both)
         for rows in _blocks(both):
@@ -219,10 +229,12 @@ class _FeedForward(torch.autograd.Function):
             above = by_gated[rows].float()
             torch.mul(F.silu(gates), above, out=into_ups)
             into_gates.copy_(torch.ops.aten.silu_backward(above.mul_(ups), gates))
-        by_gate, by_up = _weight_gradient(by_both, normed).chunk(2)
+        by_gate = by_up = None
+        if needs_gate or needs_up:
+            by_gate, by_up = _weight_gradient(by_both, normed).chunk(2)
         by_middle, by_norm = _rms_norm_backward(F.linear(by_both, wide.t()), middle, scale, norm, upstream)
         by_sum = by_middle.to(out.dtype)
-        by_out = _weight_gradient(by_sum, attended)
+        by_out = _weight_gradient(by_sum, attended) if needs_out else None
         by_attended = F.linear(by_sum, out.t()).float()
         return by_middle, by_attended, None, None, by_norm, by_out, by_gate, by_up, by_down
 
@@ -276,6 +288,4 @@ def _weight_gradient(upstream: Tensor, x: Tensor) -> Tensor:
     """[N, K] in fp32 from [T, N] and [T, K]."""
     if x.dtype is torch.float32:
         return F.linear(upstream.t(), x.t())
-    gradient = x.new_zeros(upstream.shape[1], x.shape[1], dtype=torch.float32)
-    add_product(gradient, upstream.t(), x.t())
-    return gradient
+    return wide_product(upstream.t(), x.t())

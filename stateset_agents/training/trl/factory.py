@@ -44,7 +44,8 @@ class TrlLearnerFactory:
         if is_quantized_training(config) or config.lora is None:
             model = trainable_copy(backend, config)[0]
         else:
-            model = copy.deepcopy(backend.model_to_quantize())
+            model = backend.model_to_quantize()
+            model = backend.master_model() if model.device.type == "cpu" else copy.deepcopy(model)
         tokenizer: Any = backend.tokenizer
         return TrlLearner(
             model,

@@ -26,7 +26,6 @@ from stateset_agents.backends.linears.matmul_precision import MatmulPrecision
 from stateset_agents.backends.pretrained.load_lock import loading
 from stateset_agents.core.value_function import trunk_of
 from stateset_agents.runs.checkpoint_files import fingerprint
-from stateset_agents.runs.optimizer import num_parameters
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.rows.layout import Layout, padded_layouts
 from stateset_agents.training.trl.backend import Sampled
@@ -40,7 +39,7 @@ from stateset_agents.training.update.critic import (
     make_critic,
     update_critic,
 )
-from stateset_agents.training.update.lora import base_of, lora_config, write_model_files
+from stateset_agents.training.update.lora import base_of, lora_config, size_for_auto, write_model_files
 from stateset_agents.training.update.protocol import Learned
 from stateset_agents.training.update.weight_store import AdapterWeights, FullWeights, WeightStore
 from stateset_agents.types.errors import CheckpointError, ConfigurationError
@@ -114,7 +113,7 @@ class TrlLearner:
             device=model.device,
             max_new_tokens=self._max_new_tokens,
             folder=self._folder.name,
-            num_parameters=num_parameters(model),
+            num_parameters=size_for_auto(model, config, self._precision),
         )
         with loading(), torch.random.fork_rng(), tempfile.TemporaryDirectory(prefix="start-") as folder:
             if config.uses_reference and config.lora is None:  # TRL loads it from where the model came from

@@ -8,7 +8,7 @@ import torch
 
 from stateset_agents.backends.base import RunningBackend, TrainableBackend, picture_reader
 from stateset_agents.core.agent import MultiTurnAgent
-from stateset_agents.runs.optimizer import autocast_dtype, num_parameters
+from stateset_agents.runs.optimizer import autocast_dtype
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.distributed.processes import Processes
 from stateset_agents.training.update.learner import Learner
@@ -32,7 +32,7 @@ def trainable_copy(backend: TrainableBackend, config: TrainingConfig) -> tuple[A
     if config.lora is None or config.lora.quantization is None:
         return backend.master_model(), backend.is_exact
     source = backend.model_to_quantize()
-    compute = autocast_dtype(config.precision, source.device, num_parameters(source)) or torch.float32
+    compute = autocast_dtype(config.precision, source.device) or torch.float32
     model = quantized_copy(source, config.lora.quantization, compute=compute)
     # 8 bits may round activations, too, which rollouts do not.
     return model, backend.is_exact and config.lora.quantization == "4bit"

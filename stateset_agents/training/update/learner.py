@@ -19,7 +19,7 @@ from stateset_agents.algorithms.losses import LOSSES
 from stateset_agents.backends.linears.matmul_precision import MatmulPrecision
 from stateset_agents.backends.pretrained.pictures import PictureReader
 from stateset_agents.runs.checkpoint_files import fingerprint
-from stateset_agents.runs.optimizer import Optimization, StepResult, autocast_dtype, num_parameters
+from stateset_agents.runs.optimizer import Optimization, StepResult, autocast_dtype
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.distributed.processes import Processes
 from stateset_agents.training.rows.layout import Layout, num_distinct_tokens, units_of_conversations
@@ -38,7 +38,7 @@ from stateset_agents.training.update.critic import (
     make_critic,
     update_critic,
 )
-from stateset_agents.training.update.lora import add_adapter, merged_weights, write_model_files
+from stateset_agents.training.update.lora import add_adapter, merged_weights, size_for_auto, write_model_files
 from stateset_agents.training.update.objective import Objective, Prepared, token_logprobs
 from stateset_agents.training.update.policy import Policy
 from stateset_agents.training.update.protocol import Learned
@@ -98,7 +98,8 @@ class Learner:
                 model = add_adapter(self.base, config.lora)
         if config.freeze_vision:
             freeze_vision(model)
-        autocast = autocast_dtype(config.precision, device, num_parameters(model))
+        size = size_for_auto(self.base, config, matmul_precision)
+        autocast = autocast_dtype(config.precision, device, size)
         self.policy = Policy(
             model,
             temperature=config.temperature,
@@ -112,11 +113,11 @@ class Learner:
         log("rows of the update", layout=self.layout["rows"], why=self.layout["why_rows"])
         if config.gradient_checkpointing:
             self.policy.recompute_activations()
-        self._pass_tokens = default_pass_tokens(self.base, device, fused=self.policy.fuses)
         self.fingerprint = fingerprint(merged_weights(self.policy.model))
         self._store, self.reference = weights_and_reference(
             self.policy, config, self._processes, reference_model
         )
+        self._pass_tokens = default_pass_tokens(self.base, device, fused=self.policy.fuses)
         self._objective = Objective(self.policy, self.reference, config, exact_logprobs=exact_logprobs)
         self.kl = create_kl_controller(
             config.kl_controller,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stateset_agents.core.model_card import shared_name
+from stateset_agents.runs.optimizer import num_parameters
 from stateset_agents.training.settings.lora import LoraSettings
 from stateset_agents.types.errors import CheckpointError, ConfigurationError
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from peft import LoraConfig
     from torch import Tensor, nn
     from transformers import PreTrainedModel
+
+    from stateset_agents.backends.linears.matmul_precision import MatmulPrecision
+    from stateset_agents.training.config import TrainingConfig
 
 __all__ = [
     "add_adapter",
@@ -32,6 +36,7 @@ __all__ = [
     "merged_weights",
     "save_adapter",
     "save_trainable_state",
+    "size_for_auto",
     "write_model_files",
 ]
 
@@ -57,6 +62,15 @@ def lora_config(settings: LoraSettings, model: PreTrainedModel) -> LoraConfig:
         fan_in_fan_out=model.config.model_type == "gpt2" and settings.quantization is None,
         task_type="CAUSAL_LM",
     )
+
+
+def size_for_auto(base: nn.Module, config: TrainingConfig, matmul_precision: MatmulPrecision) -> int:
+    """Weights of the model without an adapter, by which `precision: auto` decides on a CPU.
+
+    0 where few bits or rounded operands were asked for: nothing more is rounded then.
+    """
+    is_quantized = config.lora is not None and config.lora.quantization is not None
+    return 0 if is_quantized or matmul_precision != "highest" else num_parameters(base)
 
 
 def add_adapter(model: Any, settings: LoraSettings) -> Any:

@@ -112,7 +112,7 @@ class Policy:
     @property
     def fuses(self) -> bool:
         """Do packed rows go through the layers of `fused_layers.py`? They are for bf16 on a CPU."""
-        if not self._fuses or self._recomputes or self.is_sharded:
+        if not self._fuses or self._recomputes or self._adapter_disabled or self.is_sharded:
             return False
         return why_not_fused(self.trunk) is None  # since then, a hook or an adapter may have been put into it
 

@@ -67,6 +67,26 @@ def test_the_learning_rate_follows_the_schedule():
     assert used == pytest.approx([0.05, 0.1, 0.1, 0.05])
 
 
+@pytest.mark.parametrize("room", [0.5, 1.0 - 1e-7, 1.0, 1.0 + 1e-7, 1.0 + 1e-6, 1.0 + 1e-5, 2.0])
+def test_gradients_are_clipped_as_torch_clips_them(room):
+    torch.manual_seed(0)
+    model = nn.Linear(50, 50)
+    (model(torch.randn(8, 50)).square().sum() * 1e-3).backward()
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    limit = room * float(nn.utils.get_total_norm(gradients))
+    _, optimization = make(copy.deepcopy(model), max_grad_norm=limit, learning_rate=0.1, **CONSTANT)
+    seen = []
+    optimization.optimizer.register_step_pre_hook(
+        lambda optimizer, *_: seen.extend(part.grad.clone() for part in optimization.trained_parameters)
+    )
+    for parameter, gradient in zip(optimization.trained_parameters, gradients, strict=True):
+        parameter.grad = gradient
+    norm = optimization.step().grad_norm
+    expected = nn.utils.clip_grad_norm_(model.parameters(), limit)
+    assert norm == float(expected)
+    assert all(torch.equal(a, b.grad) for a, b in zip(seen, model.parameters(), strict=True))
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_moves_neither_weights_nor_schedule(bad):
     model, optimization = make(learning_rate=0.1)

@@ -45,6 +45,10 @@ def test_agents_and_updates_follow_it(
     dtype = torch.bfloat16 if is_large else torch.float32
     assert load_model_and_tokenizer(str(tmp_path))[0].dtype is dtype
     assert load_model_and_tokenizer(str(tmp_path), dtype="fp32")[0].dtype is torch.float32
+    rounded = load_model_and_tokenizer(str(tmp_path), matmul_precision="high")
+    assert rounded[0].dtype is torch.float32  # else the setting would do nothing
     for precision, autocast in (("auto", torch.bfloat16 if is_large else None), ("fp32", None)):
         config = TrainingConfig(max_steps=1, beta=0.0, precision=precision)
         assert Learner(model, config, num_steps=1, exact_logprobs=True).policy.autocast is autocast
+        high = Learner(model, config, num_steps=1, exact_logprobs=True, matmul_precision="high")
+        assert high.policy.autocast is None

@@ -21,12 +21,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stateset_agents.backends.linears import matmul_precision
-from stateset_agents.backends.linears.matmul_precision import MatmulPrecision, add_product, usable_precision
+from stateset_agents.backends.linears.matmul_precision import (
+    MatmulPrecision,
+    add_product,
+    usable_precision,
+    wide_product,
+)
 from stateset_agents.backends.linears.onednn_linear import fast_linears, linear
 from stateset_agents.backends.linears.packed_linear import PackedLinear, packing
 from stateset_agents.backends.loading import load_backend
 from stateset_agents.backends.local.backend import HuggingFaceBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
+from stateset_agents.training.rows.chunked_head import Head, chunked_loss
 from stateset_agents.training.update.learner import Learner
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import SamplingParams
@@ -157,16 +163,36 @@ def test_a_product_is_added_to_what_is_there(
     wanted = into.double() + a.double() @ b.double().t()
     torch.set_default_dtype(torch.float64)
     try:
+        fresh = wide_product(a, b)
         add_product(into, a, b)
     finally:
         torch.set_default_dtype(torch.float32)
     least, most = (0.0, 1e-6) if in_fp32 else (1e-4, 4e-3)
     assert least <= off_by(into, wanted) <= most
+    assert least <= off_by(fresh, a.double() @ b.double().t()) <= most
 
 
 def test_high_is_left_where_mkls_product_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul_precision, "_gemm", lambda: lambda *arguments: None)
     assert usable_precision("high", torch.device("cpu")) == "highest"
+
+
+@pytest.mark.parametrize("transposed", [True, False])
+def test_the_head_s_gradient_is_close_however_its_weight_lies_in_memory(transposed: bool) -> None:
+    torch.manual_seed(0)
+    hidden, targets = torch.randn(300, 24), torch.randint(0, 90, (300,))
+    found = []
+    precisions: tuple[MatmulPrecision, ...] = ("highest", "medium")
+    for precision in precisions:
+        torch.manual_seed(1)
+        weight = torch.randn(90, 24)
+        weight = (weight.t().contiguous().t() if transposed else weight).requires_grad_()
+        states = hidden.clone().requires_grad_()
+        head = Head(weight, None, 1.0, precision)
+        (2.0 * chunked_loss(states, head, targets, lambda scores, _: -scores.logprobs.sum())).backward()
+        found.append((weight.grad, states.grad))
+    for exact, rounded in zip(*found, strict=True):
+        assert 1e-4 < off_by(rounded, exact) < 4e-3
 
 
 def test_logits_stay_in_fp32() -> None:

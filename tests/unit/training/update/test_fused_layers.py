@@ -141,10 +141,44 @@ def test_what_was_put_into_a_model_is_not_passed_over():
         why_not_fused(with_adapter.base_model.model.model) == "some of its linear layers are of another kind"
     )
     assert why_not_fused(copy.deepcopy(model).double().model) == "its weights are not in fp32"
-    handle = model.model.layers[1].mlp.register_forward_hook(lambda *_: None)
-    assert why_not_fused(model.model) == "it has hooks"
-    handle.remove()
-    assert why_not_fused(model.model) is None
+    for register in ("register_forward_hook", "register_full_backward_hook"):
+        handle = getattr(model.model.layers[1].mlp, register)(lambda *_: None)
+        assert why_not_fused(model.model) == "it has hooks"
+        handle.remove()
+        assert why_not_fused(model.model) is None
+    model.model.layers[0].mlp.forward = lambda x: x
+    assert why_not_fused(model.model) == "a forward of it was replaced"
+
+
+def test_a_layer_of_another_kind_is_left_to_the_model():
+    model = model_of("llama")
+    model.model.layers[1].input_layernorm = torch.nn.RMSNorm(BLOCKS["hidden_size"])
+    assert not Policy(model, autocast=torch.bfloat16).fuses
+
+
+def test_an_adapter_on_the_embedding_is_switched_off_for_the_reference():
+    model = get_peft_model(model_of("llama"), LoraConfig(r=2, target_modules=["embed_tokens"]))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora" in name:
+                parameter.normal_()
+    policy = Policy(model, autocast=torch.bfloat16)
+    layout = packed(policy)
+    with torch.no_grad():
+        assert not torch.allclose(policy.hidden(layout), policy.without_adapter().hidden(layout), atol=0.1)
+
+
+@pytest.mark.parametrize("frozen", ["embed_tokens", "norm", "gate_proj", "q_proj", "layers.0", "layers"])
+def test_frozen_weights_get_no_gradient_and_the_others_the_same(frozen):
+    policy = Policy(model_of("qwen2"))
+    layout = packed(policy)
+    whole = gradients(policy.model, fused_hidden(policy.trunk, layout, dtype=torch.float32))
+    for name, parameter in policy.model.named_parameters():
+        parameter.requires_grad_(frozen not in name)
+    expected = gradients(policy.model, transformers_hidden(policy, layout))
+    found = gradients(policy.model, fused_hidden(policy.trunk, layout, dtype=torch.float32))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(gradient, whole[name]) for name, gradient in found.items())
 
 
 def test_layers_that_compute_something_else_are_left_to_transformers(monkeypatch):

@@ -181,7 +181,7 @@ def _num_parameters(config: Any) -> int:
     """Of the model that this config describes; nothing is allocated."""
     import torch
 
-    with torch.device("meta"):
+    with loading(), torch.device("meta"):
         model = _auto_class(config).from_config(config)
     return sum(parameter.numel() for parameter in model.parameters())
 

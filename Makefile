@@ -142,12 +142,12 @@ test-browser: setup  ## The report pages in headless Chromium, with axe-core; in
 	@.venv/bin/python scripts/beside.py .venv-browser --no-deps axe-playwright-python==0.1.8
 	@.venv-browser/bin/python -m pytest -m browser tests/browser $(PYTEST_ARGS)
 
-# What takes minutes, in five shares: by their CPU minutes 17 to 24 minutes each on two cores. Targets of the first
-# kind keep one core busy, so two of them run at a time.
+# What takes minutes, in five shares of 14 to 20 minutes each on two quiet cores of an Intel Xeon (family 6 model 207).
+# Targets of the first kind keep one core busy, so two of them run at a time.
 ON_ONE_CORE := test-browser test-schema test-faults test-llm test-openenv test-quantization test-trackers \
 	test-renderers test-gymnasium test-vllm
-SLOW_0 := test-torch-linears test-avx2 test-thorough
-SLOW_1 := test-crash $(ON_ONE_CORE)
+SLOW_0 := test-torch-linears test-avx2 test-thorough test-browser
+SLOW_1 := test-crash $(filter-out test-browser,$(ON_ONE_CORE))
 SLOW_2 := test-learning-models test-learning-policies
 SLOW_3 := test-docs test-long-runs
 SLOW_4 := test-templates test-soak test-long-units test-tau2

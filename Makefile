@@ -144,10 +144,10 @@ test-browser: setup  ## The report pages in headless Chromium, with axe-core; in
 
 # What takes minutes, in five shares of 14 to 20 minutes each on two quiet cores of an Intel Xeon (family 6 model 207).
 # Targets of the first kind keep one core busy, so two of them run at a time.
-ON_ONE_CORE := test-browser test-schema test-faults test-llm test-openenv test-quantization test-trackers \
+ON_ONE_CORE := test-schema test-faults test-llm test-openenv test-quantization test-trackers \
 	test-renderers test-gymnasium test-vllm
 SLOW_0 := test-torch-linears test-avx2 test-thorough test-browser
-SLOW_1 := test-crash $(filter-out test-browser,$(ON_ONE_CORE))
+SLOW_1 := test-crash $(ON_ONE_CORE)
 SLOW_2 := test-learning-models test-learning-policies
 SLOW_3 := test-docs test-long-runs
 SLOW_4 := test-templates test-soak test-long-units test-tau2

@@ -39,7 +39,7 @@ from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
 from stateset_agents.types.errors import EnvironmentFailure
 from stateset_agents.types.messages import Message, ToolCall
-from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.scenario import Scenario, _warned_keys
 
 PAGE = ROOT / "docs" / "troubleshooting.md"
 ROWS = re.findall(r"^\| `([^|]+?)` \|", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
@@ -313,6 +313,7 @@ CASES: dict[str, Case] = {
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What each case says: its error, its result, and its warnings."""
     found: dict[str, str] = {}
+    _warned_keys.clear()  # this process may have said it before
 
     class Keep(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

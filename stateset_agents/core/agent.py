@@ -394,8 +394,8 @@ class MultiTurnAgent:
         """Write weights, config and tokenizer as plain transformers loads them, and a model card; the
         folder's path.
 
-        They are the weights it generates with, in `config.dtype`; the fp32
-        masters of a training are in its checkpoint's `model/`.
+        They are the weights it generates with, in `config.dtype`; the fp32 masters of a training are in its
+        checkpoint's `model/`.
         A jinja template given as `AgentConfig(chat_template=...)` is saved as the tokenizer's own. Raises
         BackendError for a backend without weights, ConfigurationError where the path is a file.
         """

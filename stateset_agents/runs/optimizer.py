@@ -15,12 +15,7 @@ from stateset_agents.runs.learning_rate import schedule
 from stateset_agents.runs.settings import OptimizerSettings
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["Optimization", "StepResult", "autocast_dtype", "num_parameters"]
-
-
-def num_parameters(model: nn.Module) -> int:
-    """Weights of a model, each counted once."""
-    return sum(parameter.numel() for parameter in model.parameters())
+__all__ = ["Optimization", "StepResult", "autocast_dtype"]
 
 
 def autocast_dtype(precision: str, device: torch.device, num_parameters: int = 0) -> torch.dtype | None:

@@ -183,7 +183,8 @@ def _num_parameters(config: Any) -> int:
 
     with loading(), torch.device("meta"):
         model = _auto_class(config).from_config(config)
-    return sum(parameter.numel() for parameter in model.parameters())
+    count: int = model.num_parameters()
+    return count
 
 
 def _auto_class(config: Any) -> Any:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stateset_agents.core.model_card import shared_name
-from stateset_agents.runs.optimizer import num_parameters
 from stateset_agents.training.settings.lora import LoraSettings
 from stateset_agents.types.errors import CheckpointError, ConfigurationError
 
@@ -64,13 +63,14 @@ def lora_config(settings: LoraSettings, model: PreTrainedModel) -> LoraConfig:
     )
 
 
-def size_for_auto(base: nn.Module, config: TrainingConfig, matmul_precision: MatmulPrecision) -> int:
-    """Weights of the model without an adapter, by which `precision: auto` decides on a CPU.
+def size_for_auto(base: Any, config: TrainingConfig, matmul_precision: MatmulPrecision) -> int:
+    """Weights of a model of transformers' without its adapter, by which `precision: auto` decides on a CPU.
 
     0 where few bits or rounded operands were asked for: nothing more is rounded then.
     """
     is_quantized = config.lora is not None and config.lora.quantization is not None
-    return 0 if is_quantized or matmul_precision != "highest" else num_parameters(base)
+    size: int = 0 if is_quantized or matmul_precision != "highest" else base.num_parameters()
+    return size
 
 
 def add_adapter(model: Any, settings: LoraSettings) -> Any:

@@ -11,7 +11,6 @@ from tiny_models import tiny_model, tiny_tokenizer
 from stateset_agents.backends.linears import auto_dtype as module
 from stateset_agents.backends.linears.auto_dtype import auto_dtype
 from stateset_agents.backends.pretrained.loading import load_model_and_tokenizer
-from stateset_agents.runs.optimizer import num_parameters
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.update.learner import Learner
 
@@ -41,7 +40,7 @@ def test_agents_and_updates_follow_it(
     model.save_pretrained(tmp_path)
     tiny_tokenizer().hf.save_pretrained(tmp_path)
     monkeypatch.setattr(module, "is_usable", lambda wanted, device: True)
-    monkeypatch.setattr(module, "_LEAST_PARAMETERS", num_parameters(model) + (not is_large))
+    monkeypatch.setattr(module, "_LEAST_PARAMETERS", model.num_parameters() + (not is_large))
     dtype = torch.bfloat16 if is_large else torch.float32
     assert load_model_and_tokenizer(str(tmp_path))[0].dtype is dtype
     assert load_model_and_tokenizer(str(tmp_path), dtype="fp32")[0].dtype is torch.float32

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stateset_agents.cli import event_loop
 from stateset_agents.cli.output import bounds, check_writable, display_path, health, print_result, table
 from stateset_agents.cli.run_settings import is_control, overrides, run_and_checkpoint
 from stateset_agents.types.errors import ConfigurationError
@@ -50,7 +51,7 @@ def train(args: argparse.Namespace) -> int:
         config = config.model_copy(update={"evaluation": None})
     experiment = ControlExperiment(config, run=folder, checkpoint=checkpoint, measures=not args.no_eval)
     try:
-        asyncio.run(_train(experiment))
+        event_loop.run(_train(experiment))
     except (KeyboardInterrupt, asyncio.CancelledError):
         print(f"stateset-agents: {_resume_hint(experiment)}", file=sys.stderr)
         return 130

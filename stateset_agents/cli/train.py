@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.cli import control
+from stateset_agents.cli import control, event_loop
 from stateset_agents.cli.output import display_path, health, rate
 from stateset_agents.cli.run_settings import is_control, overrides, run_and_checkpoint
 from stateset_agents.types.errors import ConfigurationError, StatesetError, TrainingStopped
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     experiment = None
     try:
         experiment = _experiment(args)
-        asyncio.run(_run(experiment))
+        event_loop.run(_run(experiment))
     except (KeyboardInterrupt, asyncio.CancelledError):
         if experiment is None:
             raise

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stateset_agents.cli import event_loop
 from stateset_agents.cli.named_environment import named_environment
 from stateset_agents.cli.output import check_writable
 
@@ -39,7 +39,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Exit code 0 once the file is written."""
     check_writable(args.out)
-    shown = asyncio.run(_demonstrated(args))
+    shown = event_loop.run(_demonstrated(args))
     lines = [json.dumps(chat, ensure_ascii=False) for chat in shown.chats]
     Path(args.out).write_text("\n".join(lines) + "\n", encoding="utf-8")
     left_out = f"; {shown.num_failed} that did not succeed are left out" if shown.num_failed else ""

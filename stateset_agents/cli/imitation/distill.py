@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.cli import train
+from stateset_agents.cli import event_loop, train
 from stateset_agents.cli.output import display_path
 from stateset_agents.cli.run_settings import overrides
 from stateset_agents.types.errors import ConfigurationError
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
             argparse.Namespace(**vars(args) | {"resume": None, "profile": None, "from_served": None})
         )
     try:
-        asyncio.run(_distilled(config, args))
+        event_loop.run(_distilled(config, args))
     except (KeyboardInterrupt, asyncio.CancelledError):
         print(f"stateset-agents: {_how_to_go_on(args)}", file=sys.stderr)
         return 130

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stateset_agents.cli import event_loop
 from stateset_agents.cli.output import display_path
 from stateset_agents.cli.run_settings import overrides, settings_of_run
 from stateset_agents.runtime.yaml_files import read_yaml
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     """Exit code 0, or 130 if interrupted (a checkpoint is written, and the command to resume is printed)."""
     trainer = _trainer(args)
     try:
-        asyncio.run(_run(trainer, resumes=args.resume is not None))
+        event_loop.run(_run(trainer, resumes=args.resume is not None))
     except (KeyboardInterrupt, asyncio.CancelledError):
         if not trainer.is_ready:
             print("stateset-agents: interrupted before the run began", file=sys.stderr)

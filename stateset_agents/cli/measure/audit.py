@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from stateset_agents.cli import event_loop
 from stateset_agents.cli.named_environment import named_environment
 from stateset_agents.cli.output import bounds, check_writable, percent, print_result, table
 from stateset_agents.types.errors import ConfigurationError
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     limits = {"max_success": args.max_success, "max_reward": args.max_reward}
     min_scored = MIN_SCORED if args.min_scored is None else args.min_scored
     expect_limits(**limits, allow=allowed, min_scored=min_scored)  # before anything is played
-    result = asyncio.run(_audited(args))
+    result = event_loop.run(_audited(args))
     over, lost = result.over(**limits, allow=allowed), result.lost(min_scored)
     print_result(
         {**result.summary(), "over": over, "lost": lost}, args, "\n".join([*_lines(result), *over, *lost])

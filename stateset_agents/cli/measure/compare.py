@@ -6,13 +6,12 @@ Two run folders are compared by what they recorded, and nothing is played.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.cli import control
+from stateset_agents.cli import control, event_loop
 from stateset_agents.cli.measure.endpoint import (
     add_endpoint_options,
     endpoint_lines,
@@ -72,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigurationError("--replay is for two run folders; with a file both models are played anyway")
     check_writable(args.out)
     try:
-        (a, measured_a), (b, measured_b) = asyncio.run(_evaluate_both(args))
+        (a, measured_a), (b, measured_b) = event_loop.run(_evaluate_both(args))
     except KeyboardInterrupt:
         if args.endpoint_a is None and args.endpoint_b is None:
             raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.cli import control
+from stateset_agents.cli import control, event_loop
 from stateset_agents.cli.measure.endpoint import (
     Endpoint,
     add_endpoint_options,
@@ -72,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     config = experiment(args, None if endpoint else args.model or of_run)
     check_writable(args.out)
     try:
-        result = asyncio.run(play(config, temperature(args), endpoint))[1]
+        result = event_loop.run(play(config, temperature(args), endpoint))[1]
     except KeyboardInterrupt:
         if endpoint is None:
             raise

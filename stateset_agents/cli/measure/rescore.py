@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from stateset_agents.cli import event_loop
 from stateset_agents.cli.output import check_writable, print_result, table
 from stateset_agents.types.errors import ConfigurationError
 
@@ -36,7 +36,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Exit code 0 when conversations could be scored."""
     check_writable(args.out)
-    result = asyncio.run(_rescore(args))
+    result = event_loop.run(_rescore(args))
     print_result(result.summary(), args, "\n".join(_lines(result)))
     return 0
 

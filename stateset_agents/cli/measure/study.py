@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stateset_agents.cli import event_loop
 from stateset_agents.cli.output import check_writable, display_path, print_result
 from stateset_agents.cli.run_settings import overrides
 from stateset_agents.types.errors import ConfigurationError
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     """Exit code 0 when all cells are finished, 130 if interrupted; the same command goes on."""
     from stateset_agents.control.studies.runner import run_study
 
-    asyncio.run(run_study(args.folder, _settings(args), on_cell=_say))
+    event_loop.run(run_study(args.folder, _settings(args), on_cell=_say))
     print(f"finished: stateset-agents study report {display_path(Path(args.folder))}")
     return 0
 

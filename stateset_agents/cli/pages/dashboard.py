@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import webbrowser
 from pathlib import Path
 from typing import Any
 
+from stateset_agents.cli import event_loop
 from stateset_agents.types.errors import ConfigurationError
 
 __all__ = ["add_parser", "run"]
@@ -79,7 +79,7 @@ def _serve(args: argparse.Namespace, deployments: Any) -> int:
 
     port = DEFAULT_PORT if args.port is None else args.port
     try:
-        asyncio.run(serve_dashboard(args.runs, deployments, port=port, on_ready=on_ready))
+        event_loop.run(serve_dashboard(args.runs, deployments, port=port, on_ready=on_ready))
     except KeyboardInterrupt:  # the way to end it
         print()
     return 0

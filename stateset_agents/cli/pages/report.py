@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import webbrowser
 from pathlib import Path
 from typing import Any
 
+from stateset_agents.cli import event_loop
 from stateset_agents.types.errors import ConfigurationError
 
 __all__ = ["add_parser", "run"]
@@ -92,9 +92,9 @@ def _serve(args: argparse.Namespace, max_conversations: int, is_many: bool) -> i
 
     try:
         if log is None:
-            asyncio.run(serve_overview(args.run_folder, port=port, on_ready=on_ready))
+            event_loop.run(serve_overview(args.run_folder, port=port, on_ready=on_ready))
         else:
-            asyncio.run(serve(log, port=port, conversations=max_conversations, on_ready=on_ready))
+            event_loop.run(serve(log, port=port, conversations=max_conversations, on_ready=on_ready))
     except KeyboardInterrupt:  # the way to end it
         print()
     return 0

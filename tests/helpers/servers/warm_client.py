@@ -7,15 +7,21 @@ program ends. Killed, it takes the program with it. It imports only what is quic
 import _socket
 import marshal
 import os
+import select
 import signal
 import sys
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
 
-def _receive(door: _socket.socket) -> int:
+def _receive(door: _socket.socket, signals: int) -> int:
     answer = b""
     while len(answer) < 4:
+        ready, _, _ = select.select([door, signals], [], [])
+        if signals in ready:
+            door.send(os.read(signals, 64))
+        if door not in ready:
+            continue
         part = door.recv(4 - len(answer))
         if not part:
             sys.exit("the process of warm_python is gone")
@@ -27,15 +33,18 @@ def main() -> None:
     address, *arguments = sys.argv[1:]
     door = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     door.connect(address)
+    signals, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)  # a handler in Python may come too late: behind the wait for the answer
     for number in FORWARDED:
-        signal.signal(number, lambda number, _: door.send(bytes([number])))
+        signal.signal(number, lambda *_: None)
     job = marshal.dumps((arguments, os.getcwd(), dict(os.environ)))
     streams = b"".join(file.to_bytes(4, sys.byteorder) for file in (0, 1, 2))
     door.sendmsg([len(job).to_bytes(4, "little")], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, streams)])
     door.sendall(job)
     with open("/proc/self/comm", "w") as name:
-        name.write(str(_receive(door)))  # where a test finds the program's own number
-    status = _receive(door)
+        name.write(str(_receive(door, signals)))  # where a test finds the program's own number
+    status = _receive(door, signals)
     if status < 0:
         if -status in FORWARDED:
             signal.signal(-status, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Decode attention by `torch.embedding_bag`, on the CPU in fp32; used by slot_store.py, which says why.
+"""Decode attention by `torch.embedding_bag`, on the CPU in fp32 and bf16; used by slot_store.py, which says why.
 
 Keys are stored in blocks of 32 columns, [slots, kv heads, blocks, size, 32], values as [slots, kv heads,
 columns, size]. One head of one row reads the blocks from the start of its window to its own position.
@@ -99,7 +99,7 @@ class EmbeddingBagAttention:
         weights = query[:m].reshape(-1, size).index_select(0, self.queries).view(-1)
         scores = _weighted(keys.view(-1, _BLOCK), self.keys, self.key_offsets, weights)
         probs = torch.add(self.mask, scores.view(m, query.shape[1], -1), alpha=scaling).softmax(-1)
-        weights = probs.view(-1, _BLOCK).index_select(0, self.score_blocks).view(-1)
+        weights = probs.to(values.dtype).view(-1, _BLOCK).index_select(0, self.score_blocks).view(-1)
         attended = _weighted(values.view(-1, size), self.values, self.value_offsets, weights)
         return attended.view(len(query), -1)
 

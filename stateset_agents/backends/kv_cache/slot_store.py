@@ -6,12 +6,15 @@ weighted sum of rows of a table; torch's kernel for it takes bags of any length 
 memory. (Batched matrix products read the padding too, and took 2.6 to 2.9 times as long.) The values are such
 rows: out = sum of p[c]·V[c]. So are the keys if each block of 32 columns is stored as [size, 32]:
 scores[32] = sum of q[d]·K[d, 32]. A query reads only the blocks from the start of its window to its position.
+In bf16 the same is done where torch has that kernel for it, on x86; scores and probabilities are rounded to
+bf16 there, as in transformers' eager attention.
 
 In all other cases it is `scaled_dot_product_attention` over the columns up to the longest row.
 """
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,6 +37,8 @@ from stateset_agents.backends.kv_cache.slots import (
 __all__ = ["HeadShape", "PackedRows", "SlotStore", "StoreModel"]
 
 _BLOCK = COLUMN_MULTIPLE
+_IS_X86 = platform.machine() in ("x86_64", "AMD64")
+_BAG_DTYPES = {torch.float32, torch.bfloat16} if _IS_X86 else {torch.float32}
 _PREFILL_MULTIPLE = 16
 """The tokens of a prefill are padded to a multiple of this: each new number of rows costs a set-up."""
 
@@ -110,7 +115,9 @@ class SlotStore:
         self._shape = shape
         self._windows = list(windows)
         self._dtype, self._device = dtype, device
-        self._uses_bags = device.type == "cpu" and dtype == torch.float32
+        self._uses_bags = device.type == "cpu" and dtype in _BAG_DTYPES
+        self._goes_by_row = self._uses_bags and dtype == torch.float32
+        """Prefilling rows that have cached tokens: in bf16, all rows in one call are faster."""
         self._keys: list[Tensor] = []
         """[slots, kv heads, blocks, size, 32] for attention by embedding bags, else like the values."""
         self._values: list[Tensor] = []
@@ -170,12 +177,13 @@ class SlotStore:
         self._slots = slots.repeat_interleave(self._tensor(plan.lengths)) if plan.lengths.max() > 1 else slots
         self._positions = positions
         self._decodes = bool(plan.lengths.max() == 1)
+        if self._uses_bags:
+            kv, size = self._shape.num_kv_heads, self._shape.size
+            self._mapping = SlotMapping.of(self._slots, positions, kv, size, self.num_columns)
         if self._decodes and self._uses_bags:
-            heads, kv, size = self._shape.num_heads, self._shape.num_kv_heads, self._shape.size
-            self._mapping = mapping = SlotMapping.of(slots, positions, kv, size, self.num_columns)
-            sizes = {"heads": heads, "columns": self.num_columns, "padded": padded}
+            sizes = {"heads": self._shape.num_heads, "columns": self.num_columns, "padded": padded}
             self._bags = {
-                window: EmbeddingBagAttention.of(mapping, positions, window=window, **sizes)
+                window: EmbeddingBagAttention.of(self._mapping, positions, window=window, **sizes)
                 for window in set(self._windows)
             }
         elif self._decodes:
@@ -194,7 +202,7 @@ class SlotStore:
             )
         else:
             self._prefill = self._make_prefill(plan, slots, padded)
-            if self._uses_bags and not self._prefill.is_fresh:
+            if self._goes_by_row and not self._prefill.is_fresh:
                 self._rows = {window: self._make_rows(plan, window) for window in set(self._windows)}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
@@ -206,23 +214,25 @@ class SlotStore:
         if not self._decodes and self._prefill.is_fresh:
             return self._attend_fresh(layer, query, self._rectangle(key), self._rectangle(value), scaling)
         m = self._count
-        if self._decodes and self._uses_bags:
-            self._mapping.store(keys, values, key[:m], value[:m])
-            return self._bags[window].attend(keys, values, query, scaling)
         if self._uses_bags:
-            block, offset = self._positions // _BLOCK, self._positions % _BLOCK
-            keys[self._slots, :, block, :, offset] = key[:m]
+            self._mapping.store(keys, values, key[:m], value[:m])
         else:
             keys[self._slots, :, self._positions] = key[:m]
-        values[self._slots, :, self._positions] = value[:m]
+            values[self._slots, :, self._positions] = value[:m]
+        if self._decodes and self._uses_bags:
+            return self._bags[window].attend(keys, values, query, scaling)
         if not self._decodes:
-            if self._uses_bags:
+            if self._goes_by_row:
                 return self._attend_by_row(keys, values, query, self._rows[window], scaling)
-            prefill = self._prefill  # keys and values [n, kv heads, width, size] of the plan's slots
-            keys, values = (
-                store[:, :, : prefill.width].index_select(0, prefill.slots) for store in (keys, values)
+            slots, width = self._prefill.slots, self._prefill.width
+            if self._uses_bags:
+                blocks = keys[:, :, : width // _BLOCK].transpose(-1, -2).index_select(0, slots)
+                keys = blocks.flatten(2, 3)
+            else:
+                keys = keys[:, :, :width].index_select(0, slots)
+            return self._attend_prefill(
+                query, keys, values[:, :, :width].index_select(0, slots), window, scaling
             )
-            return self._attend_prefill(query, keys, values, window, scaling)
         return self._attend_decode(keys, values, query, self._visible[window], scaling)
 
     # --- decoding ---------------------------------------------------------------------------------------
@@ -253,7 +263,7 @@ class SlotStore:
         width = length if is_fresh else round_up(int((plan.starts + plan.lengths).max()), _BLOCK)
         masks: dict[int, Tensor | None] = {}
         for window in set(self._windows):
-            if self._uses_bags and not is_fresh:
+            if self._goes_by_row and not is_fresh:
                 break  # attention is row by row and has its own masks
             if is_fresh and (window == 0 or window >= length):
                 masks[window] = None

@@ -1,4 +1,4 @@
-"""Decode attention by `torch.embedding_bag`, on the CPU in fp32 and bf16; used by slot_store.py, which says why.
+"""Decode attention by `torch.embedding_bag`, on the CPU in fp32 and bf16; slot_store.py says why.
 
 Keys are stored in blocks of 32 columns, [slots, kv heads, blocks, size, 32], values as [slots, kv heads,
 columns, size]. One head of one row reads the blocks from the start of its window to its own position.

@@ -1,4 +1,4 @@
-"""Allocate memory for the cache, and return freed memory to the system; for slot_store.py and batcher.py."""
+"""Allocate memory for the cache, and return freed memory to the system."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from stateset_agents.backends.base import Backend
+from stateset_agents.backends.kv_cache.memory import trim_memory
 from stateset_agents.core.reward import RewardFunction
 from stateset_agents.core.scoring.base import result_of
 from stateset_agents.runtime.loop_lag import LoopLag, measure_loop_lag
@@ -129,6 +130,8 @@ async def update_policy(
         batch = replace(batch, credited=credited)
         metrics |= told
     learned = await worker.run(partial(learner.learn, batch, step=step))
+    if config.rollout_sleep:  # the next rollouts' cache comes on top of what is not given back
+        await worker.run(trim_memory)
     metrics |= learned.metrics
     metrics |= overlap()
     event("update ended")

@@ -125,6 +125,17 @@ async def test_rollouts_that_sleep_free_their_cache_for_the_update(tmp_path):
     await trainer.close()
 
 
+@pytest.mark.parametrize("sleeps", [True, False])
+async def test_rollouts_that_sleep_give_back_what_the_update_freed(tmp_path, monkeypatch, sleeps):
+    trims = []
+    monkeypatch.setattr("stateset_agents.training.loop.step.trim_memory", lambda: trims.append(1))
+    trainer = make_trainer(tmp_path, rollout_sleep=sleeps)
+    await trainer.initialize()
+    await trainer.step()
+    assert trims == [1] * sleeps
+    await trainer.close()
+
+
 async def test_the_agent_speaks_with_the_trained_weights(tmp_path):
     agent = make_agent()
     before = {name: tensor.clone() for name, tensor in agent.backend.model.state_dict().items()}

@@ -33,6 +33,7 @@ __all__ = [
     "is_usable",
     "product",
     "rounded",
+    "sums_in_fp32",
     "transposed",
     "usable_precision",
     "wide_product",
@@ -122,21 +123,23 @@ def product(a: Rounded, b: Rounded) -> Tensor:
     return result
 
 
-def add_product(into: Tensor, a: Tensor, b: Tensor) -> None:
+def add_product(into: Tensor, a: Tensor, b: Tensor, *, is_first: bool = False) -> None:
     """into [M, N] += a [M, K] · b' [N, K], of bf16 into fp32; any strides of the operands.
 
-    On a processor with AMX nothing is rounded in between, and long sums take half the time; elsewhere the
-    product is rounded to bf16.
+    What was in `into` before the first product counts for nothing. On a processor with AMX nothing is rounded
+    in between, and long sums take half the time; elsewhere the product is rounded to bf16.
     """
-    if _sums_in_fp32():
-        _add_product(into, a, b)
+    if sums_in_fp32():
+        _add_product(into, a, b, keep=0.0 if is_first else 1.0)
+    elif is_first:
+        into.copy_(F.linear(a, b))
     else:
         into += F.linear(a, b)
 
 
 def wide_product(a: Tensor, b: Tensor) -> Tensor:
     """a · b' in fp32, [M, K] and [N, K] of bf16 to [M, N], as `add_product` sums it."""
-    if not _sums_in_fp32():
+    if not sums_in_fp32():
         return F.linear(a, b).float()
     result = a.new_empty(len(a), len(b), dtype=torch.float32)
     _add_product(result, a, b, keep=0.0)
@@ -144,7 +147,8 @@ def wide_product(a: Tensor, b: Tensor) -> Tensor:
 
 
 @functools.cache
-def _sums_in_fp32() -> bool:
+def sums_in_fp32() -> bool:
+    """Are `add_product` and `wide_product` exact sums of products of bf16?"""
     return is_usable("high", torch.device("cpu"))
 
 
@@ -173,6 +177,9 @@ def _add_product(into: Tensor, a: Tensor, b: Tensor, *, keep: float = 1.0) -> No
     """into [M, N] = keep * into + a [M, K] · b' [N, K]; nothing is read of it where `keep` is 0."""
     assert into.is_contiguous()  # MKL writes rows of floats there
     assert into.dtype is torch.float32
+    if 0 in (*into.shape, a.shape[1]):
+        into.mul_(keep) if keep else into.zero_()
+        return
     (a, of_a, step_a), (b, of_b, step_b) = _for_blas(a), _for_blas(b)
     _gemm()(
         _ROW_MAJOR,

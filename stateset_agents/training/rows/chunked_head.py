@@ -15,7 +15,7 @@ since the loss is a sum over tokens; only where it is not, all chunks are comput
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +30,7 @@ from stateset_agents.backends.linears.matmul_precision import (
     product,
     rounded,
     transposed,
+    wide_product,
 )
 
 __all__ = ["Head", "LossOf", "TokenScores", "chunked_loss", "chunked_scores"]
@@ -65,7 +66,23 @@ class Head:
     """[V]"""
     temperature: float
     precision: MatmulPrecision = "highest"
-    """Of the gradient's products; logits are in fp32 always."""
+    """Of the gradient's products."""
+    rounds_logits: bool = False
+    """Are hidden states and weight rounded to bf16 for the logits, too? They are summed in fp32 in any case.
+    `precision` is "medium" then."""
+
+    def logits(self, hidden: Tensor, weight: Tensor | Rounded) -> Tensor:
+        """[C, V] over the temperature; `weight`: `logit_operand` of the head's."""
+        scaled = hidden / self.temperature
+        bias = None if self.bias is None else self.bias / self.temperature
+        if isinstance(weight, Tensor):
+            return F.linear(scaled, weight, bias)
+        logits = wide_product(scaled.bfloat16(), weight[0])
+        return logits if bias is None else logits.add_(bias)
+
+    def logit_operand(self) -> Tensor | Rounded:
+        """The weight as an operand of `logits`."""
+        return rounded(self.weight, "medium") if self.rounds_logits else self.weight
 
     def gradient_operand(self, x: Tensor) -> Tensor | Rounded:
         """A matrix as an operand of the gradient's products."""
@@ -85,20 +102,24 @@ class Head:
         """Is the weight's gradient made as [H, V]? By fp32 products that takes three quarters of the time."""
         return self.weight.is_cpu and self.precision != "medium"
 
-    def add_gradient(self, into: Tensor, residual: Tensor | Rounded, states: Tensor) -> None:
-        """into [V, H] += residual' [C, V] states [C, H], on a CPU."""
-        if self.gradient_is_transposed:
-            operand = _transposed(self.gradient_operand(states))
-            into.T.add_(self.gradient_product(operand, _transposed(residual)))
-        else:
-            add_product(into, residual[0].t(), states.bfloat16().t())
+    def add_gradient(
+        self, into: Tensor, residual: Tensor | Rounded, states: Tensor, *, is_first: bool
+    ) -> None:
+        """into [V, H] += residual' [C, V] states [C, H], on a CPU; the first makes `into`."""
+        if not self.gradient_is_transposed:
+            add_product(into, residual[0].t(), states.bfloat16().t(), is_first=is_first)
+            return
+        operand = _transposed(self.gradient_operand(states))
+        product = self.gradient_product(operand, _transposed(residual))
+        into.T.copy_(product) if is_first else into.T.add_(product)
 
 
 @torch.no_grad()
 def chunked_scores(hidden: Tensor, head: Head, targets: Tensor) -> TokenScores:
     """Scores of [N] targets that follow [N, H] hidden states, without gradient."""
+    weight = head.logit_operand()
     return _concatenate(
-        [_Chunk.of(hidden[part], head, targets[part]).scores for part in _chunks(hidden, head)]
+        [_Chunk.of(hidden[part], head, weight, targets[part]).scores for part in _chunks(hidden, head)]
     )
 
 
@@ -116,15 +137,14 @@ def chunked_loss(
     `additive`: `loss_of` is called on one chunk of tokens at a time and its values are summed; otherwise it
     is called once, on all, and the head computed twice. `entropy_gradient`: entropies carry gradient, too.
     """
-    task = _Task(head.temperature, head.precision, targets, loss_of, additive, entropy_gradient)
+    task = _Task(head, targets, loss_of, additive, entropy_gradient)
     loss: Tensor = _ChunkedLoss.apply(hidden, head.weight, head.bias, task)  # type: ignore[no-untyped-call]  # torch
     return loss
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    temperature: float
-    precision: MatmulPrecision
+    head: Head
     targets: Tensor
     loss_of: LossOf
     additive: bool
@@ -164,9 +184,8 @@ class _Chunk:
     scores: TokenScores
 
     @classmethod
-    def of(cls, hidden: Tensor, head: Head, targets: Tensor) -> _Chunk:
-        bias = None if head.bias is None else head.bias / head.temperature
-        logits = F.linear(hidden / head.temperature, head.weight, bias)
+    def of(cls, hidden: Tensor, head: Head, weight: Tensor | Rounded, targets: Tensor) -> _Chunk:
+        logits = head.logits(hidden, weight)
         scores = [_softmax_in_place(logits[rows], targets[rows]) for rows in _cached_rows(logits)]
         return cls(targets, logits, _concatenate(scores))
 
@@ -210,15 +229,16 @@ def _cached_rows(logits: Tensor) -> Iterator[slice]:
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, task: _Task) -> Tensor:
-        head = Head(weight, bias, task.temperature, task.precision)
-        sums = _Gradients.zero(hidden, head, ctx.needs_input_grad)
+        head = replace(task.head, weight=weight, bias=bias)  # without their gradients
+        sums = _Gradients.begin(hidden, head, ctx.needs_input_grad)
         of_all = None
         if not task.additive:
             scores = chunked_scores(hidden, head, task.targets)
             of_all = task.derivatives(scores, slice(0, len(hidden)))
         total = hidden.new_zeros(()) if of_all is None else of_all.loss
         for part in _chunks(hidden, head):
-            chunk = _Chunk.of(hidden[part], head, task.targets[part])
+            operand = sums.weight if head.rounds_logits else head.weight
+            chunk = _Chunk.of(hidden[part], head, operand, task.targets[part])
             if of_all is None:
                 derivatives = task.derivatives(chunk.scores, part)
                 total = total + derivatives.loss
@@ -253,12 +273,13 @@ class _Gradients:
     by_bias: Tensor | None
 
     @classmethod
-    def zero(cls, hidden: Tensor, head: Head, needed: Sequence[bool]) -> _Gradients:
+    def begin(cls, hidden: Tensor, head: Head, needed: Sequence[bool]) -> _Gradients:
         by_weight = by_bias = None
+        make = torch.empty_like if head.weight.is_cpu else torch.zeros_like
         if needed[1] and head.gradient_is_transposed:
-            by_weight = torch.zeros_like(head.weight.T, memory_format=torch.contiguous_format).T
+            by_weight = make(head.weight.T, memory_format=torch.contiguous_format).T
         elif needed[1]:
-            by_weight = torch.zeros_like(head.weight, memory_format=torch.contiguous_format)
+            by_weight = make(head.weight, memory_format=torch.contiguous_format)
         if head.bias is not None and needed[2]:
             by_bias = torch.zeros_like(head.bias)
         weight = head.gradient_operand(head.weight)
@@ -272,7 +293,7 @@ class _Gradients:
         self.by_hidden[part] = scale * head.gradient_product(operand, _transposed(self.weight))
         states = scale * self.hidden[part]
         if self.by_weight is not None and residual.is_cpu:
-            head.add_gradient(self.by_weight, operand, states)
+            head.add_gradient(self.by_weight, operand, states, is_first=part.start == 0)
         elif self.by_weight is not None:
             self.by_weight.addmm_(residual.T, states)
         if self.by_bias is not None:

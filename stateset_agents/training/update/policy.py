@@ -16,7 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stateset_agents.backends.linears.matmul_precision import MatmulPrecision, head_weight, is_usable
+from stateset_agents.backends.linears.matmul_precision import (
+    MatmulPrecision,
+    head_weight,
+    is_usable,
+    sums_in_fp32,
+)
 from stateset_agents.backends.linears.onednn_linear import fast_linears
 from stateset_agents.backends.pretrained.pictures import NEVER, stacked
 from stateset_agents.core.value_function import trunk_of
@@ -73,9 +78,11 @@ class Policy:
         self.precision = precision
         is_half = autocast is torch.bfloat16 and is_usable("medium", self.device)
         self._head_precision: MatmulPrecision = "medium" if is_half else precision
-        """Of the head's gradients; its logits are in fp32."""
+        """Of the head's gradients."""
         if self.dtype != torch.float32:
             self._head_precision = "highest"
+        self._rounds_logits = is_half and self.dtype == torch.float32 and self.device.type == "cpu"
+        self._rounds_logits &= sums_in_fp32()
         self._recomputes = False
         self._adapter_disabled = False
         """Is the adapter switched off while this policy scores?"""
@@ -270,7 +277,7 @@ class Policy:
         if self._place_id is not None:
             bias = head.weight.new_zeros(len(head.weight)) if bias is None else bias
             bias = bias.index_fill(0, torch.tensor([self._place_id], device=bias.device), NEVER)
-        return Head(head.weight, bias, self.temperature, self._head_precision)
+        return Head(head.weight, bias, self.temperature, self._head_precision, self._rounds_logits)
 
     @torch.no_grad()
     def _head_is_linear(self) -> bool:

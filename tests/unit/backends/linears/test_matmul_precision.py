@@ -32,7 +32,8 @@ from stateset_agents.backends.linears.packed_linear import PackedLinear, packing
 from stateset_agents.backends.loading import load_backend
 from stateset_agents.backends.local.backend import HuggingFaceBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.training.rows.chunked_head import Head, chunked_loss
+from stateset_agents.training.rows import chunked_head
+from stateset_agents.training.rows.chunked_head import Head, TokenScores, chunked_loss, chunked_scores
 from stateset_agents.training.update.learner import Learner
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import SamplingParams
@@ -47,9 +48,9 @@ def units(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(matmul_precision, "_has_units", lambda name, lacking: True)
     if matmul_precision._gemm() is None:
         monkeypatch.setitem(OFF, "high", (0.0, 1e-5))  # and stays at highest
-    matmul_precision._sums_in_fp32.cache_clear()
+    matmul_precision.sums_in_fp32.cache_clear()
     yield
-    matmul_precision._sums_in_fp32.cache_clear()
+    matmul_precision.sums_in_fp32.cache_clear()
 
 
 def off_by(actual: Tensor | None, wanted: Tensor | None) -> float:
@@ -155,9 +156,10 @@ def test_a_product_is_added_to_what_is_there(
     if in_fp32 and matmul_precision._gemm() is None:
         pytest.skip("this build of torch has no MKL")
     sums = functools.cache(lambda: in_fp32)
-    monkeypatch.setattr(matmul_precision, "_sums_in_fp32", sums)
+    monkeypatch.setattr(matmul_precision, "sums_in_fp32", sums)
     torch.manual_seed(0)
     a, b, into = torch.randn(33, 70).bfloat16(), torch.randn(20, 70).bfloat16(), torch.randn(33, 20)
+    first = torch.full((33, 20), torch.nan)
     if transposed:
         a, b = a.t().contiguous().t(), b.t().contiguous().t()
     wanted = into.double() + a.double() @ b.double().t()
@@ -165,11 +167,17 @@ def test_a_product_is_added_to_what_is_there(
     try:
         fresh = wide_product(a, b)
         add_product(into, a, b)
+        add_product(first, a, b, is_first=True)
     finally:
         torch.set_default_dtype(torch.float32)
     least, most = (0.0, 1e-6) if in_fp32 else (1e-4, 4e-3)
     assert least <= off_by(into, wanted) <= most
-    assert least <= off_by(fresh, a.double() @ b.double().t()) <= most
+    for made in (fresh, first):
+        assert least <= off_by(made, a.double() @ b.double().t()) <= most
+    add_product(into, a[:, :0], b[:, :0])
+    add_product(first, a[:, :0], b[:, :0], is_first=True)
+    assert off_by(into, wanted) <= most
+    assert not first.any()
 
 
 def test_high_is_left_where_mkls_product_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,22 +185,38 @@ def test_high_is_left_where_mkls_product_is_wrong(monkeypatch: pytest.MonkeyPatc
     assert usable_precision("high", torch.device("cpu")) == "highest"
 
 
+@pytest.mark.parametrize("rounds_logits", [False, True])
 @pytest.mark.parametrize("transposed", [True, False])
-def test_the_head_s_gradient_is_close_however_its_weight_lies_in_memory(transposed: bool) -> None:
+def test_the_head_s_gradient_is_close_however_its_weight_lies_in_memory(
+    transposed: bool, rounds_logits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunked_head, "_CHUNK_ROWS", (128, 128))  # three chunks
     torch.manual_seed(0)
-    hidden, targets = torch.randn(300, 24), torch.randint(0, 90, (300,))
-    found = []
+    hidden, targets, bias = torch.randn(300, 24), torch.randint(0, 90, (300,)), torch.randn(90)
+    found: list[list[Tensor]] = []
     precisions: tuple[MatmulPrecision, ...] = ("highest", "medium")
     for precision in precisions:
         torch.manual_seed(1)
         weight = torch.randn(90, 24)
         weight = (weight.t().contiguous().t() if transposed else weight).requires_grad_()
         states = hidden.clone().requires_grad_()
-        head = Head(weight, None, 1.0, precision)
-        (2.0 * chunked_loss(states, head, targets, lambda scores, _: -scores.logprobs.sum())).backward()
-        found.append((weight.grad, states.grad))
-    for exact, rounded in zip(*found, strict=True):
-        assert 1e-4 < off_by(rounded, exact) < 4e-3
+        head = Head(weight, bias, 0.7, precision, rounds_logits and precision == "medium")
+        seen: list[Tensor] = []
+
+        def loss_of(scores: TokenScores, part: slice, seen: list[Tensor] = seen) -> Tensor:
+            seen.append(scores.logprobs.detach())
+            return -scores.logprobs.sum()
+
+        (2.0 * chunked_loss(states, head, targets, loss_of)).backward()
+        scores = chunked_scores(hidden, head, targets)
+        assert torch.equal(torch.cat(seen), scores.logprobs)
+        assert weight.grad is not None
+        assert states.grad is not None
+        found.append([weight.grad, states.grad, *scores])
+    for exact, rounded in zip(found[0][:2], found[1][:2], strict=True):
+        assert 1e-4 < off_by(rounded, exact) < 4e-3 * (1 + rounds_logits)
+    for exact, rounded in zip(found[0][2:], found[1][2:], strict=True):
+        assert 1e-4 * rounds_logits <= off_by(rounded, exact) < 1e-2 * rounds_logits + 1e-9
 
 
 def test_logits_stay_in_fp32() -> None:

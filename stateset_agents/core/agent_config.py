@@ -122,7 +122,8 @@ class AgentConfig(Settings):
         ge=32,
         description="Bound of the generation cache, in tokens: conversations times columns of the longest. "
         "The longest idle ones make room and are read again when they go on. A token takes 2 x layers x "
-        "key-value heads x head size numbers: 2 KiB for embedded:desk, 12 KiB for Qwen2.5-0.5B in bf16.",
+        "key-value heads x head size numbers: 2 KiB for embedded:desk, 12 KiB for Qwen2.5-0.5B in bf16 "
+        "(18 on an x86 CPU, where keys stay in fp32).",
     )
     seed: int = Field(default=0, description="Of generate_response's sampling.")
 

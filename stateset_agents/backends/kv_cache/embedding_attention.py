@@ -1,7 +1,8 @@
 """Decode attention by `torch.embedding_bag`, on the CPU in fp32 and bf16; slot_store.py says why.
 
 Keys are stored in blocks of 32 columns, [slots, kv heads, blocks, size, 32], values as [slots, kv heads,
-columns, size]. One head of one row reads the blocks from the start of its window to its own position.
+columns, size]; keys in fp32, values in fp32 or bf16. One head of one row reads the blocks from the start of
+its window to its own position.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _BLOCK = COLUMN_MULTIPLE
 
 @dataclass(frozen=True, slots=True)
 class SlotMapping:
-    """Where the new key and value of each of m rows are stored."""
+    """Where the new key and value of each of m tokens are stored."""
 
     tables: Tensor
     """[m, kv heads] indices in [slots·kv heads]."""
@@ -31,7 +32,7 @@ class SlotMapping:
 
     @classmethod
     def of(cls, slots: Tensor, positions: Tensor, kv_heads: int, size: int, columns: int) -> SlotMapping:
-        """The mapping of rows in these slots [m] at these positions [m]."""
+        """The mapping of tokens in these slots [m] at these positions [m]."""
         tables = slots[:, None] * kv_heads + torch.arange(kv_heads)
         values = tables * columns + positions[:, None]
         # A block takes the memory of its 32 columns, but is stored [size, 32] instead of [32, size].
@@ -41,7 +42,7 @@ class SlotMapping:
 
     def store(self, keys: Tensor, values: Tensor, key: Tensor, value: Tensor) -> None:
         """Write new keys and values [m, kv heads, size]."""
-        keys.put_(self.keys, key)
+        keys.put_(self.keys, key.to(keys.dtype))
         values.view(-1, value.shape[-1]).index_copy_(0, self.values, value.reshape(-1, value.shape[-1]))
 
 
@@ -96,7 +97,7 @@ class EmbeddingBagAttention:
     def attend(self, keys: Tensor, values: Tensor, query: Tensor, scaling: float) -> Tensor:
         """Attention of queries [M, heads, size], [M, heads·size]; zeros for padding rows."""
         m, size = len(self.mask), query.shape[-1]
-        weights = query[:m].reshape(-1, size).index_select(0, self.queries).view(-1)
+        weights = query[:m].to(keys.dtype).reshape(-1, size).index_select(0, self.queries).view(-1)
         scores = _weighted(keys.view(-1, _BLOCK), self.keys, self.key_offsets, weights)
         probs = torch.add(self.mask, scores.view(m, query.shape[1], -1), alpha=scaling).softmax(-1)
         weights = probs.to(values.dtype).view(-1, _BLOCK).index_select(0, self.score_blocks).view(-1)

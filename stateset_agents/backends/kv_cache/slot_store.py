@@ -6,8 +6,8 @@ weighted sum of rows of a table; torch's kernel for it takes bags of any length 
 memory. (Batched matrix products read the padding too, and took 2.6 to 2.9 times as long.) The values are such
 rows: out = sum of p[c]·V[c]. So are the keys if each block of 32 columns is stored as [size, 32]:
 scores[32] = sum of q[d]·K[d, 32]. A query reads only the blocks from the start of its window to its position.
-In bf16 the same is done where torch has that kernel for it, on x86; scores and probabilities are rounded to
-bf16 there, as in transformers' eager attention.
+In bf16 the same is done where torch has that kernel for it, on x86. A bag has its table's dtype, so that keys
+are kept in fp32 there: scores in bf16 would be far off where keys have large biases, as Qwen2's have.
 
 In all other cases it is `scaled_dot_product_attention` over the columns up to the longest row.
 """
@@ -116,6 +116,7 @@ class SlotStore:
         self._windows = list(windows)
         self._dtype, self._device = dtype, device
         self._uses_bags = device.type == "cpu" and dtype in _BAG_DTYPES
+        self._key_dtype = torch.float32 if self._uses_bags else dtype
         self._goes_by_row = self._uses_bags and dtype == torch.float32
         """Prefilling rows that have cached tokens: in bf16, all rows in one call are faster."""
         self._keys: list[Tensor] = []
@@ -127,7 +128,8 @@ class SlotStore:
     @property
     def token_bytes(self) -> int:
         """Memory that one token of one slot takes in all layers."""
-        return 2 * len(self._windows) * self._shape.num_kv_heads * self._shape.size * self._dtype.itemsize
+        elements = len(self._windows) * self._shape.num_kv_heads * self._shape.size
+        return elements * (self._key_dtype.itemsize + self._dtype.itemsize)
 
     # --- slots ------------------------------------------------------------------------------------------
 
@@ -142,11 +144,11 @@ class SlotStore:
         old = (self._keys, self._values)
         self._keys, self._values = [], []
         for layer in range(len(self._windows)):
-            for stores, old_stores, shape in (
-                (self._keys, old[0], by_block if self._uses_bags else by_column),
-                (self._values, old[1], by_column),
+            for stores, old_stores, shape, dtype in (
+                (self._keys, old[0], by_block if self._uses_bags else by_column, self._key_dtype),
+                (self._values, old[1], by_column, self._dtype),
             ):
-                store = zeros(shape, self._dtype, self._device)
+                store = zeros(shape, dtype, self._device)
                 if old_stores and len(keep):
                     width = columns // _BLOCK if store.dim() == 5 else columns
                     store[: len(keep), :, :width] = old_stores[layer][:, :, :width].index_select(0, sources)
@@ -177,7 +179,11 @@ class SlotStore:
         self._slots = slots.repeat_interleave(self._tensor(plan.lengths)) if plan.lengths.max() > 1 else slots
         self._positions = positions
         self._decodes = bool(plan.lengths.max() == 1)
-        if self._uses_bags:
+        if not self._decodes:
+            self._prefill = self._make_prefill(plan, slots, padded)
+            if self._goes_by_row and not self._prefill.is_fresh:
+                self._rows = {window: self._make_rows(plan, window) for window in set(self._windows)}
+        if self._uses_bags and (self._decodes or not self._prefill.is_fresh):
             kv, size = self._shape.num_kv_heads, self._shape.size
             self._mapping = SlotMapping.of(self._slots, positions, kv, size, self.num_columns)
         if self._decodes and self._uses_bags:
@@ -200,10 +206,6 @@ class SlotStore:
                 if self._device.type == "cpu"
                 else {window: _additive(seen, self._dtype) for window, seen in visible.items()}
             )
-        else:
-            self._prefill = self._make_prefill(plan, slots, padded)
-            if self._goes_by_row and not self._prefill.is_fresh:
-                self._rows = {window: self._make_rows(plan, window) for window in set(self._windows)}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Store keys and values [M, kv heads, size]; return the attention of queries [M, heads, size].
@@ -227,7 +229,7 @@ class SlotStore:
             slots, width = self._prefill.slots, self._prefill.width
             if self._uses_bags:
                 blocks = keys[:, :, : width // _BLOCK].transpose(-1, -2).index_select(0, slots)
-                keys = blocks.flatten(2, 3)
+                keys = blocks.flatten(2, 3).to(query.dtype)
             else:
                 keys = keys[:, :, :width].index_select(0, slots)
             return self._attend_prefill(
@@ -292,7 +294,7 @@ class SlotStore:
         if self._uses_bags:
             padded = F.pad(key, (0, 0, 0, blocks * _BLOCK - key.shape[2]))
             padded = padded.reshape(*key.shape[:2], blocks, _BLOCK, -1)
-            self._keys[layer][:, :, :blocks].index_copy_(0, slots, padded.transpose(-1, -2))
+            self._keys[layer][:, :, :blocks].index_copy_(0, slots, padded.transpose(-1, -2).float())
         else:
             self._keys[layer][:, :, : key.shape[2]].index_copy_(0, slots, key)
         return self._attend_prefill(query, key, value, self._windows[layer], scaling)

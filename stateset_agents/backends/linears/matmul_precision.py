@@ -148,7 +148,7 @@ def wide_product(a: Tensor, b: Tensor) -> Tensor:
 
 @functools.cache
 def sums_in_fp32() -> bool:
-    """Are `add_product` and `wide_product` exact sums of products of bf16?"""
+    """Do `add_product` and `wide_product` sum products of bf16 in fp32?"""
     return is_usable("high", torch.device("cpu"))
 
 

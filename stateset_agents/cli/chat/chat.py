@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import sys
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stateset_agents.cli import event_loop
 from stateset_agents.cli.chat.chat_loop import COMMANDS, ChatLoop
 from stateset_agents.cli.chat.terminal import Terminal
 from stateset_agents.cli.run_settings import enclosing_run, overrides, settings_of_run
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     options = _ChatOptions.of(args)
     if args.save:
         check_writable(args.save)
-    with asyncio.Runner() as runner:
+    with event_loop.runner() as runner:
         exit_stack = AsyncExitStack()
         terminal = Terminal()
         try:

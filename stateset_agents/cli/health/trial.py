@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import tempfile
 import time
@@ -10,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from stateset_agents.cli import event_loop
 from stateset_agents.tracking.diagnostics import Finding
 from stateset_agents.types.errors import StatesetError
 
@@ -20,7 +20,7 @@ _REPORT = "report this, with the lines above"
 
 def trial_findings() -> Iterator[Finding]:
     """One finding per stage; the first failure ends the trial, since each stage needs the one before."""
-    with tempfile.TemporaryDirectory(prefix="stateset-doctor-") as folder, asyncio.Runner() as loop:
+    with tempfile.TemporaryDirectory(prefix="stateset-doctor-") as folder, event_loop.runner() as loop:
         trial = _Trial(folder)
         try:
             for name, stage in trial.stages():

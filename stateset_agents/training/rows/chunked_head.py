@@ -15,7 +15,7 @@ since the loss is a sum over tokens; only where it is not, all chunks are comput
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -68,7 +68,7 @@ class Head:
     precision: MatmulPrecision = "highest"
     """Of the gradient's products."""
     rounds_logits: bool = False
-    """Are hidden states and weight rounded to bf16 for the logits, too? They are summed in fp32 in any case.
+    """Are hidden states and weight rounded to bf16 for the logits, too? Only where `sums_in_fp32()`;
     `precision` is "medium" then."""
 
     def logits(self, hidden: Tensor, weight: Tensor | Rounded) -> Tensor:
@@ -110,8 +110,8 @@ class Head:
             add_product(into, residual[0].t(), states.bfloat16().t(), is_first=is_first)
             return
         operand = _transposed(self.gradient_operand(states))
-        product = self.gradient_product(operand, _transposed(residual))
-        into.T.copy_(product) if is_first else into.T.add_(product)
+        gradient = self.gradient_product(operand, _transposed(residual))
+        into.T.copy_(gradient) if is_first else into.T.add_(gradient)
 
 
 @torch.no_grad()
@@ -229,15 +229,15 @@ def _cached_rows(logits: Tensor) -> Iterator[slice]:
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, task: _Task) -> Tensor:
-        head = replace(task.head, weight=weight, bias=bias)  # without their gradients
+        head = task.head
         sums = _Gradients.begin(hidden, head, ctx.needs_input_grad)
         of_all = None
         if not task.additive:
             scores = chunked_scores(hidden, head, task.targets)
             of_all = task.derivatives(scores, slice(0, len(hidden)))
+        operand = sums.weight if head.rounds_logits else weight
         total = hidden.new_zeros(()) if of_all is None else of_all.loss
         for part in _chunks(hidden, head):
-            operand = sums.weight if head.rounds_logits else head.weight
             chunk = _Chunk.of(hidden[part], head, operand, task.targets[part])
             if of_all is None:
                 derivatives = task.derivatives(chunk.scores, part)

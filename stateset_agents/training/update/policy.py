@@ -48,7 +48,7 @@ class Policy:
     Hidden states are selected at the positions that predict a trained token before the LM head, and the
     head goes through them in chunks, so the [R, T, V] logits of a batch never exist. Logits and softmax are
     never in half precision; under bf16 autocast on a CPU with bf16 units the head's gradients are products of
-    bf16 operands.
+    bf16 operands, and with AMX, where such products are summed in fp32, so are the logits.
     """
 
     def __init__(
@@ -81,8 +81,9 @@ class Policy:
         """Of the head's gradients."""
         if self.dtype != torch.float32:
             self._head_precision = "highest"
-        self._rounds_logits = is_half and self.dtype == torch.float32 and self.device.type == "cpu"
-        self._rounds_logits &= sums_in_fp32()
+        on_cpu = self.device.type == "cpu" and self.dtype == torch.float32
+        self._rounds_logits = is_half and on_cpu and sums_in_fp32()
+        """Are the operands of the head's logits in bf16, too?"""
         self._recomputes = False
         self._adapter_disabled = False
         """Is the adapter switched off while this policy scores?"""

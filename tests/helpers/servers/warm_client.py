@@ -18,9 +18,8 @@ def _receive(door: _socket.socket, signals: int) -> int:
     answer = b""
     while len(answer) < 4:
         ready, _, _ = select.select([door, signals], [], [])
-        if signals in ready:
-            door.send(os.read(signals, 64))
         if door not in ready:
+            door.send(os.read(signals, 64))
             continue
         part = door.recv(4 - len(answer))
         if not part:

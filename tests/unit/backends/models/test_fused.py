@@ -6,12 +6,16 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny_models import tiny_model
+from torch.nn import functional as F
 from trained_models import assert_same, learnt_rows, say, trained_model
 
-from stateset_agents.backends.kv_cache.slots import CachedModel, SlotModel
+from stateset_agents.backends.kv_cache import slot_store
+from stateset_agents.backends.kv_cache.slot_store import HeadShape, PackedRows, SlotStore
+from stateset_agents.backends.kv_cache.slots import CachedModel, Plan, SlotModel
 from stateset_agents.backends.local.batcher import Batcher
 from stateset_agents.backends.models.fused import FusedModel
 from stateset_agents.types.errors import BackendError
@@ -82,12 +86,57 @@ def test_unpacked_weights_are_held_once_and_stay_the_model_s_own(family: str) ->
     assert all(p.grad is not None for p in trained.parameters())
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
-def test_bf16_rollouts_stay_near_the_model_s_own_bf16(family: str) -> None:
+@pytest.mark.parametrize("by_bags", [True, False])
+@pytest.mark.parametrize("family", ["llama", "qwen2-window", "qwen3", "gpt2"])
+def test_bf16_rollouts_stay_near_the_model_s_own_bf16(
+    family: str, by_bags: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slot_store, "_BAG_DTYPES", {torch.bfloat16} if by_bags else set())
     model = copy.deepcopy(trained_model(family)).to(torch.bfloat16)
     work = Batcher(FusedModel(model), max_cached_tokens=1 << 16)
-    turns = say(work, [learnt_rows()[m, : 1 + 8 * m].tolist() for m in range(5)], temperature=1.0)
-    assert_same(model, turns, within=0.25)
+    prompts = [learnt_rows()[m, : 1 + 8 * m].tolist() for m in range(5)]
+    for _ in range(2):
+        turns = say(work, prompts, temperature=1.0)
+        assert_same(model, turns, within=0.25)
+        prompts = [[*turn.prompt, *turn.sampled, *learnt_rows()[4, 2:21].tolist()] for turn in turns]
+
+
+@pytest.mark.parametrize("by_bags", [True, False])
+def test_bf16_attention_is_near_where_queries_and_keys_have_a_large_bias(
+    by_bags: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slot_store, "_BAG_DTYPES", {torch.bfloat16} if by_bags else set())
+    shape = HeadShape(num_heads=6, num_kv_heads=2, size=64)
+    store = SlotStore(shape, [0], torch.bfloat16, torch.device("cpu"))
+    store.resize(4, 256, [])
+    torch.manual_seed(0)
+    bias, length = 5.0 * torch.randn(64), 200
+    keys, values = (bias + torch.randn(length, 2, 64)).bfloat16(), torch.randn(length, 2, 64).bfloat16()
+    queries = (bias + torch.randn(length, 6, 64)).bfloat16()
+    attended = []
+    for start, stop in ((0, length - 40), (length - 40, length - 1), (length - 1, length)):
+        plan = Plan(
+            slots=np.array([2]),
+            starts=np.array([start]),
+            lengths=np.array([stop - start]),
+            tokens=np.zeros(stop - start, np.int64),
+        )
+        rows = PackedRows.of(plan, torch.device("cpu"))
+        store.begin(plan, rows)
+        given = [
+            F.pad(x[start:stop], (0, 0, 0, 0, 0, len(rows.tokens) - stop + start))
+            for x in (queries, keys, values)
+        ]
+        attended.append(store.attend(0, *given, 0.125)[: stop - start])
+    exact = F.scaled_dot_product_attention(
+        *(x.double().transpose(0, 1) for x in (queries, keys, values)),
+        is_causal=True,
+        scale=0.125,
+        enable_gqa=True,
+    )
+    wanted = exact.transpose(0, 1).flatten(1)
+    off = (torch.cat(attended).double() - wanted).norm(dim=1) / wanted.norm(dim=1)
+    assert off.max() < 0.01
 
 
 @pytest.mark.parametrize("make", [FusedModel, SlotModel])

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.cli import event_loop
 from stateset_agents.cli.output import bounds, check_writable, display_path, health, print_result, table
 from stateset_agents.cli.run_settings import is_control, overrides, run_and_checkpoint
+from stateset_agents.runtime import event_loop
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import nearest
 

@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.cli import control, event_loop
+from stateset_agents.cli import control
 from stateset_agents.cli.output import display_path, health, rate
 from stateset_agents.cli.run_settings import is_control, overrides, run_and_checkpoint
+from stateset_agents.runtime import event_loop
 from stateset_agents.types.errors import ConfigurationError, StatesetError, TrainingStopped
 from stateset_agents.types.logs import configure_logging
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.cli import event_loop
 from stateset_agents.cli.chat.chat_loop import COMMANDS, ChatLoop
 from stateset_agents.cli.chat.terminal import Terminal
 from stateset_agents.cli.run_settings import enclosing_run, overrides, settings_of_run
+from stateset_agents.runtime import event_loop
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import nearest
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from stateset_agents.cli import event_loop
+from stateset_agents.runtime import event_loop
 from stateset_agents.tracking.diagnostics import Finding
 from stateset_agents.types.errors import StatesetError
 

@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.cli import event_loop
 from stateset_agents.cli.named_environment import named_environment
 from stateset_agents.cli.output import check_writable
+from stateset_agents.runtime import event_loop
 
 if TYPE_CHECKING:
     from stateset_agents.evaluation.demonstrations import Demonstrated

@@ -12,9 +12,10 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.cli import event_loop, train
+from stateset_agents.cli import train
 from stateset_agents.cli.output import display_path
 from stateset_agents.cli.run_settings import overrides
+from stateset_agents.runtime import event_loop
 from stateset_agents.types.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.cli import event_loop
 from stateset_agents.cli.named_environment import named_environment
 from stateset_agents.cli.output import bounds, check_writable, percent, print_result, table
+from stateset_agents.runtime import event_loop
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import nearest
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.cli import control, event_loop
+from stateset_agents.cli import control
 from stateset_agents.cli.measure.endpoint import (
     add_endpoint_options,
     endpoint_lines,
@@ -21,6 +21,7 @@ from stateset_agents.cli.measure.endpoint import (
 from stateset_agents.cli.measure.evaluate import add_options, experiment, play, temperature
 from stateset_agents.cli.output import bounds, check_writable, exclusions, floors, print_result, rate
 from stateset_agents.cli.run_settings import is_control
+from stateset_agents.runtime import event_loop
 from stateset_agents.types.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.cli import control, event_loop
+from stateset_agents.cli import control
 from stateset_agents.cli.measure.endpoint import (
     Endpoint,
     add_endpoint_options,
@@ -29,6 +29,7 @@ from stateset_agents.cli.output import (
     table,
 )
 from stateset_agents.cli.run_settings import is_control, overrides
+from stateset_agents.runtime import event_loop
 from stateset_agents.types.errors import ConfigurationError
 
 if TYPE_CHECKING:

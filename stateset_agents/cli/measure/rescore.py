@@ -6,8 +6,8 @@ import argparse
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.cli import event_loop
 from stateset_agents.cli.output import check_writable, print_result, table
+from stateset_agents.runtime import event_loop
 from stateset_agents.types.errors import ConfigurationError
 
 if TYPE_CHECKING:

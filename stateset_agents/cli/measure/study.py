@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.cli import event_loop
 from stateset_agents.cli.output import check_writable, display_path, print_result
 from stateset_agents.cli.run_settings import overrides
+from stateset_agents.runtime import event_loop
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import nearest
 

@@ -7,7 +7,7 @@ import webbrowser
 from pathlib import Path
 from typing import Any
 
-from stateset_agents.cli import event_loop
+from stateset_agents.runtime import event_loop
 from stateset_agents.types.errors import ConfigurationError
 
 __all__ = ["add_parser", "run"]

@@ -5,7 +5,7 @@ from helpers.servers.warm_python import warm_python
 
 HEARD_BY_ANOTHER_THREAD = """
 import asyncio, signal, threading, time
-from stateset_agents.cli import event_loop
+from stateset_agents.runtime import event_loop
 
 def interrupt():
     time.sleep(0.2)  # by now the main thread sleeps in the wait for events; this signal does not end that

@@ -1,4 +1,4 @@
-"""The loop that verbs run in: asyncio's own, which no Ctrl-C slips past."""
+"""The event loop of a program: asyncio's own, which no Ctrl-C slips past."""
 
 from __future__ import annotations
 

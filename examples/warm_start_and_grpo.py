@@ -153,8 +153,11 @@ async def warm_started(config: ExperimentConfig, options: argparse.Namespace) ->
         return trainer.model_folder.resolve()
 
 
-async def reinforced(config: ExperimentConfig, options: argparse.Namespace) -> Experiment:
-    """GRPO from the warm start, or on from the checkpoint of a run that broke off."""
+async def reinforced(
+    config: ExperimentConfig, options: argparse.Namespace, before: dict[str, Any]
+) -> Experiment:
+    """GRPO from the warm start, whose measurement the report shows beside what comes after; or on from
+    the checkpoint of a run that broke off."""
     output = options.output / ("shuffled" if options.shuffle else "grpo")
     training = config.training.model_copy(update={"output_dir": str(output)})
     runs = sorted(output.glob(f"*-{config.training.run_name}"))
@@ -167,6 +170,7 @@ async def reinforced(config: ExperimentConfig, options: argparse.Namespace) -> E
     experiment = Experiment(config, run=RunFolder.open(runs[-1]) if runs else None)
     async with experiment:
         if not experiment.is_over:
+            experiment.summary["before"] = before
             await experiment.train()
             await experiment.after()
     return experiment
@@ -188,7 +192,9 @@ async def main() -> None:
     results["warm start"] = await measured("warm start", config, model, options.output, options.episodes)
     if not options.sft_only:
         agent = config.agent.model_copy(update={"model_name": str(model)})
-        experiment = await reinforced(config.model_copy(update={"agent": agent}), options)
+        experiment = await reinforced(
+            config.model_copy(update={"agent": agent}), options, results["warm start"]
+        )
         results["after GRPO"] = experiment.summary["after"]
         print(line("after GRPO", results["after GRPO"]))
         print(f"report: {experiment.run.report}")

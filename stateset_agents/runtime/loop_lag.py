@@ -81,12 +81,14 @@ class _Sampler:
         self._due = time.perf_counter() + interval
         self._seen: list[str | None] = []
         self._ended = threading.Event()
+        self._sampling = threading.Thread(target=self._sample, name="loop-lag", daemon=True)
 
     def start(self) -> None:
-        threading.Thread(target=self._sample, name="loop-lag", daemon=True).start()
+        self._sampling.start()
 
     def stop(self) -> None:
         self._ended.set()
+        self._sampling.join()  # it wakes at once
 
     def expect(self, due: float) -> None:
         self._due, self._seen = due, []

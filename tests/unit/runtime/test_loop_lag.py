@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -79,3 +80,10 @@ def test_a_chat_template_s_code_is_not_the_user_s():
     environment.globals["look"] = lambda: places.append(_user_place(sys._getframe().f_back))
     environment.from_string("{{ look() }}").render()
     assert not places[0].startswith("<template>")
+
+
+async def test_its_thread_has_ended_when_it_has() -> None:
+    for _ in range(50):
+        async with measure_loop_lag():
+            assert "loop-lag" in [thread.name for thread in threading.enumerate()]
+        assert "loop-lag" not in [thread.name for thread in threading.enumerate()]

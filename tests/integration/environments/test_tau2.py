@@ -680,7 +680,7 @@ def median(seconds: list[float]) -> float:
     ],
 )
 async def test_a_start_and_a_verdict_take_milliseconds(domain: Any, user: str, most: float) -> None:
-    """At most `most` and 5 ms on a machine of its own; a busy one, where all takes longer, has thrice that."""
+    """At most `most` and 5 ms on a machine of its own; a busy one, where all is slower, has thrice that."""
     environment = Tau2Environment(domain, user=user)
     starts, verdicts = [], []
     for scenario in environment.scenarios("train"):

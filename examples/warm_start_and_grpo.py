@@ -18,7 +18,6 @@ import asyncio
 import hashlib
 import json
 import random
-import resource
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ from stateset_agents import MultiTurnAgent, RewardFunction, SFTConfig, SFTTraine
 from stateset_agents.core.reward import EnvironmentReward, RewardResult
 from stateset_agents.evaluation.demonstrations import demonstrate, scripted_agent_of
 from stateset_agents.evaluation.evaluator import held_out
+from stateset_agents.runtime.memory_use import peak_memory
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.components import make_environment
@@ -200,8 +200,8 @@ async def main() -> None:
         print(f"report: {experiment.run.report}")
         print(f"talk to it: stateset-agents chat --model {experiment.run.path}")
     (options.output / "results.json").write_text(json.dumps(results, indent=2))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    print(f"this call: {time.process_time() - began:.0f} CPU seconds, at most {peak:.1f} GB")
+    seconds, peak = time.process_time() - began, peak_memory().get("memory/peak_mib", 0.0)
+    print(f"this call: {seconds:.0f} CPU seconds, at most {peak:,.0f} MiB")
 
 
 if __name__ == "__main__":

@@ -77,8 +77,10 @@ async def test_the_embedded_model_grows_no_more_once_its_caches_are_full(tmp_pat
     agent = MultiTurnAgent(AgentConfig(model_name="embedded:desk", max_new_tokens=48, max_cached_tokens=4096))
     held = await soak(MultiTurnGRPOTrainer(agent, RetailDesk(), EnvironmentReward(), config), every=20)
     show(held)
-    grown = held[500].bytes_since(held[360]), held[500].resident - held[360].resident
-    assert max(grown) < 2 * MB
+    assert held[500].bytes_since(held[360]) < 2 * MB
+    # glibc gives pages back and takes them again, 5 MB at a time: the highest is what counts.
+    early, late = (max(held[step].resident for step in range(end - 120, end + 1, 20)) for end in (360, 500))
+    assert late - early < 2 * MB
     assert_equal_handles(held[360], held[500])
 
 

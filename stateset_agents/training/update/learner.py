@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from stateset_agents.algorithms.aggregation import Denominators, Metrics
 from stateset_agents.algorithms.kl.controllers import create_kl_controller
 from stateset_agents.algorithms.losses import LOSSES
+from stateset_agents.backends.kv_cache.memory import trim_memory
 from stateset_agents.backends.linears.matmul_precision import MatmulPrecision
 from stateset_agents.backends.pretrained.pictures import PictureReader
 from stateset_agents.runs.checkpoint_files import fingerprint
@@ -373,6 +374,8 @@ class Learner:
             output = self._objective.loss(batch, denominators, self.kl.beta, seen=logprobs)
             self.optimization.backward(fraction * output.loss)
             batch.batch.layout.forget_masks()
+            if self.config.rollout_sleep:  # the next one's tensors leave its holes empty
+                trim_memory()
             metrics = metrics + output.metrics
         shares = self._processes.total("the gradient", metrics.shares)
         return shares | self._processes.maximum("the gradient", metrics.maxima)

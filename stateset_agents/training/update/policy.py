@@ -171,6 +171,13 @@ class Policy:
         reference.trunk = _trunk(reference.model)
         return reference
 
+    def round_operands(self) -> None:
+        """Keep the layers' weights as the fused layers round them: of a frozen policy, whose scores stay the
+        same, half of that memory."""
+        assert self.fuses
+        for linear in filter(lambda module: isinstance(module, nn.Linear), self.trunk.layers.modules()):
+            linear.weight = nn.Parameter(linear.weight.bfloat16(), requires_grad=False)
+
     def without_adapter(self) -> Policy:
         """The same model of peft's, scored with its adapter switched off."""
         reference = copy.copy(self)

@@ -135,6 +135,8 @@ def weights_and_reference(
             for model in filter(None, (policy, reference)):
                 model.shard(processes.count)
         return ShardedWeights(policy.model, processes), reference
+    if reference is not None and reference_model is None and reference.fuses:
+        reference.round_operands()
     return FullWeights(policy.model), reference
 
 

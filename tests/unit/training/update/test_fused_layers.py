@@ -10,9 +10,11 @@ from peft import LoraConfig, get_peft_model
 from tiny_models import BLOCKS, SIZES, tiny_model
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig
 
+from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.rows import fused_layers
 from stateset_agents.training.rows.fused_layers import fused_hidden, why_not_fused
 from stateset_agents.training.rows.packed_attention import use_packed_attention
+from stateset_agents.training.update.learner import Learner
 from stateset_agents.training.update.policy import Policy
 
 PROMPT = list(range(20, 40))
@@ -115,6 +117,34 @@ def test_a_policy_in_bf16_scores_and_learns_by_them(monkeypatch):
         assert not torch.equal(policy.hidden(layout), same)
     reference.recompute_activations()
     assert not reference.fuses
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_a_reference_that_keeps_its_products_weights_in_bf16_scores_the_same(kind):
+    policy = Policy(model_of(kind), autocast=torch.bfloat16)
+    reference = policy.reference()
+    layout = packed(policy)
+    with torch.no_grad():
+        before = reference.hidden(layout)
+        bytes_before = size_of(reference.model)
+        reference.round_operands()
+        assert reference.fuses
+        assert torch.equal(reference.hidden(layout), before)
+    linears = [module for module in policy.trunk.layers.modules() if isinstance(module, torch.nn.Linear)]
+    assert bytes_before - size_of(reference.model) == 2 * sum(linear.weight.numel() for linear in linears)
+    assert {parameter.dtype for parameter in policy.model.parameters()} == {torch.float32}
+
+
+def size_of(model):
+    return sum(parameter.numel() * parameter.itemsize for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_learners_reference_takes_half_the_memory_where_the_update_rounds_its_weights(precision):
+    config = TrainingConfig(beta=0.1, precision=precision)
+    learner = Learner(model_of("llama"), config, num_steps=1, exact_logprobs=False)
+    rounded = learner.reference.trunk.layers[0].mlp.up_proj.weight.dtype
+    assert rounded == (torch.bfloat16 if precision == "bf16" else torch.float32)
 
 
 @pytest.mark.parametrize(

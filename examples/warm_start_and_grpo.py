@@ -44,10 +44,8 @@ from stateset_agents.types.trajectory import Trajectory
 HERE = Path(__file__).parent
 WARM_START: dict[str, Any] = {
     "learning_rate": 1e-4,
-    "num_train_epochs": 1,
-    "per_device_train_batch_size": 8,
     "validation_share": 0.1,
-    "eval_steps": 10,
+    "eval_steps": 20,
 }
 
 
@@ -80,6 +78,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--demonstrations", type=int, default=240, help="honest conversations (default 240)")
     parser.add_argument("--episodes", type=int, help="held-out scenarios of each measurement (default all)")
     parser.add_argument("--sft-epochs", type=int, default=1)
+    parser.add_argument("--sft-batch-size", type=int, default=4, help="conversations of a step (default 4)")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="any setting")
     parser.add_argument("--shuffle", action="store_true", help="control: rewards of other conversations")
     parser.add_argument("--sft-only", action="store_true", help="beside it: no GRPO")
@@ -137,7 +136,9 @@ async def warm_started(config: ExperimentConfig, options: argparse.Namespace) ->
         shown.write_text("".join(json.dumps(chat) + "\n" for chat in talks.chats), encoding="utf-8")
     runs = sorted(output.glob("*-sft"))
     settings = SFTConfig(
-        **{**WARM_START, "num_train_epochs": options.sft_epochs},
+        **WARM_START,
+        num_train_epochs=options.sft_epochs,
+        per_device_train_batch_size=options.sft_batch_size,
         output_dir=str(output),
         seed=options.seed,
         precision=config.training.precision,

@@ -175,8 +175,9 @@ class Policy:
         """Keep the layers' weights as the fused layers round them: of a frozen policy, whose scores stay the
         same, half of that memory."""
         assert self.fuses
-        for linear in filter(lambda module: isinstance(module, nn.Linear), self.trunk.layers.modules()):
-            linear.weight = nn.Parameter(linear.weight.bfloat16(), requires_grad=False)
+        for module in self.trunk.layers.modules():
+            if isinstance(module, nn.Linear):
+                module.weight = nn.Parameter(module.weight.bfloat16(), requires_grad=False)
 
     def without_adapter(self) -> Policy:
         """The same model of peft's, scored with its adapter switched off."""

@@ -66,7 +66,7 @@ class RolloutSettings(Settings):
     rollout_sleep: bool = Field(
         default=False,
         description="Free what only generation needs, its cache and packed weights, before each update, and "
-        "give back after it what it used: a tenth to a fifth less peak memory, and a tenth more time.",
+        "give back what that used after each of its micro-batches: less peak memory, and more time.",
     )
     log_rollouts: bool = Field(default=True, description="Write every conversation to rollouts.jsonl.")
     log_learner_logprobs: bool = Field(

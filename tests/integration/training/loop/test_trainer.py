@@ -128,11 +128,15 @@ async def test_rollouts_that_sleep_free_their_cache_for_the_update(tmp_path):
 @pytest.mark.parametrize("sleeps", [True, False])
 async def test_rollouts_that_sleep_give_back_what_the_update_freed(tmp_path, monkeypatch, sleeps):
     trims = []
-    monkeypatch.setattr("stateset_agents.training.loop.step.trim_memory", lambda: trims.append(1))
+    for module in ("training.loop.step", "training.update.learner"):
+        where = f"stateset_agents.{module}.trim_memory"
+        monkeypatch.setattr(where, lambda module=module: trims.append(module.rsplit(".")[-1]))
     trainer = make_trainer(tmp_path, rollout_sleep=sleeps)
     await trainer.initialize()
-    await trainer.step()
-    assert trims == [1] * sleeps
+    metrics = await trainer.step()
+    micro_batches = int(metrics["batch/micro_batches"])
+    assert micro_batches > 0
+    assert trims == (["learner"] * micro_batches + ["step"]) * sleeps
     await trainer.close()
 
 

@@ -48,7 +48,8 @@ MIXED_PRECISION = BytesPerParameter(weights=2, gradients=2, master=4, moments=8,
 """Half precision with an fp32 master copy, 16 and 2 (ZeRO, https://arxiv.org/abs/1910.02054, section 3.1)."""
 FP32_MASTERS = BytesPerParameter(weights=4, gradients=4, master=0, moments=8, frozen=4)
 """This package's trainer in every `precision`: the masters are the weights, autocast casts them for each
-product, and gradients are theirs; 16 and 4. The rollouts' copy comes on top."""
+product, and gradients are theirs; 16 and 4, but for 2 of a reference's layers where bf16 updates on a CPU go
+through `training/rows/fused_layers.py`. The rollouts' copy comes on top."""
 PARAMETERS_ALONE = BytesPerParameter(weights=1, gradients=0, master=0, moments=2, frozen=1)
 """How many numbers are kept, not how many bytes, and none for gradients: the count behind the often quoted
 490 of PPO against 280 of GRPO at 70B."""

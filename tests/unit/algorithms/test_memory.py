@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+import torch
 from tiny_models import tiny_model
 
 from scripts import memory_page
@@ -77,11 +78,16 @@ def test_a_learner_s_own_tensors_take_what_is_computed(precision: str, beta: flo
         reference=parameters if beta else 0,
         per_parameter=FP32_MASTERS,
     )
-    assert sum(kept.values()) == pytest.approx(computed.total, rel=0.05)
+    rounded = 0
+    if beta and learner.policy.fuses:  # the reference's products have their weights in two bytes, not four
+        layers = learner.policy.trunk.layers.modules()
+        rounded = 2 * sum(one.weight.numel() for one in layers if isinstance(one, torch.nn.Linear))
+    assert (rounded > 0) == (beta > 0 and precision == "bf16")
+    assert sum(kept.values()) == pytest.approx(computed.total - rounded, rel=0.05)
     policy = computed.models[0]
     for part in ("weights", "gradients", "moments"):
         assert kept[part] == pytest.approx(getattr(policy, part), rel=0.05), part
-    assert kept.get("reference", 0) == computed.of("reference")
+    assert kept.get("reference", 0) == computed.of("reference") - rounded
     assert kept.get("critic", 0) == pytest.approx(computed.of("critic"), rel=0.05)
 
 

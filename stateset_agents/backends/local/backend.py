@@ -21,6 +21,7 @@ import torch
 from safetensors import SafetensorError
 
 from stateset_agents.backends.base import Session, Tokenizer
+from stateset_agents.backends.kv_cache.memory import trim_memory
 from stateset_agents.backends.linears.matmul_precision import MatmulPrecision, usable_precision
 from stateset_agents.backends.local.batcher import Batcher, Stats
 from stateset_agents.backends.local.model_selection import Engine, RunningModel, select_engine
@@ -201,6 +202,7 @@ class HuggingFaceBackend:
         """
         if self._thread is not None:
             return
+        trim_memory()  # a training before this one, in the same process, has left its own
         self._num_threads = torch.get_num_threads()
         self._scheduler.open()
         self._thread = threading.Thread(target=self._serve, name="generation", daemon=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -209,3 +211,20 @@ def test_the_general_ways_say_what_full_forwards_say_on_trained_weights(
         prompts = [[*turn.ids, *rows[3, : 1 + 9 * member].tolist()] for member, turn in enumerate(turns)]
     assert_same(model, say(Batcher(make(model), max_cached_tokens=1 << 16), [rows[2, :9].tolist()]))
     assert model.config._attn_implementation == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+async def test_a_start_gives_back_what_an_earlier_training_freed() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4096
+
+    # 60 KB each, as small as glibc keeps them, with a little between them that stays.
+    taken = [(torch.ones(15_000), torch.ones(1)) for _ in range(2000)]
+    kept = [little for _, little in taken]
+    del taken
+    before = resident()
+    backend = HuggingFaceBackend(tiny_model(), tiny_tokenizer())
+    await backend.start()
+    assert resident() < before - 60 * 2**20, "of 120 MB that were freed at least half must go back"
+    assert len(kept) == 2000
+    await backend.close()

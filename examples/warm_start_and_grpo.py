@@ -20,6 +20,7 @@ import json
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,8 @@ class ShuffledReward(RewardFunction):
     async def score_group(self, trajectories: Sequence[Trajectory]) -> list[RewardResult | RewardFailure]:
         results = await self._reward.score_group(trajectories)
         self._dice.shuffle(results)
-        return results
+        # What single turns earned fits no conversation of another length.
+        return [one if isinstance(one, RewardFailure) else replace(one, turn_rewards=()) for one in results]
 
 
 def arguments() -> argparse.Namespace:

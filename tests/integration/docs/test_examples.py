@@ -218,7 +218,10 @@ def test_the_real_model_s_stages_are_kept_and_not_done_twice(tmp_path: Path) -> 
     assert f"warm start   success {before['success']:.1%}" in first
     shuffled = run_script(example, *small, "--shuffle", folder=tmp_path)
     assert "after GRPO" in shuffled
-    assert len(list((tmp_path / "out" / "shuffled").glob("*-desk"))) == 1
+    (control,) = (tmp_path / "out" / "shuffled").glob("*-desk")
+    played = [json.loads(row) for row in (control / "rollouts.jsonl").read_text().splitlines()[1:]]
+    assert {row["error"] for row in played} == {None}
+    assert all(row["reward"] is not None for row in played)
 
 
 def test_the_maths_project_trains_keeps_its_model_and_tells_how_it_fails(tmp_path: Path) -> None:

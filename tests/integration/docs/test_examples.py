@@ -197,10 +197,12 @@ def test_the_table_of_scripted_agents_is_as_documented(tmp_path: Path) -> None:
 
 def test_the_real_model_s_stages_are_kept_and_not_done_twice(tmp_path: Path) -> None:
     """With the embedded model in the place of the real one, which `make demo-llm` takes an hour for."""
+    weights = load_experiment(ROOT / "examples" / "desk_with_smollm2.yaml", {}).training.reward_weights
     (tmp_path / "small.yaml").write_text(
         "agent: {model_name: embedded:desk, max_new_tokens: 48}\n"
         "environment: {name: retail_desk}\nreward: environment\n"
-        "training: {run_name: desk, max_steps: 1, save_steps: 1, learning_rate: 5.0e-4}\n"
+        "training: {run_name: desk, max_steps: 1, save_steps: 1, learning_rate: 5.0e-4,\n"
+        f"  reward_weights: {json.dumps(weights)}}}\n"
         "evaluation: {split: test}\n"
     )
     small = ["--config", "small.yaml", "--episodes", "12", "--demonstrations", "24", "--output", "out"]
@@ -222,6 +224,12 @@ def test_the_real_model_s_stages_are_kept_and_not_done_twice(tmp_path: Path) -> 
     played = [json.loads(row) for row in (control / "rollouts.jsonl").read_text().splitlines()[1:]]
     assert {row["error"] for row in played} == {None}
     assert all(row["reward"] is not None for row in played)
+    taught = [json.loads(row) for row in (run / "rollouts.jsonl").read_text().splitlines()[1:]]
+    scored = [row for row in taught if row["stage"] == "train"]
+    assert weights is not None
+    for row in scored:  # a term of the desk's without a weight would count nothing
+        assert row["breakdown"].keys() == weights.keys()
+        assert row["reward"] == pytest.approx(sum(weights[k] * v for k, v in row["breakdown"].items()))
 
 
 def test_the_maths_project_trains_keeps_its_model_and_tells_how_it_fails(tmp_path: Path) -> None:

@@ -227,6 +227,7 @@ def test_the_real_model_s_stages_are_kept_and_not_done_twice(tmp_path: Path) -> 
     taught = [json.loads(row) for row in (run / "rollouts.jsonl").read_text().splitlines()[1:]]
     scored = [row for row in taught if row["stage"] == "train"]
     assert weights is not None
+    assert scored
     for row in scored:  # a term of the desk's without a weight would count nothing
         assert row["breakdown"].keys() == weights.keys()
         assert row["reward"] == pytest.approx(sum(weights[k] * v for k, v in row["breakdown"].items()))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -119,15 +120,17 @@ def packed_layouts(
     max_rows: int,
     max_tokens: int,
     units: Sequence[Sequence[int]] | None = None,
+    at_once: int = 1,
 ) -> list[Layout]:
     """Rows behind one another in the order of their tokens; a prefix that neighbours share is there once.
 
     Units and bounds as of `padded_layouts`; a shared prefix counts once. A unit's rows are neighbours. There
     are as few layouts as possible, and then the largest is as small as possible: it decides how much memory
-    an update needs.
+    an update needs. Where `at_once` of them run side by side, these have about `max_tokens` together, and
+    there are `at_once` times as many as all tokens need.
     """
     units = [[index] for index in range(len(rows))] if units is None else units
-    packs = _packs(rows, units, max_units=max_rows, max_tokens=max_tokens)
+    packs = _packs(rows, units, max_units=max_rows, max_tokens=max_tokens, at_once=at_once)
     return [_packed(rows, pairs) for pairs in packs]
 
 
@@ -138,7 +141,12 @@ def num_distinct_tokens(rows: Sequence[Sequence[int]]) -> int:
 
 
 def _packs(
-    rows: Sequence[Sequence[int]], units: Sequence[Sequence[int]], *, max_units: int, max_tokens: int
+    rows: Sequence[Sequence[int]],
+    units: Sequence[Sequence[int]],
+    *,
+    max_units: int,
+    max_tokens: int,
+    at_once: int = 1,
 ) -> list[list[tuple[int, int]]]:
     """Packs of (index, tokens shared with the row before), in the order of the rows' tokens."""
     inside = [sorted(unit, key=lambda index: (tuple(rows[index]), index)) for unit in units]
@@ -163,8 +171,10 @@ def _packs(
                 used, count = added + prefix, 1
         return packs
 
-    fewest = len(pack(max_tokens))
-    enough = bisect.bisect_left(range(max_tokens), True, key=lambda tokens: len(pack(tokens)) == fewest)
+    wanted = len(pack(max_tokens))
+    if at_once > 1:
+        wanted = at_once * math.ceil(sum(sizes) / max_tokens)
+    enough = bisect.bisect_left(range(max_tokens), True, key=lambda tokens: len(pack(tokens)) <= wanted)
     return pack(enough)
 
 

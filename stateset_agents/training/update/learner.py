@@ -41,6 +41,7 @@ from stateset_agents.training.update.critic import (
 )
 from stateset_agents.training.update.lora import add_adapter, merged_weights, size_for_auto, write_model_files
 from stateset_agents.training.update.objective import Objective, Prepared, token_logprobs
+from stateset_agents.training.update.parallel_passes import ParallelPasses
 from stateset_agents.training.update.policy import Policy
 from stateset_agents.training.update.protocol import Learned
 from stateset_agents.training.update.randomness import seeded_rng, set_mode
@@ -119,7 +120,10 @@ class Learner:
             self.policy, config, self._processes, reference_model
         )
         self._pass_tokens = default_pass_tokens(self.base, device, fused=self.policy.fuses)
-        self._objective = Objective(self.policy, self.reference, config, exact_logprobs=exact_logprobs)
+        self._parallel = ParallelPasses()
+        self._objective = Objective(
+            self.policy, self.reference, config, exact_logprobs=exact_logprobs, passes=self._parallel
+        )
         self.kl = create_kl_controller(
             config.kl_controller,
             beta=config.beta if config.uses_reference else 0.0,
@@ -166,6 +170,7 @@ class Learner:
             max_rows=config.per_device_train_batch_size * config.num_generations,
             max_tokens=config.micro_batch_tokens or self._pass_tokens,
             units=units,
+            at_once=self.policy.passes_at_once,
         )
         seen = [row for _, row in rows]
         return [self.policy.with_pixels(layout, seen) for layout in layouts]
@@ -311,12 +316,16 @@ class Learner:
     def negative_log_likelihood(self, samples: Sequence[Sample]) -> float:
         """The mean of -log p, in nats, over the samples' tokens, weighted by their advantages."""
         set_mode(self.policy.model, dropout=False)
-        total = weights = 0.0
-        for batch in self._micro_batches(samples):
+
+        def weighted(batch: MicroBatch) -> tuple[float, float]:
+            advantages = batch.advantages.double()
             logprobs = self.policy.score(batch).logprobs.double()
-            total -= float((batch.advantages.double() * logprobs).sum())
-            weights += float(batch.advantages.double().sum())
-        return total / weights
+            return float((advantages * logprobs).sum()), float(advantages.sum())
+
+        batches = self._micro_batches(samples)
+        parts = self._parallel.run(weighted, batches, at_once=self.policy.passes_at_once)
+        total, weights = map(sum, zip(*parts, strict=True))
+        return -total / weights
 
     def _denominators(self, samples: Sequence[Sample]) -> Denominators:
         return Denominators.of(lengths(samples), max_length=self.config.loss_length)
@@ -369,14 +378,23 @@ class Learner:
         """Add `fraction` of this process's part of the step's gradient, micro-batch by micro-batch; returns
         the metrics of all processes. `seen`: a tensor [N] of each that takes its log-probs, or none."""
         set_mode(self.policy.model, dropout=self.config.dropout)
-        metrics = Metrics()
-        for batch, logprobs in zip_longest(prepared, seen):
+
+        def add(part: tuple[Prepared, Tensor | None]) -> Metrics:
+            batch, logprobs = part
             output = self._objective.loss(batch, denominators, self.kl.beta, seen=logprobs)
             self.optimization.backward(fraction * output.loss)
             batch.batch.layout.forget_masks()
             if self.config.rollout_sleep:  # the next one's tensors leave its holes empty
                 trim_memory()
-            metrics = metrics + output.metrics
+            return output.metrics
+
+        parts = self._parallel.run(
+            add,
+            list(zip_longest(prepared, seen)),
+            at_once=self.policy.passes_at_once,
+            parameters=self.optimization.trained_parameters,
+        )
+        metrics = sum(parts, Metrics())
         shares = self._processes.total("the gradient", metrics.shares)
         return shares | self._processes.maximum("the gradient", metrics.maxima)
 

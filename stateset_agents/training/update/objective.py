@@ -17,6 +17,7 @@ from stateset_agents.algorithms.losses import LOSSES, entropy_loss, policy_loss
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.rows.chunked_head import TokenScores
 from stateset_agents.training.update.batch import MicroBatch
+from stateset_agents.training.update.parallel_passes import ParallelPasses
 from stateset_agents.training.update.policy import Policy
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.trajectory import TokenLogprobs
@@ -44,9 +45,16 @@ class Objective:
     """The policy's loss on a step's micro-batches."""
 
     def __init__(
-        self, policy: Policy, reference: Policy | None, config: TrainingConfig, *, exact_logprobs: bool
+        self,
+        policy: Policy,
+        reference: Policy | None,
+        config: TrainingConfig,
+        *,
+        exact_logprobs: bool,
+        passes: ParallelPasses,
     ) -> None:
         """`exact_logprobs` as of `Learner`. Raises ConfigurationError for an importance_cap without use."""
+        self._passes = passes
         self.config = config
         self.policy = policy
         self.reference = reference
@@ -76,21 +84,23 @@ class Objective:
         (https://fengyao.notion.site/off-policy-rl).
         """
         self.policy.model.eval()
-        prepared = []
-        mismatch = 0.0
-        for batch in batches:
-            behaviour = batch.old_logprobs if self._importance_cap is not None else None
-            if self._recompute_old and not self.old_is_current:
-                old = self.policy.score(batch).logprobs
-                mismatch = max(mismatch, float(_mismatch(old, batch.old_logprobs)))
-                batch = replace(batch, old_logprobs=old)
-            reference = None
-            if self.reference is not None:
-                reference = self.reference.score(batch).logprobs
-            prepared.append(Prepared(batch, reference, behaviour))
+        scored = self._passes.run(self._scored, batches, at_once=self.policy.passes_at_once)
+        prepared = [one for one, _ in scored]
         if prepared and self.reference is not None and self.config.kl_placement == "reward":
             prepared = _with_kl_rewards(prepared, beta)
+        mismatch = max((mismatch for _, mismatch in scored), default=0.0)
         return prepared, {_MISMATCH: mismatch} if self._measures_mismatch else {}
+
+    def _scored(self, batch: MicroBatch) -> tuple[Prepared, float]:
+        """A micro-batch with its scores, and the mismatch where they were computed again."""
+        behaviour = batch.old_logprobs if self._importance_cap is not None else None
+        mismatch = 0.0
+        if self._recompute_old and not self.old_is_current:
+            old = self.policy.score(batch).logprobs
+            mismatch = float(_mismatch(old, batch.old_logprobs))
+            batch = replace(batch, old_logprobs=old)
+        reference = None if self.reference is None else self.reference.score(batch).logprobs
+        return Prepared(batch, reference, behaviour), mismatch
 
     def loss(
         self, prepared: Prepared, denominators: Denominators, beta: float, *, seen: Tensor | None = None

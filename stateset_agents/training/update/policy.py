@@ -40,6 +40,7 @@ __all__ = ["Policy", "RowLayout"]
 
 RowLayout = Literal["auto", "packed", "padded"]
 _T = TypeVar("_T")
+_SIDE_BY_SIDE = 2
 
 
 class Policy:
@@ -124,6 +125,11 @@ class Policy:
             return False
         return why_not_fused(self.trunk) is None  # since then, a hook or an adapter may have been put into it
 
+    @property
+    def passes_at_once(self) -> int:
+        """How many passes are faster side by side: those of fused layers, which keep nothing in the model."""
+        return _SIDE_BY_SIDE if self.fuses and torch.get_num_threads() >= _SIDE_BY_SIDE else 1
+
     def recompute_activations(self) -> None:
         """Keep no activations of the layers for the backward pass. Raises ConfigurationError for a model that
         cannot."""
@@ -192,10 +198,14 @@ class Policy:
         max_rows: int,
         max_tokens: int,
         units: Sequence[Sequence[int]] | None = None,
+        at_once: int = 1,
     ) -> list[Layout]:
-        """How these rows of tokens go through the model; units and bounds as of `padded_layouts`."""
-        make = packed_layouts if self.packs else padded_layouts
-        return make(rows, max_rows=max_rows, max_tokens=max_tokens, units=units)
+        """How these rows of tokens go through the model; arguments as of `packed_layouts`, and of
+        `padded_layouts`, which are never side by side."""
+        bounds = {"max_rows": max_rows, "max_tokens": max_tokens}
+        if not self.packs:
+            return padded_layouts(rows, units=units, **bounds)
+        return packed_layouts(rows, units=units, at_once=at_once, **bounds)
 
     def with_pixels(self, layout: Layout, rows: Sequence[Row]) -> Layout:
         """The layout with the pictures of its rows; `rows` are all that it numbers."""

@@ -182,6 +182,8 @@ class SFTTrainer:
     async def stop(self) -> None:
         """End the update thread and close the logs; the agent goes on speaking."""
         await self._session.stop()
+        if self._parts is not None:
+            self._parts.learner.close()
 
     async def close(self) -> None:
         """Stop, and close the agent too."""

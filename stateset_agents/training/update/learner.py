@@ -190,7 +190,8 @@ class Learner:
         return [micro_batch(samples, layout).to(self.policy.device) for layout in layouts]
 
     def close(self) -> None:
-        """Nothing runs beside the trainer."""
+        """End the threads of passes."""
+        self._parallel.close()
 
     def set_temperature(self, temperature: float) -> None:
         """Of the rollouts that the next update learns from; policy and reference score at it."""

@@ -59,8 +59,15 @@ class ParallelPasses:
                 raise error
         return [done.result() for done in passes]
 
+    def close(self) -> None:
+        """End the threads."""
+        if self._pool is not None:
+            self._pool.shutdown()
+        self._pool = None
+
     def _threads(self, at_once: int, threads: int) -> ThreadPoolExecutor:
         if self._pool is None or self._made_for != (at_once, threads):
+            self.close()
             share = max(1, threads // at_once)  # torch keeps one number per thread
             self._made_for = (at_once, threads)
             self._pool = ThreadPoolExecutor(

@@ -158,7 +158,7 @@ def test_an_update_side_by_side_is_the_update_one_after_the_other(two_threads, m
     threads, real = set(), Policy.hidden
 
     def watched(policy, layout):
-        threads.add(threading.current_thread().name)
+        threads.add(threading.current_thread())
         return real(policy, layout)
 
     monkeypatch.setattr(Policy, "hidden", watched)
@@ -166,7 +166,10 @@ def test_an_update_side_by_side_is_the_update_one_after_the_other(two_threads, m
     assert learner.policy.passes_at_once == 2
     assert metrics[0]["batch/micro_batches"] > 2
     assert len(threads) == 2
-    assert all(name.startswith("pass") for name in threads)
+    assert threading.current_thread() not in threads
+    assert all(thread.is_alive() for thread in threads)
+    learner.close()
+    assert not any(thread.is_alive() for thread in threads)
     again, *same = updated()
     assert same == [metrics, likelihood]
     assert same_bits(learner.weights(), again.weights())

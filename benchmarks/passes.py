@@ -1,7 +1,7 @@
 """`python -m benchmarks.passes`: an update's passes side by side against one after the other, by wall time.
 
 Several threads, as a user has them: the row `smollm2-desk-bf16`, a model in the shape of SmolLM2-135M on 32
-conversations of three turns. Its passes go through `training/update/parallel_passes.py` two at a time, each
+conversations of three turns. Its passes go through `training/rows/parallel_passes.py` two at a time, each
 with half of the threads, or one at a time with all of them; the ways are timed in turn.
 """
 

@@ -24,6 +24,7 @@ from stateset_agents.runs.optimizer import Optimization, StepResult, autocast_dt
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.distributed.processes import Processes
 from stateset_agents.training.rows.layout import Layout, num_distinct_tokens, units_of_conversations
+from stateset_agents.training.rows.parallel_passes import ParallelPasses
 from stateset_agents.training.rows.pass_size import default_pass_tokens
 from stateset_agents.training.update.batch import (
     ConversationRow,
@@ -41,7 +42,6 @@ from stateset_agents.training.update.critic import (
 )
 from stateset_agents.training.update.lora import add_adapter, merged_weights, size_for_auto, write_model_files
 from stateset_agents.training.update.objective import Objective, Prepared, token_logprobs
-from stateset_agents.training.update.parallel_passes import ParallelPasses
 from stateset_agents.training.update.policy import Policy
 from stateset_agents.training.update.protocol import Learned
 from stateset_agents.training.update.randomness import seeded_rng, set_mode

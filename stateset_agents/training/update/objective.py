@@ -16,8 +16,8 @@ from stateset_agents.algorithms.kl.penalty import kl_rewards, token_returns_to_g
 from stateset_agents.algorithms.losses import LOSSES, entropy_loss, policy_loss
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.rows.chunked_head import TokenScores
+from stateset_agents.training.rows.parallel_passes import ParallelPasses
 from stateset_agents.training.update.batch import MicroBatch
-from stateset_agents.training.update.parallel_passes import ParallelPasses
 from stateset_agents.training.update.policy import Policy
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.trajectory import TokenLogprobs

@@ -13,9 +13,9 @@ from torch import nn
 
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.rows.layout import packed_layouts
+from stateset_agents.training.rows.parallel_passes import ParallelPasses
 from stateset_agents.training.update.batch import Sample
 from stateset_agents.training.update.learner import Learner
-from stateset_agents.training.update.parallel_passes import ParallelPasses
 from stateset_agents.training.update.policy import Policy
 
 WAIT = 20

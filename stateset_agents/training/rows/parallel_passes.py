@@ -1,8 +1,8 @@
 """Passes of an update side by side, each in a thread of its own; called by the learner and its objective.
 
 A model's layer in bf16 on a CPU is hundreds of short operations. Spread over several threads, each of them
-ends with a wait, and some products of matrices run in one thread whatever they are offered. Two passes that
-have half of the threads each wait for nothing but one another's gradients: docs/performance.md has the times.
+ends with a wait. Two passes that have half of the threads each wait for nothing but one another's gradients:
+docs/performance.md has the times.
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ __all__ = ["Policy", "RowLayout"]
 RowLayout = Literal["auto", "packed", "padded"]
 _T = TypeVar("_T")
 _SIDE_BY_SIDE = 2
+"""Passes at once; more have not been measured."""
 
 
 class Policy:

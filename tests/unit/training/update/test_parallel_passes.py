@@ -30,7 +30,7 @@ def two_threads():
     torch.set_num_threads(before)
 
 
-def weights_of_passes(order, *, at_once, pause=lambda number: None):
+def gradient_of_passes(order, *, at_once, pause=lambda number: None):
     """The gradient of a weight to which each pass adds a number of another size."""
     weight = nn.Parameter(torch.zeros(3))
     terms = [torch.tensor([1e8, 1.0, -3.0]), torch.tensor([1.0, 1e-8, 7.0]), torch.tensor([-1e8, -1.0, 1e9])]
@@ -47,9 +47,11 @@ def weights_of_passes(order, *, at_once, pause=lambda number: None):
 
 @pytest.mark.parametrize("slowest", [0, 1, 2])
 def test_gradients_are_added_in_the_order_of_the_passes(slowest, two_threads):
-    expected = weights_of_passes([0, 1, 2], at_once=1)
-    assert expected != weights_of_passes([0, 2, 1], at_once=1)  # the order can be told
-    slow = weights_of_passes([0, 1, 2], at_once=3, pause=lambda number: time.sleep(0.1 * (number == slowest)))
+    expected = gradient_of_passes([0, 1, 2], at_once=1)
+    assert expected != gradient_of_passes([0, 2, 1], at_once=1)  # the order can be told
+    slow = gradient_of_passes(
+        [0, 1, 2], at_once=3, pause=lambda number: time.sleep(0.1 * (number == slowest))
+    )
     assert slow == expected
 
 
@@ -141,11 +143,11 @@ def samples(count):
     ]
 
 
-def updated(**settings):
-    """Weights and metrics after two updates in bf16, and the passes of each."""
+def updated():
+    """A learner after two updates in bf16, their metrics, and how likely samples are to it then."""
     torch.manual_seed(0)
     config = TrainingConfig(
-        precision="bf16", beta=0.1, micro_batch_tokens=60, learning_rate=0.1, max_grad_norm=0.5, **settings
+        precision="bf16", beta=0.1, micro_batch_tokens=60, learning_rate=0.1, max_grad_norm=0.5
     )
     learner = Learner(tiny_model("llama"), config, num_steps=5, exact_logprobs=False)
     assert learner.policy.fuses

@@ -3,9 +3,9 @@
     make demo-llm                                            # or, with more say:
     .venv/bin/python examples/warm_start_and_grpo.py --seed 1 --output runs/llm-1
 
-SmolLM2-135M-Instruct (`make smollm2` fetches it) calls no tool by itself. It is shown the conversations of an
-honest agent in other scenarios, then trained by GRPO on the environment's own verdict: the retail desk's, or
-that of tau2's tasks (`--config examples/tau2_with_smollm2.yaml`). Each stage is kept in the output folder,
+SmolLM2-135M-Instruct (`make smollm2` fetches it) calls no tool by itself. It is shown a few conversations of
+an honest agent in other scenarios, then trained by GRPO on the environment's own verdict: the retail desk's,
+or that of tau2's tasks (`--config examples/tau2_with_smollm2.yaml`). Each stage is kept in the output folder,
 the measurements of base and warm start by a hash of all that they depend on: called again after a break, the
 program goes on where it was. Two controls stand beside it: `--shuffle` gives every conversation of a step
 another one's reward, and `--sft-only` with more `--sft-epochs` spends the time of both on the warm start.
@@ -77,9 +77,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--config", type=Path, default=HERE / "desk_with_smollm2.yaml")
     parser.add_argument("--output", type=Path, default=Path("runs/llm"), help="a folder for all stages")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--demonstrations", type=int, default=240, help="honest conversations (default 240)")
+    parser.add_argument("--demonstrations", type=int, default=24, help="honest conversations (default 24)")
     parser.add_argument("--episodes", type=int, help="held-out scenarios of each measurement (default all)")
-    parser.add_argument("--sft-epochs", type=int, default=1)
+    parser.add_argument("--sft-epochs", type=int, default=10, help="times they are shown (default 10)")
     parser.add_argument("--sft-batch-size", type=int, default=4, help="conversations of a step (default 4)")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="any setting")
     parser.add_argument("--shuffle", action="store_true", help="control: rewards of other conversations")
@@ -117,11 +117,14 @@ async def measured(
 def line(name: str, result: dict[str, Any]) -> str:
     """A row of the table."""
     low, high = result["interval"]
-    broken = result.get("violations", {}).get("any", {}).get("value", 0.0)
+    shares = result.get("violations", {})
+    broken = f"broken rules {shares.get('any', {}).get('value', 0.0):.1%}"
+    if "changes" in shares:
+        broken += f", forbidden changes {shares['changes']['value']:.1%}"
     greedy = f", greedy {result['greedy']:.1%}"
     return (
         f"{name:<12} success {result['success']:.1%} [{low:.1%}, {high:.1%}]{greedy}, "
-        f"broken rules {broken:.1%}, n = {result['n']}"
+        f"{broken}, n = {result['n']}"
     )
 
 
@@ -183,11 +186,11 @@ async def main() -> None:
     """All stages that are not done yet."""
     options = arguments()
     options.output.mkdir(parents=True, exist_ok=True)
-    from stateset_agents.cli.train import overrides
+    from stateset_agents.cli.run_settings import overrides
 
     named = {"training.seed": options.seed, "evaluation.episodes": options.episodes}
     config = load_experiment(options.config, overrides(options.set, named))
-    began = time.process_time()
+    began, clock = time.process_time(), time.monotonic()
     results = {
         "base": await measured("base", config, config.agent.model_name, options.output, options.episodes)
     }
@@ -203,8 +206,9 @@ async def main() -> None:
         print(f"report: {experiment.run.report}")
         print(f"talk to it: stateset-agents chat --model {experiment.run.path}")
     (options.output / "results.json").write_text(json.dumps(results, indent=2))
-    seconds, peak = time.process_time() - began, peak_memory().get("memory/peak_mib", 0.0)
-    print(f"this call: {seconds:.0f} CPU seconds, at most {peak:,.0f} MiB")
+    seconds, minutes = time.process_time() - began, (time.monotonic() - clock) / 60
+    peak = peak_memory().get("memory/peak_mib", 0.0)
+    print(f"this call: {minutes:.0f} minutes, {seconds:.0f} CPU seconds, at most {peak:,.0f} MiB")
 
 
 if __name__ == "__main__":

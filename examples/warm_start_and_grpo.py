@@ -19,6 +19,7 @@ import hashlib
 import json
 import random
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,7 @@ from stateset_agents.training.experiment import (
     measure,
 )
 from stateset_agents.types.errors import RewardFailure
+from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import Trajectory
 
 HERE = Path(__file__).parent
@@ -128,6 +130,21 @@ def line(name: str, result: dict[str, Any]) -> str:
     )
 
 
+def one_of_each_pair(scenarios: Sequence[Scenario]) -> list[Scenario]:
+    """Twins begin alike, and one thing in the world tells them apart: of a family's pairs the first twin and
+    the second in turn, so that few conversations are of many callers."""
+    pairs: dict[object, list[Scenario]] = {}
+    for scenario in scenarios:
+        pairs.setdefault(scenario.context.get("pair", scenario.id), []).append(scenario)
+    turns: Counter[object] = Counter()
+    chosen = []
+    for pair in pairs.values():
+        family = pair[0].context.get("family")
+        chosen.append(pair[turns[family] % len(pair)])
+        turns[family] += 1
+    return chosen
+
+
 async def warm_started(config: ExperimentConfig, options: argparse.Namespace) -> Path:
     """The folder of the fine-tuned model; goes on with a warm start that broke off."""
     output = options.output / "warm-start"
@@ -135,9 +152,10 @@ async def warm_started(config: ExperimentConfig, options: argparse.Namespace) ->
     if not shown.is_file():
         # The environment's own seed chooses the scenarios: GRPO trains on others.
         desk = make_environment(
-            {**config.environment, "seed": 1_000_003, "num_train": options.demonstrations}
+            {**config.environment, "seed": 1_000_003, "num_train": 2 * options.demonstrations}
         )
-        talks = await demonstrate(desk, held_out(desk, "train", None), scripted_agent_of(desk, "honest"))
+        scenarios = one_of_each_pair(held_out(desk, "train", None))[: options.demonstrations]
+        talks = await demonstrate(desk, scenarios, scripted_agent_of(desk, "honest"))
         shown.write_text("".join(json.dumps(chat) + "\n" for chat in talks.chats), encoding="utf-8")
     runs = sorted(output.glob("*-sft"))
     settings = SFTConfig(

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from stateset_agents import MultiTurnAgent, RewardFunction, SFTConfig, SFTTrainer
+from stateset_agents.cli.run_settings import overrides
 from stateset_agents.core.reward import EnvironmentReward, RewardResult
 from stateset_agents.evaluation.demonstrations import demonstrate, scripted_agent_of
 from stateset_agents.evaluation.evaluator import held_out
@@ -204,8 +205,6 @@ async def main() -> None:
     """All stages that are not done yet."""
     options = arguments()
     options.output.mkdir(parents=True, exist_ok=True)
-    from stateset_agents.cli.run_settings import overrides
-
     named = {"training.seed": options.seed, "evaluation.episodes": options.episodes}
     config = load_experiment(options.config, overrides(options.set, named))
     began, clock = time.process_time(), time.monotonic()

@@ -215,6 +215,13 @@ def test_the_real_model_s_stages_are_kept_and_not_done_twice(tmp_path: Path) -> 
     ]
     assert [row.split(" success")[0].strip() for row in rows[0]] == ["base", "warm start", "after GRPO"]
     assert rows[0] == rows[1]
+    assert all("forbidden changes" in row for row in rows[0])
+    shown = [
+        json.loads(row)["messages"] for row in (tmp_path / "out" / "honest.jsonl").read_text().splitlines()
+    ]
+    openings = {next(one["content"] for one in chat if one["role"] == "user") for chat in shown}
+    assert len(shown) == 24
+    assert len(openings) > 12  # one of each pair of twins, who begin alike
     (run,) = (tmp_path / "out" / "grpo").glob("*-desk")
     before = RunLog.open(run).summary()["before"]  # the report shows the warm start beside what came of it
     assert f"warm start   success {before['success']:.1%}" in first

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from stateset_agents.training.settings.stages import Difficulty, Stage, Weights
 from stateset_agents.types.settings import Settings
@@ -20,11 +20,11 @@ class CurriculumSettings(Settings):
         description="shuffled: every scenario once per epoch. stratified: the same, and each step has the "
         "strata in proportion. success: drawn by measured success p, as often as p(1 - p) says.",
     )
-    strata: str = Field(
+    strata: str | tuple[str, ...] = Field(
         default="family",
-        min_length=1,
         description="What tells scenarios of a stratum: their family, or a key of their context such as "
-        "difficulty. For the orders stratified and success, and for group_sizes success.",
+        "difficulty; or several of these, [family, side]: a stratum is then of those that are alike in all. "
+        "For the orders stratified and success, and for group_sizes success.",
     )
     difficulty: Difficulty = Field(
         default=None,
@@ -71,6 +71,19 @@ class CurriculumSettings(Settings):
         description="Parts of the run, one after the other, each with `until`, `weights` and `difficulty`.",
     )
 
+    @field_validator("strata", mode="before")
+    @classmethod
+    def _strata_are_named(cls, value: Any) -> Any:
+        names = [value] if isinstance(value, str) else value
+        if not isinstance(names, list | tuple) or not names or not all(map(_is_name, names)):
+            raise ValueError("name family or a key of the scenarios' context, or several: [family, side]")
+        return value
+
+    @property
+    def strata_keys(self) -> tuple[str, ...]:
+        """What `strata` names."""
+        return (self.strata,) if isinstance(self.strata, str) else self.strata
+
     @property
     def uses_success(self) -> bool:
         """Is success measured, because something follows from it or will in a later run?"""
@@ -80,3 +93,7 @@ class CurriculumSettings(Settings):
         """Every set of weights that is named."""
         named = [self.reward_weights, *(stage.weights for stage in self.stages)]
         return [weights for weights in named if weights is not None]
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())

@@ -134,8 +134,8 @@ def _curriculum(config: TrainingConfig) -> Iterator[str]:
     uses_strata = config.scenario_order == "stratified" or config.uses_success
     if config.strata != defaults["strata"].default and not uses_strata:
         yield (
-            f"strata {config.strata} changes nothing in a shuffled order: leave it out, or set "
-            "scenario_order to stratified or success"
+            f"strata {', '.join(config.strata_keys)} changes nothing in a shuffled order: leave it out, or "
+            "set scenario_order to stratified or success"
         )
 
 

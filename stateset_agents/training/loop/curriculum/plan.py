@@ -192,8 +192,10 @@ class Curriculum:
         )
 
     def _stratum(self, scenario: Scenario) -> str:
-        key = self.config.strata
-        return scenario.family if key == FAMILY else str(scenario.context.get(key))
+        return " ".join(
+            scenario.family if key == FAMILY else str(scenario.context.get(key))
+            for key in self.config.strata_keys
+        )
 
     def _rate(self, scenario: Scenario, state: CurriculumState) -> float:
         return state.successes.rate(scenario.id, self._stratum(scenario))
@@ -210,7 +212,7 @@ class Curriculum:
                 return None
 
     def _check_scenarios(self) -> None:
-        config, key = self.config, self.config.strata
+        config = self.config
         if config.replay_share and not 0 < len(self._replayed) < len(self._scenarios):
             kind = "every" if self._replayed else "no"
             raise ConfigurationError(
@@ -218,16 +220,18 @@ class Curriculum:
                 f"and {kind} train scenario has {REPLAYED}: true in its context: give both kinds, "
                 "or leave it out"
             )
-        if key != FAMILY and not any(key in scenario.context for scenario in self._scenarios):
-            raise ConfigurationError(
-                f"no train scenario has {key!r} in its context, and strata names it: set strata to {FAMILY}, "
-                "or to a key that they have"
-            )
+        for key in config.strata_keys:
+            if key != FAMILY and not any(key in scenario.context for scenario in self._scenarios):
+                raise ConfigurationError(
+                    f"no train scenario has {key!r} in its context, and strata names it: set strata to "
+                    f"{FAMILY}, or to a key that they have"
+                )
         strata = {self._stratum(scenario) for scenario in self._scenarios}
         if config.scenario_order == "stratified" and len(strata) < 2:
             raise ConfigurationError(
-                f"scenario_order stratified has nothing to tell apart: every train scenario has {key} "
-                f"{next(iter(strata))!r}; set strata to a key of their context, or the order to shuffled"
+                "scenario_order stratified has nothing to tell apart: every train scenario has "
+                f"{', '.join(config.strata_keys)} {next(iter(strata))!r}; set strata to a key of their "
+                "context, or the order to shuffled"
             )
         if config.group_sizes == "difficulty" and not any(map(_has_label, self._scenarios)):
             raise ConfigurationError(

@@ -76,6 +76,26 @@ def test_each_step_of_a_stratified_order_has_the_strata_in_proportion(seed):
         assert played == {"easy": 2, "medium": 1, "hard": 1}
 
 
+def test_strata_of_several_keys_are_of_scenarios_that_are_alike_in_all():
+    some = [
+        Scenario(id=f"s{number}", family="ab"[number % 2], context={"side": "xy"[number // 2 % 2]})
+        for number in range(24)
+    ]
+    plan = curriculum(some, scenario_order="stratified", strata=["family", "side"]).plan(0, FRESH)
+    by_both = {(one.family, one.context["side"]): 1 for one in some}
+    for step in range(12):  # two epochs of six steps
+        played = plan.order.take(4 * step, 4)
+        assert Counter((one.family, one.context["side"]) for one in played) == by_both
+    with pytest.raises(ConfigurationError, match="no train scenario has 'topic' in its context"):
+        curriculum(some, scenario_order="stratified", strata=["family", "topic"])
+
+
+@pytest.mark.parametrize("strata", [[], "", ["family", " "], 3, None, ["family", 3]])
+def test_strata_that_name_nothing_are_refused(strata):
+    with pytest.raises(ValueError, match=r"name family or a key .* or several: \[family, side\]"):
+        TrainingConfig(scenario_order="stratified", strata=strata)
+
+
 def test_strata_that_do_not_divide_evenly_are_off_by_one_at_most():
     names = ["a"] * 17 + ["b"] * 11 + ["c"] * 5 + ["d"]
     scenarios = [scenario(number, family=name) for number, name in enumerate(names)]
@@ -367,6 +387,7 @@ def test_stages_that_cannot_be(stages, message):
         ({"group_sizes": "difficulty", "min_group_size": 7}, "makes groups of 6, and min_group_size 7"),
         ({"success_memory": 0.1}, "success_memory is of measured success, which nothing here follows"),
         ({"strata": "difficulty"}, "strata difficulty changes nothing in a shuffled order"),
+        ({"strata": ["family", "side"]}, "strata family, side changes nothing in a shuffled order"),
         (
             {"stages": [{"weights": {"a": 1}}], "advantage_estimator": "turn_gae"},
             "a stage's weights goes with",

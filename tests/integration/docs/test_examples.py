@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -25,6 +27,8 @@ from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.components import make_environment, make_reward
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.experiment import load_experiment
+from stateset_agents.training.loop.curriculum.plan import Curriculum
+from stateset_agents.training.loop.curriculum.state import CurriculumState
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
 
 pytestmark = pytest.mark.docs
@@ -197,12 +201,10 @@ def test_the_table_of_scripted_agents_is_as_documented(tmp_path: Path) -> None:
 
 def test_the_real_model_s_stages_are_kept_and_not_done_twice(tmp_path: Path) -> None:
     """With the embedded model in the place of the real one, which `make demo-llm` takes about an hour for."""
-    weights = load_experiment(ROOT / "examples" / "desk_with_smollm2.yaml", {}).training.reward_weights
     (tmp_path / "small.yaml").write_text(
         "agent: {model_name: embedded:desk, max_new_tokens: 48}\n"
         "environment: {name: retail_desk}\nreward: environment\n"
-        "training: {run_name: desk, max_steps: 1, save_steps: 1, learning_rate: 5.0e-4,\n"
-        f"  reward_weights: {json.dumps(weights)}}}\n"
+        "training: {run_name: desk, max_steps: 1, save_steps: 1, learning_rate: 5.0e-4}\n"
         "evaluation: {split: test}\n"
     )
     small = ["--config", "small.yaml", "--episodes", "12", "--demonstrations", "24", "--output", "out"]
@@ -231,13 +233,23 @@ def test_the_real_model_s_stages_are_kept_and_not_done_twice(tmp_path: Path) -> 
     played = [json.loads(row) for row in (control / "rollouts.jsonl").read_text().splitlines()[1:]]
     assert {row["error"] for row in played} == {None}
     assert all(row["reward"] is not None for row in played)
-    taught = [json.loads(row) for row in (run / "rollouts.jsonl").read_text().splitlines()[1:]]
-    scored = [row for row in taught if row["stage"] == "train"]
-    assert weights is not None
-    assert scored
-    for row in scored:  # a term of the desk's without a weight would count nothing
-        assert row["breakdown"].keys() == weights.keys()
-        assert row["reward"] == pytest.approx(sum(weights[k] * v for k, v in row["breakdown"].items()))
+
+
+def test_four_in_five_steps_of_the_real_model_play_each_side_of_each_family() -> None:
+    """Three in five of the desk's scenarios are of the side to act in, so the fifth step has no other."""
+    experiment = load_experiment(ROOT / "examples" / "desk_with_smollm2.yaml", {})
+    scenarios = make_environment(experiment.environment).scenarios("train")
+    size = experiment.training.per_device_train_batch_size
+    order = Curriculum(scenarios, experiment.training, {}).plan(0, CurriculumState()).order
+    steps = [
+        Counter((one.family, one.context["side"]) for one in order.take(size * step, size))
+        for step in range(35)
+    ]
+    families = {family for family, _ in steps[0]}
+    assert len(families) == 6
+    both = [step for step in steps if step == Counter(itertools.product(families, ("base", "twin")))]
+    acting = [step for step in steps if step == dict.fromkeys(itertools.product(families, ["base"]), 2)]
+    assert (len(both), len(acting)) == (28, 7)
 
 
 def test_the_maths_project_trains_keeps_its_model_and_tells_how_it_fails(tmp_path: Path) -> None:

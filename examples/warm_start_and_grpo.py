@@ -137,10 +137,10 @@ def one_of_each_pair(scenarios: Sequence[Scenario]) -> list[Scenario]:
     pairs: dict[object, list[Scenario]] = {}
     for scenario in scenarios:
         pairs.setdefault(scenario.context.get("pair", scenario.id), []).append(scenario)
-    turns: Counter[object] = Counter()
+    turns: Counter[str] = Counter()
     chosen = []
     for pair in pairs.values():
-        family = pair[0].context.get("family")
+        family = pair[0].family
         chosen.append(pair[turns[family] % len(pair)])
         turns[family] += 1
     return chosen

@@ -6,6 +6,7 @@ settings, the scenarios, the frontier and the curriculum's state, which are all 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -192,10 +193,11 @@ class Curriculum:
         )
 
     def _stratum(self, scenario: Scenario) -> str:
-        return " ".join(
+        values = [
             scenario.family if key == FAMILY else str(scenario.context.get(key))
             for key in self.config.strata_keys
-        )
+        ]
+        return values[0] if len(values) == 1 else json.dumps(values)
 
     def _rate(self, scenario: Scenario, state: CurriculumState) -> float:
         return state.successes.rate(scenario.id, self._stratum(scenario))

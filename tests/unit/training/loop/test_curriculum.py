@@ -90,6 +90,14 @@ def test_strata_of_several_keys_are_of_scenarios_that_are_alike_in_all():
         curriculum(some, scenario_order="stratified", strata=["family", "topic"])
 
 
+def test_values_of_several_keys_are_not_run_together():
+    some = [
+        Scenario(id=f"s{number}", family=family, context={"side": side})
+        for number, (family, side) in enumerate([("a b", "c"), ("a", "b c")])
+    ]
+    curriculum(some, scenario_order="stratified", strata=["family", "side"])  # two strata, or it is refused
+
+
 @pytest.mark.parametrize("strata", [[], "", ["family", " "], 3, None, ["family", 3]])
 def test_strata_that_name_nothing_are_refused(strata):
     with pytest.raises(ValueError, match=r"name family or a key .* or several: \[family, side\]"):

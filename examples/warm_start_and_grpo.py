@@ -18,6 +18,7 @@ import asyncio
 import hashlib
 import json
 import random
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -131,6 +132,27 @@ def line(name: str, result: dict[str, Any]) -> str:
     )
 
 
+def check_folder(config: ExperimentConfig, options: argparse.Namespace) -> None:
+    """Leave the program where the output folder's warm start is of other settings than these."""
+    file = options.output / "warm-start-settings.json"
+    settings = {
+        "--seed": options.seed,
+        "--demonstrations": options.demonstrations,
+        "--sft-epochs": options.sft_epochs,
+        "--sft-batch-size": options.sft_batch_size,
+        "agent.model_name": str(config.agent.model_name),
+        "environment": json.loads(json.dumps(config.environment, default=str)),
+    }
+    if file.is_file():
+        for name, before in json.loads(file.read_text()).items():
+            if settings[name] != before:
+                sys.exit(
+                    f"{options.output} was begun with {name} {before}, not {settings[name]}: name another "
+                    "--output"
+                )
+    file.write_text(json.dumps(settings, indent=2))
+
+
 def one_of_each_pair(scenarios: Sequence[Scenario]) -> list[Scenario]:
     """Twins begin alike, and one thing in the world tells them apart: of a family's pairs the first twin and
     the second in turn, so that few conversations are of many callers."""
@@ -207,6 +229,7 @@ async def main() -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     named = {"training.seed": options.seed, "evaluation.episodes": options.episodes}
     config = load_experiment(options.config, overrides(options.set, named))
+    check_folder(config, options)
     began, clock = time.process_time(), time.monotonic()
     results = {
         "base": await measured("base", config, config.agent.model_name, options.output, options.episodes)

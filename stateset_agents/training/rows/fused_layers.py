@@ -27,7 +27,7 @@ from stateset_agents.backends.linears.matmul_precision import wide_product
 from stateset_agents.training.rows.layout import Layout
 from stateset_agents.training.rows.packed_attention import Packing, packed_attention
 
-__all__ = ["fused_hidden", "why_not_fused"]
+__all__ = ["changes_frequencies", "fused_hidden", "why_not_fused"]
 
 _TRUNKS = {"LlamaModel", "MistralModel", "Qwen2Model"}
 _CACHED_ELEMENTS = 2**17
@@ -68,6 +68,13 @@ def why_not_fused(trunk: Any) -> str | None:
         ):
             return "some of its linear layers have a bias"
     return None
+
+
+def changes_frequencies(trunk: Any) -> bool:
+    """Does a forward leave other rotary frequencies in the trunk? Those of dynamic and long RoPE follow the
+    longest row."""
+    kind = getattr(trunk.rotary_emb, "rope_type", "default")
+    return "dynamic" in kind or kind == "longrope"
 
 
 def fused_hidden(trunk: Any, layout: Layout, dtype: torch.dtype = torch.bfloat16) -> Tensor:

@@ -126,8 +126,8 @@ def packed_layouts(
 
     Units and bounds as of `padded_layouts`; a shared prefix counts once. A unit's rows are neighbours. There
     are as few layouts as possible, and then the largest is as small as possible: it decides how much memory
-    an update needs. Where `at_once` of them run side by side, these have about `max_tokens` together, and
-    there are `at_once` times as many as all tokens need.
+    an update needs. Where `at_once` of them are to run side by side, these have at most `max_tokens`
+    together; but a unit that is larger than its part of these lets them all be as for one.
     """
     units = [[index] for index in range(len(rows))] if units is None else units
     packs = _packs(rows, units, max_units=max_rows, max_tokens=max_tokens, at_once=at_once)
@@ -171,9 +171,10 @@ def _packs(
                 used, count = added + prefix, 1
         return packs
 
-    wanted = len(pack(max_tokens))
-    if at_once > 1:
-        wanted = at_once * math.ceil(sum(sizes) / max_tokens)
+    alone = [size + unit[0][1] for size, unit in zip(sizes, together, strict=True)]
+    if max(alone, default=0) > max_tokens // at_once:
+        at_once = 1
+    wanted = at_once * math.ceil(len(pack(max_tokens // at_once)) / at_once)
     enough = bisect.bisect_left(range(max_tokens), True, key=lambda tokens: len(pack(tokens)) <= wanted)
     return pack(enough)
 

@@ -7,6 +7,7 @@ docs/performance.md has the times.
 
 from __future__ import annotations
 
+import heapq
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +26,9 @@ _Result = TypeVar("_Result")
 class ParallelPasses:
     """Threads for passes. They live as long as this, for each keeps the kernels that it has compiled."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_tokens: int) -> None:
+        """`max_tokens`: as many as passes side by side may have together."""
+        self._max_tokens = max_tokens
         self._pool: ThreadPoolExecutor | None = None
         self._made_for = (0, 0)
 
@@ -33,17 +36,19 @@ class ParallelPasses:
         self,
         work: Callable[[_Item], _Result],
         items: Sequence[_Item],
+        tokens: Sequence[int],
         *,
         at_once: int,
         parameters: Sequence[Tensor] = (),
     ) -> list[_Result]:
-        """What `work` returns for each item, `at_once` side by side; 1: in the caller's thread, one by one.
+        """What `work` returns for each item, `at_once` side by side; 1, or where these may have too many
+        tokens together: in the caller's thread, one by one.
 
-        `parameters`: those whose gradients `work` adds to. They are added in the order of the items, so that
-        the sums are the same every time. The first error of an item, in their order, is raised once no other
-        item is under way.
+        `tokens`: of each item. `parameters`: those whose gradients `work` adds to. They are added in the
+        order of the items, so that the sums are the same every time. The first error of an item, in their
+        order, is raised once no other item is under way.
         """
-        if at_once == 1 or len(items) < 2:
+        if at_once == 1 or len(items) < 2 or sum(heapq.nlargest(at_once, tokens)) > self._max_tokens:
             return [work(item) for item in items]
         threads = torch.get_num_threads()
         pool = self._threads(at_once, threads)

@@ -77,7 +77,7 @@ class CurriculumSettings(Settings):
         names = [value] if isinstance(value, str) else value
         if not isinstance(names, list | tuple) or not names or not all(map(_is_name, names)):
             raise ValueError("name family or a key of the scenarios' context, or several: [family, side]")
-        return value
+        return names[0] if len(names) == 1 else value  # one name, however it is written
 
     @property
     def strata_keys(self) -> tuple[str, ...]:

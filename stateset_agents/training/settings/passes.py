@@ -19,10 +19,10 @@ class PassSettings(Settings):
         default=None,
         ge=1,
         description="Most tokens, padding included, in one forward; longer passes are split. Two passes side "
-        "by side, as bf16 has them on several threads of a CPU, have about as many together. None: 16384 on "
-        "a GPU; on a CPU as many as keep a gigabyte of activations, from 512 to 2048, and eight times that "
-        "where rows of one conversation share them. A row that is longer goes alone, and so does a "
-        "conversation whose loss takes one ratio of all its rows.",
+        "by side, as bf16 has them on several threads of a CPU, have no more together. None: 16384 on a GPU; "
+        "on a CPU as many as keep a gigabyte of activations, from 512 to 2048, and eight times that where "
+        "rows of one conversation share them. A row that is longer goes alone, and so does a conversation "
+        "whose loss takes one ratio of all its rows.",
     )
     row_layout: Literal["auto", "packed", "padded"] = Field(
         default="auto",

@@ -120,7 +120,8 @@ class Learner:
             self.policy, config, self._processes, reference_model
         )
         self._pass_tokens = default_pass_tokens(self.base, device, fused=self.policy.fuses)
-        self._parallel = ParallelPasses()
+        self._max_tokens = config.micro_batch_tokens or self._pass_tokens
+        self._parallel = ParallelPasses(self._max_tokens)
         self._objective = Objective(
             self.policy, self.reference, config, exact_logprobs=exact_logprobs, passes=self._parallel
         )
@@ -168,7 +169,7 @@ class Learner:
         layouts = self.policy.layouts(
             ids,
             max_rows=config.per_device_train_batch_size * config.num_generations,
-            max_tokens=config.micro_batch_tokens or self._pass_tokens,
+            max_tokens=self._max_tokens,
             units=units,
             at_once=self.policy.passes_at_once,
         )
@@ -324,7 +325,8 @@ class Learner:
             return float((advantages * logprobs).sum()), float(advantages.sum())
 
         batches = self._micro_batches(samples)
-        parts = self._parallel.run(weighted, batches, at_once=self.policy.passes_at_once)
+        tokens = [batch.layout.num_tokens for batch in batches]
+        parts = self._parallel.run(weighted, batches, tokens, at_once=self.policy.passes_at_once)
         total, weights = map(sum, zip(*parts, strict=True))
         return -total / weights
 
@@ -392,6 +394,7 @@ class Learner:
         parts = self._parallel.run(
             add,
             list(zip_longest(prepared, seen)),
+            [one.batch.layout.num_tokens for one in prepared],
             at_once=self.policy.passes_at_once,
             parameters=self.optimization.trained_parameters,
         )

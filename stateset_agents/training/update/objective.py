@@ -84,7 +84,10 @@ class Objective:
         (https://fengyao.notion.site/off-policy-rl).
         """
         self.policy.model.eval()
-        scored = self._passes.run(self._scored, batches, at_once=self.policy.passes_at_once)
+        scorers = [one for one in (self.policy, self.reference) if one is not None]
+        at_once = min(one.passes_at_once for one in scorers)
+        tokens = [batch.layout.num_tokens for batch in batches]
+        scored = self._passes.run(self._scored, batches, tokens, at_once=at_once)
         prepared = [one for one, _ in scored]
         if prepared and self.reference is not None and self.config.kl_placement == "reward":
             prepared = _with_kl_rewards(prepared, beta)

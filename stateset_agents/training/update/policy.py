@@ -27,7 +27,7 @@ from stateset_agents.backends.pretrained.pictures import NEVER, stacked
 from stateset_agents.core.value_function import trunk_of
 from stateset_agents.training.distributed.sharding import ShardedModel, shard
 from stateset_agents.training.rows.chunked_head import Head, LossOf, TokenScores, chunked_loss, chunked_scores
-from stateset_agents.training.rows.fused_layers import fused_hidden, why_not_fused
+from stateset_agents.training.rows.fused_layers import changes_frequencies, fused_hidden, why_not_fused
 from stateset_agents.training.rows.layout import Layout, packed_layouts, padded_layouts
 from stateset_agents.training.rows.packed_attention import recompute_contexts, use_packed_attention
 from stateset_agents.training.rows.packing_check import is_fused_exactly, why_not_packed
@@ -128,8 +128,11 @@ class Policy:
 
     @property
     def passes_at_once(self) -> int:
-        """How many passes are faster side by side: those of fused layers, which keep nothing in the model."""
-        return _SIDE_BY_SIDE if self.fuses and torch.get_num_threads() >= _SIDE_BY_SIDE else 1
+        """How many passes are faster side by side: those of fused layers, where they leave the model as it
+        is."""
+        if not self.fuses or torch.get_num_threads() < _SIDE_BY_SIDE or changes_frequencies(self.trunk):
+            return 1
+        return _SIDE_BY_SIDE
 
     def recompute_activations(self) -> None:
         """Keep no activations of the layers for the backward pass. Raises ConfigurationError for a model that

@@ -37,8 +37,8 @@ ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 """Beside other test workers, more threads than cores only wait for one another."""
 
 
-def run_script(name: str, *arguments: str, folder: Path) -> str:
-    """What `python name arguments` prints, run in `folder`."""
+def run_script(name: str, *arguments: str, folder: Path, fails: bool = False) -> str:
+    """What `python name arguments` prints, run in `folder`; `fails`: what it says of the failure instead."""
     done = subprocess.run(
         [sys.executable, str(ROOT / name), *arguments],
         cwd=folder,
@@ -48,8 +48,8 @@ def run_script(name: str, *arguments: str, folder: Path) -> str:
         timeout=300,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert (done.returncode != 0) is fails, done.stderr
+    return done.stderr if fails else done.stdout
 
 
 def test_quickstart_trains_and_answers(tmp_path: Path) -> None:
@@ -227,6 +227,8 @@ def test_the_real_model_s_stages_are_kept_and_not_done_twice(tmp_path: Path) -> 
     (run,) = (tmp_path / "out" / "grpo").glob("*-desk")
     before = RunLog.open(run).summary()["before"]  # the report shows the warm start beside what came of it
     assert f"warm start   success {before['success']:.1%}" in first
+    refused = run_script(example, *small, "--sft-epochs", "3", folder=tmp_path, fails=True)
+    assert refused == "out was begun with --sft-epochs 10, not 3: name another --output\n"
     shuffled = run_script(example, *small, "--shuffle", folder=tmp_path)
     assert "after GRPO" in shuffled
     (control,) = (tmp_path / "out" / "shuffled").glob("*-desk")

@@ -98,6 +98,11 @@ def test_values_of_several_keys_are_not_run_together():
     curriculum(some, scenario_order="stratified", strata=["family", "side"])  # two strata, or it is refused
 
 
+def test_strata_of_one_name_are_that_name():
+    assert TrainingConfig(scenario_order="stratified", strata=["side"]).strata == "side"
+    assert TrainingConfig(strata=["family"]) == TrainingConfig()  # the default, in whatever order
+
+
 @pytest.mark.parametrize("strata", [[], "", ["family", " "], 3, None, ["family", 3]])
 def test_strata_that_name_nothing_are_refused(strata):
     with pytest.raises(ValueError, match=r"name family or a key .* or several: \[family, side\]"):

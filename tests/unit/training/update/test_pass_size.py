@@ -14,6 +14,7 @@ from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.rows.fused_layers import fused_hidden
 from stateset_agents.training.rows.layout import packed_layouts
 from stateset_agents.training.rows.pass_size import activation_bytes, default_pass_tokens
+from stateset_agents.training.update import learner as learner_module
 from stateset_agents.training.update.batch import ConversationRow
 from stateset_agents.training.update.learner import Learner
 
@@ -66,10 +67,10 @@ def test_the_estimate_is_about_what_a_forward_keeps(fused):
 
 
 @pytest.mark.parametrize("asked", [None, 7])
-def test_a_learner_takes_what_is_asked_for_or_the_default(asked):
+def test_a_learner_takes_what_is_asked_for_or_the_default(asked, monkeypatch):
+    monkeypatch.setattr(learner_module, "default_pass_tokens", lambda *_, **__: 5)  # of a larger model
     config = TrainingConfig(max_steps=1, beta=0.0, micro_batch_tokens=asked)
     learner = Learner(tiny_model(), config, num_steps=1, exact_logprobs=True)
-    learner._pass_tokens = 5  # of a model too large for more
     two_tokens: Any = [
         SimpleNamespace(token_ids=[10 + 2 * index, 11 + 2 * index], pixels=()) for index in range(6)
     ]

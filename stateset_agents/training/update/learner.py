@@ -384,8 +384,8 @@ class Learner:
 
         def add(part: tuple[Prepared, Tensor | None]) -> Metrics:
             batch, logprobs = part
-            output = self._objective.loss(batch, denominators, self.kl.beta, seen=logprobs)
-            self.optimization.backward(fraction * output.loss)
+            output = self._objective.loss(batch, denominators, self.kl.beta, weight=fraction, seen=logprobs)
+            self.optimization.backward(output.loss)
             batch.batch.layout.forget_masks()
             if self.config.rollout_sleep:  # the next one's tensors leave its holes empty
                 trim_memory()

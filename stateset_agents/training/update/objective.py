@@ -106,11 +106,18 @@ class Objective:
         return Prepared(batch, reference, behaviour), mismatch
 
     def loss(
-        self, prepared: Prepared, denominators: Denominators, beta: float, *, seen: Tensor | None = None
+        self,
+        prepared: Prepared,
+        denominators: Denominators,
+        beta: float,
+        *,
+        weight: float = 1.0,
+        seen: Tensor | None = None,
     ) -> LossOutput:
         """A micro-batch's share of the step's loss, with `beta` times its KL to the reference.
 
-        `seen` [N]: takes the tokens' log-probs as this forward has them.
+        `weight`: times the loss, but not its metrics; a product with the loss itself would be one with the
+        head's whole gradient. `seen` [N]: takes the tokens' log-probs as this forward has them.
         """
         config, batch, loss = self.config, prepared.batch, LOSSES[self.config.loss_type]
         behaviour, reference = prepared.behaviour, prepared.reference
@@ -153,7 +160,8 @@ class Objective:
             if self.old_is_current and self._measures_mismatch:
                 mismatch = _mismatch(scores.logprobs.detach(), batch.old_logprobs[part])
                 metrics.append(Metrics(maxima={_MISMATCH: mismatch}))
-            return output.loss + config.entropy_coef * entropy.loss if config.entropy_coef else output.loss
+            total = output.loss + config.entropy_coef * entropy.loss if config.entropy_coef else output.loss
+            return weight * total
 
         total = self.policy.loss(
             batch,

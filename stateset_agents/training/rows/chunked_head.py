@@ -101,7 +101,7 @@ class Head:
     @property
     def gradient_is_transposed(self) -> bool:
         """Is the weight's gradient made as [H, V]? By oneDNN's fp32 products that takes three quarters of the
-        time, by MKL's twice as long."""
+        time, by MKL's it takes longer."""
         return self.weight.is_cpu and (
             self.precision == "high" or (self.precision == "highest" and is_available())
         )
@@ -110,15 +110,14 @@ class Head:
         self, into: Tensor, residual: Tensor | Rounded, states: Tensor, *, is_first: bool
     ) -> None:
         """into [V, H] += residual' [C, V] states [C, H], on a CPU; the first makes `into`."""
-        if isinstance(residual, Tensor) and not self.gradient_is_transposed:
+        if self.gradient_is_transposed:
+            operand = _transposed(self.gradient_operand(states))
+            gradient = self.gradient_product(operand, _transposed(residual))
+            into.T.copy_(gradient) if is_first else into.T.add_(gradient)
+        elif isinstance(residual, Tensor):
             into.addmm_(residual.t(), states, beta=0 if is_first else 1)  # with 0 nothing is read of `into`
-            return
-        if not self.gradient_is_transposed:
+        else:
             add_product(into, residual[0].t(), states.bfloat16().t(), is_first=is_first)
-            return
-        operand = _transposed(self.gradient_operand(states))
-        gradient = self.gradient_product(operand, _transposed(residual))
-        into.T.copy_(gradient) if is_first else into.T.add_(gradient)
 
 
 @torch.no_grad()

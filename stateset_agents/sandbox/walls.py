@@ -100,5 +100,6 @@ def _bubblewrap(program: str, interpreter: Interpreter) -> Iterator[str]:
             folders.add(os.path.realpath(top)) if top == "/lib64" else None
     for path in sorted({*folders, *map(str, interpreter.library), interpreter.path}):
         yield from ("--ro-bind", path, path)
-    for folder in interpreter.hidden():
-        yield from ("--tmpfs", str(folder))
+    for folder in map(str, interpreter.hidden()):
+        yield from ("--tmpfs", folder, "--remount-ro", folder)
+    yield from ("--remount-ro", "/")  # it is in memory, too, and no limit of a process bounds it

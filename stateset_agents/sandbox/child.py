@@ -58,7 +58,7 @@ def shut_the_door(job: Job) -> list[int]:
     """
     inputs = [_memory_file(text) for text in job["stdin"]]
     os.dup2(2, 0)  # the null device
-    call = caller()
+    call = _caller()
     if job["parent"] is not None:
         call("prctl", _PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
         if os.getppid() != job["parent"]:  # it ended before that
@@ -76,8 +76,7 @@ def shut_the_door(job: Job) -> list[int]:
         call("syscall", _LANDLOCK_RESTRICT_SELF, job["ruleset"], 0)
         os.close(job["ruleset"])
     _limit(job["limits"], len(inputs))
-    timer = make_timer(call, _SIGKILL)
-    set_timer(call, timer, job["cpu_seconds"] + _ROUNDED - used)
+    _end_after(call, job["cpu_seconds"] + _ROUNDED - used)
     call("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)
     if job["filter"]:
         _filter_system_calls(call, job["filter"])
@@ -92,8 +91,7 @@ def _memory_file(text: bytes) -> int:
     return descriptor
 
 
-def caller() -> Any:
-    """Calls functions of libc by name, with integers and bytes; raises OSError where one fails."""
+def _caller() -> Any:
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -136,23 +134,19 @@ def _limit(limits: dict[str, int], more_files: int) -> None:
         resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (most, most))
 
 
-def make_timer(call: Any, signal: int) -> int:
-    """Of this process's processor time, exact where RLIMIT_CPU counts ticks (timer_create(2)); unset."""
+def _end_after(call: Any, seconds: float) -> None:
+    """SIGKILL for this process when it has used so many seconds of processor time in all.
+
+    That clock is exact, where RLIMIT_CPU counts ticks (timer_create(2)).
+    """
     import ctypes
 
-    event = bytes(8) + b"".join(number.to_bytes(4, sys.byteorder) for number in (signal, _SIGEV_SIGNAL))
+    event = bytes(8) + b"".join(number.to_bytes(4, sys.byteorder) for number in (_SIGKILL, _SIGEV_SIGNAL))
     timer = ctypes.c_void_p()
     call("timer_create", _CLOCK_PROCESS_CPUTIME_ID, event + bytes(48), ctypes.addressof(timer))
-    return timer.value or 0
-
-
-def set_timer(call: Any, timer: int, at: float) -> None:
-    """It goes off when this process has used so many seconds of processor time, once."""
-    import ctypes
-
-    nanoseconds = max(1, int(at * 1e9))
+    nanoseconds = max(1, int(seconds * 1e9))
     once = (ctypes.c_long * 4)(0, 0, nanoseconds // 10**9, nanoseconds % 10**9)
-    call("timer_settime", timer, _TIMER_ABSTIME, ctypes.addressof(once), None)
+    call("timer_settime", timer.value or 0, _TIMER_ABSTIME, ctypes.addressof(once), None)
 
 
 def _filter_system_calls(call: Any, program: bytes) -> None:

@@ -262,7 +262,7 @@ def test_what_sqlite_would_give_back_as_something_else_is_refused(tmp_path: Path
     before, name = deployment.controller.hashes, "call 0-1"
     for turn in (1.0, "1", True):
         with pytest.raises(ConfigurationError, match=f"turn of answers must be a whole number, got {turn!r}"):
-            deployment.controller.record_answer(name, turn, Answer(seconds=1.0))  # type: ignore[arg-type]
+            deployment.controller.record_answer(name, turn, Answer(seconds=1.0))  # type: ignore[arg-type]  # a user's
     with pytest.raises(ConfigurationError, match="who of transitions must be a text, got 5"):
         deployment.controller.roll_back(who=5, why="")  # type: ignore[arg-type]  # a number of a user
     assert hashes(deployment.path) == before

@@ -53,7 +53,7 @@ def test_too_much_processor_time_is_wrong_and_the_next_answer_has_a_process_agai
 
 @pytest.mark.long
 def test_a_process_that_has_answered_for_long_beside_a_neighbour_has_its_whole_time() -> None:
-    """Ticks count 1.6 times what it takes then, and after five seconds are beyond any limit of two more."""
+    """Ticks run ahead of what it takes then, after some seconds by more than the two that are allowed."""
     worker = SymbolicWorker()
     with neighbours("yielding", 1):
         assert worker.are_equal(SAME, "1")

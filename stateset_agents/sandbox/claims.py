@@ -37,8 +37,7 @@ class Claims:
     level: str
     """Behind which walls it ran: a name of `levels.LEVELS`, or the executor's address."""
     cpu_seconds: float = 0.0
-    """Of the process, its start included; 0 where another machine ran it, and behind bubblewrap, which tells
-    none."""
+    """Of the process, its start included; 0 where another machine ran it."""
 
     def agree(self, case: int, expected: object, *, tolerance: float = 0.0) -> bool:
         """Is what was claimed for this case the expected value? See `agrees`."""

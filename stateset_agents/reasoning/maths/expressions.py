@@ -10,13 +10,15 @@ A grammar of its own, by recursive descent: no text of an agent gets to a genera
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from stateset_agents.reasoning.maths.characters import TIMES
 from stateset_agents.reasoning.maths.tokens import FUNCTIONS, Token, Unreadable, tokens
-from stateset_agents.reasoning.maths.units import unit_name
+from stateset_agents.reasoning.maths.units import is_known_unit, unit_name
 
-__all__ = ["Apply", "Group", "Node", "Number", "Symbol", "read"]
+__all__ = ["Ambiguous", "Apply", "Group", "Node", "Number", "Symbol", "power_of_ten", "read"]
 
 MAX_DEPTH = 25
 """Of brackets, roots and fractions in one another."""
@@ -38,7 +40,10 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """An operation: + * / ^ neg pos pm sqrt root mixed abs ! = < <= != union base unit, or a function."""
+    """An operation: + * / ^ neg pos pm sqrt root mixed scaled abs ! = < <= != union base unit, or a function.
+
+    `scaled` is a number times a power of ten, or 3 million; `< <=` is 1 < x ≤ 3.
+    """
 
     name: str
     args: tuple[Node, ...]
@@ -46,24 +51,39 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Several values: `list` (no brackets), `set`, `ratio`, `matrix`, `row`, or by their brackets, as
-    `[)`."""
+    """Several values: `list` (no brackets), `set`, `ratio`, `matrix`, `determinant`, `norm`, `row`, or by
+    their brackets, as `[)`."""
 
     kind: str
     items: tuple[Node, ...]
 
 
-Node = Number | Symbol | Apply | Group
+@dataclass(frozen=True, slots=True)
+class Ambiguous:
+    """`5 m`: five times m, or five meters. Inside of an expression it is the product."""
+
+    product: Node
+    quantity: Node
+    is_spaced: bool
+    """`42 m` is a number with its unit, where `42m` or `42 K` may also be 42 million, or 42 thousand."""
+
+
+Node = Number | Symbol | Apply | Group | Ambiguous
 
 _GREEK = frozenset(
     ("alpha", "beta", "gamma", "delta", "epsilon", "theta", "lambda", "mu", "nu", "phi", "psi", "rho",
      "sigma", "tau", "omega", "Delta", "Omega", "Sigma", "pi")
 )  # fmt: skip
 _FRACTIONS = ("frac", "dfrac", "tfrac", "cfrac")
-_BEFORE_LETTERS = (")", "}", "{", "+", "-", "*", "/", "^")
+_BEFORE_LETTERS = (")", "}", "{", "+", "-", "*", TIMES, "/", "^")
+_BEHIND_LETTERS = ("+", "-", "*", TIMES, "/", "^")
 _UNION = "\u222a"
-_CURRENCIES = ("$", "€", "£")
+_CURRENCIES = ("$", "€", "£", "¥", "¢")
 _RELATIONS = {"=": "=", "<": "<", ">": "<", "≤": "<=", "≥": "<=", "≠": "!="}
+_SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_UNIT_COMMANDS = {"mu": "µ", "Omega": "Ω"}
+_SPACED_LETTERS = frozenset("mgshlLJNWV")
+_BRACKETS_OF = {"vmatrix": "determinant", "Vmatrix": "norm"}
 _MATRIX = re.compile(r"[bpvBV]?matrix")
 
 
@@ -117,12 +137,18 @@ class _Reader:
         left = self.ratio()
         if self._accepts_command("in"):
             return Apply("in", (left, self.ratio()))
-        sign = self.accepts(*_RELATIONS)
-        if sign is None:
+        sides, signs = [left], list[str]()
+        while (sign := self.accepts(*_RELATIONS)) is not None:
+            signs.append(sign)
+            sides.append(self.ratio())
+        if not signs:
             return left
-        right = self.ratio()
-        sides = (right, left) if sign in (">", "≥") else (left, right)
-        return Apply(_RELATIONS[sign], sides)
+        if len(signs) > 1 and not (set(signs) <= {"<", "≤"} or set(signs) <= {">", "≥"}):
+            raise Unreadable(f"{signs[1]!r} stands behind a relation")
+        if signs[0] in (">", "≥"):
+            sides.reverse()
+            signs.reverse()
+        return Apply(" ".join(_RELATIONS[sign] for sign in signs), tuple(sides))
 
     def ratio(self) -> Node:
         """Sums between colons, and unions."""
@@ -144,6 +170,9 @@ class _Reader:
         if currency is None:
             self.at = start
         value = self.sum()
+        scale = self.accepts_word(*_SCALES)
+        if scale is not None:
+            value = _scaled(value, _SCALES[scale.lower()])
         if currency is not None:
             value = Apply("neg", (value,)) if sign == "-" else value
             return Apply("unit", (value, Symbol(unit_name(currency))))
@@ -155,19 +184,77 @@ class _Reader:
         if self.accepts("%"):
             return "%"
         parts: list[str] = []
-        while (token := self.peek()) is not None:
-            if token.kind in ("word", "text") and token.text.lower() not in ("and", "or"):
-                parts.append(token.text if not parts or parts[-1] in ("/", "^") else f" {token.text}")
-            elif token.kind == "number" and parts[-1:] != ["^"]:
-                break
-            elif token.kind == "number" or token.text in (("/", "^") if parts else ("°", *_CURRENCIES)):
-                parts.append(token.text)
+        end, length = self.at, 0
+        while True:
+            if word := self._unit_word():
+                parts.append(word if parts[-1:] == ["-"] else f" {word}")
+                if "(" not in parts:
+                    end, length = self.at, len(parts)
+            elif "(" in parts and parts[-1] != "(" and self.accepts(")"):
+                end, length = self.at, len(parts) + 1
+                parts.append(")")
+            elif parts and (sign := self.accepts("/", "*", TIMES, *("-" * self._is_hyphen()))):
+                parts.append(sign)
+            elif parts[-1:] == ["/"] and self.accepts("("):
+                parts.append("(")
             else:
                 break
-            self.at += 1
-        if parts and parts[-1] in ("/", "^"):
-            raise Unreadable("a unit breaks off")
-        return "".join(parts)
+        self.at = end
+        return "".join(parts[:length]).strip()
+
+    def _unit_word(self) -> str:
+        """A word with its exponent, a fraction of two; empty, and nothing gone past, where there is none."""
+        start = self.at
+        token = self.peek()
+        if token is None or token.text.lower() in ("and", "or"):
+            return ""
+        self.at += 1
+        following = self.peek()
+        if token.kind in ("word", "text") or token.text in _CURRENCIES:
+            word = token.text
+        elif token.kind == "command" and token.text in _UNIT_COMMANDS:
+            word = _UNIT_COMMANDS[token.text]
+            if following is not None and following.kind in ("word", "text"):
+                word, self.at = word + following.text, self.at + 1
+        elif token.text == "°":
+            is_scale = following is not None and following.text in ("C", "F")
+            word = token.text + (following.text if following is not None and is_scale else "")
+            self.at += is_scale
+        elif token.kind == "command" and token.text in _FRACTIONS:
+            above, below = self._braced_unit(), self._braced_unit()
+            word = f"{above}/({below})" if above and below else ""
+        else:
+            word = ""
+        exponent = self._unit_exponent() if word else None
+        if exponent is None:
+            self.at = start
+            return ""
+        return word + exponent
+
+    def _is_hyphen(self) -> bool:
+        """Is it that of newton-meters?"""
+        following = self.tokens[self.at : self.at + 2]
+        return len(following) == 2 and all(token.glued for token in following) and following[1].kind == "word"
+
+    def _braced_unit(self) -> str:
+        unit = self._unit() if self.accepts("{") else ""
+        return unit if unit and self.accepts("}") else ""
+
+    def _unit_exponent(self) -> str | None:
+        """None where what is raised to a power is no unit."""
+        token = self.peek()
+        if token is not None and token.kind == "number" and token.glued and token.text in ("2", "3"):
+            self.at += 1  # cm2
+            return f"^{token.text}"
+        if not self.accepts("^"):
+            return ""
+        closes = "}" if self.accepts("{") else None
+        sign = self.accepts("-", "+") or ""
+        token = self.peek()
+        if token is None or not token.text.isdecimal():
+            return None
+        self.at += 1
+        return f"^{sign}{token.text}" if closes is None or self.accepts(closes) else None
 
     def sum(self) -> Node:
         sign = self.accepts("-", "+", "±")
@@ -175,7 +262,8 @@ class _Reader:
         if sign == "±":
             first = Apply("pm", (Number(Fraction(0)), first))
         elif sign is not None:
-            first = Apply("neg" if sign == "-" else "pos", (first,))
+            name = "neg" if sign == "-" else "pos"
+            first = _inside_unit(first, lambda value: Apply(name, (value,)))
         terms = [first]
         while (sign := self.accepts("-", "+", "±")) is not None:
             term = self.product()
@@ -187,19 +275,51 @@ class _Reader:
 
     def product(self) -> Node:
         value = self.signed()
-        while True:
-            sign = self.accepts("*", "/")
-            if sign is not None:
-                right = self.signed()
-                value = _mixed(value, right) if sign == "/" else _joined("*", [value, right])
-            elif self._begins_factor():
-                is_fraction = self._touches_fraction()
-                right = self.power()
-                value = _implicit(value, right, is_fraction)
-            elif isinstance(value, Apply) and value.name == "beside":
-                raise Unreadable("two numbers stand side by side")
-            else:
-                return value
+        quantity: Ambiguous | None = None
+        end = -1
+        try:
+            while True:
+                sign = self.accepts("*", TIMES, "/")
+                if sign is not None:
+                    right = self.signed()
+                    value = (
+                        _mixed(value, right)
+                        if sign == "/"
+                        else _times(value, right, is_typeset=sign == TIMES)
+                    )
+                elif self._begins_factor():
+                    if quantity is None:
+                        quantity, end = self._quantity(value)
+                    token, is_fraction = self.peek(), self._touches_fraction()
+                    right = self.power()
+                    is_bracketed = token is not None and token.text == "("
+                    value = _implicit(value, right, is_fraction=is_fraction, is_bracketed=is_bracketed)
+                elif isinstance(value, Apply) and value.name == "beside":
+                    raise Unreadable("two numbers stand side by side")
+                else:
+                    break
+        except Unreadable:  # 5 J/kg is no product of letters
+            if quantity is None:
+                raise
+            self.at = min(self.at, end)
+        if quantity is None or self.at > end:
+            return value
+        if self.at < end:
+            self.at = end
+            return quantity.quantity
+        return replace(quantity, product=value)
+
+    def _quantity(self, value: Node) -> tuple[Ambiguous | None, int]:
+        """The value with the unit that its letters may be, and where it ends; nothing is gone past."""
+        start, token = self.at, self.peek()
+        if token is None or not (len(token.text) == 1 or token.kind == "command") or _holds_letter(value):
+            return None, -1
+        unit = self._unit()
+        end, self.at = self.at, start
+        if not unit or not is_known_unit(unit):
+            return None, -1
+        is_spaced = not token.glued and (len(unit) > 1 or unit in _SPACED_LETTERS)
+        return Ambiguous(value, Apply("unit", (value, Symbol(unit_name(unit)))), is_spaced), end
 
     def _begins_factor(self) -> bool:
         """May what comes next be multiplied without a sign?"""
@@ -227,8 +347,10 @@ class _Reader:
         """Is it a product of letters, as in `2ab`? Words alone or with white space before them are words."""
         before = self.tokens[self.at - 1] if self.at else None
         touches = before is not None and (before.kind == "number" or before.text in _BEFORE_LETTERS)
-        is_unit = unit_name(token.text) != token.text or token.text in ("cm", "mm", "km", "kg", "mph")
-        return token.glued and touches and len(token.text) <= 3 and not is_unit
+        behind = self.tokens[self.at + 1 : self.at + 2]
+        begins = before is None and bool(behind) and behind[0].glued and behind[0].text in _BEHIND_LETTERS
+        is_letters = token.glued and len(token.text) <= 3 and (touches or begins)
+        return is_letters and not is_known_unit(token.text)
 
     def signed(self) -> Node:
         """A factor behind a sign of multiplication may have a sign of its own."""
@@ -239,10 +361,10 @@ class _Reader:
 
     def power(self) -> Node:
         base = self.postfix()
-        if not self.accepts("^") and not self._accepts_stars():
-            return base
         if self._accepts_degree():
             return Apply("unit", (base, Symbol("degree")))
+        if not self.accepts("^") and not self._accepts_stars():
+            return base
         self._deeper()
         exponent = self.group() if self.accepts("{") else self.signed()
         self.depth -= 1
@@ -256,12 +378,10 @@ class _Reader:
         return found
 
     def _accepts_degree(self) -> bool:
-        start = self.at
-        in_braces = self.accepts("{") is not None
-        if self._accepts_command("circ") and (not in_braces or self.accepts("}")):
-            return True
-        self.at = start
-        return False
+        """Of an angle: 20 °C has the unit behind it."""
+        behind = self.tokens[self.at + 1 : self.at + 2]
+        is_scale = bool(behind) and behind[0].kind in ("word", "text") and behind[0].text in ("C", "F")
+        return not is_scale and self.accepts("°") is not None
 
     def _accepts_command(self, *names: str) -> str | None:
         token = self.peek()
@@ -330,6 +450,12 @@ class _Reader:
 
     def _number(self, digits: str) -> Fraction:
         value = Fraction(digits.removesuffix("."))
+        decimals = digits.partition(".")[2]
+        if self.accepts("..."):
+            return _repeating(digits.partition(".")[0], decimals)
+        token = self.peek()
+        if "." in digits and token is not None and token.text == "(" and token.glued:
+            raise Unreadable("digits in brackets behind a decimal point")
         if "." not in digits or not self._accepts_command("overline"):
             return value
         self.expect("{")
@@ -338,8 +464,7 @@ class _Reader:
             raise Unreadable("what repeats is no digits")
         self.at += 1
         self.expect("}")
-        decimals = len(digits.partition(".")[2])
-        return value + Fraction(int(token.text), (10 ** len(token.text) - 1) * 10**decimals)
+        return value + Fraction(int(token.text), (10 ** len(token.text) - 1) * 10 ** len(decimals))
 
     def _word(self, token: Token) -> Node:
         name = token.text
@@ -451,7 +576,7 @@ class _Reader:
             if self._accepts_command("\\"):
                 continue
             if self._accepts_command("end") and self._environment() == name:
-                return Group("matrix", tuple(rows))
+                return Group(_BRACKETS_OF.get(name, "matrix"), tuple(rows))
             raise Unreadable("the matrix does not end")
 
     def _environment(self) -> str:
@@ -484,11 +609,11 @@ def _proper(node: Node) -> Fraction | None:
     return None
 
 
-def _implicit(left: Node, right: Node, is_fraction: bool) -> Node:
-    r"""A product without a sign. `2\frac12` is a mixed number; two numbers side by side are one of "1
-    1/2"."""
+def _implicit(left: Node, right: Node, *, is_fraction: bool, is_bracketed: bool) -> Node:
+    r"""A product without a sign. `2\frac12` is a mixed number; two numbers side by side are one of "1 1/2",
+    unless the right one stands in brackets."""
     last = left.args[-1] if isinstance(left, Apply) and left.name == "*" else left
-    if isinstance(right, Number):
+    if isinstance(right, Number) and not (is_bracketed and not _holds_letter(left)):
         if _is_whole(last) and _is_whole(right) and left is last:
             return Apply("beside", (left, right))  # until "/" comes
         raise Unreadable("two numbers stand side by side")
@@ -507,3 +632,59 @@ def _mixed(left: Node, right: Node) -> Node:
             raise Unreadable("two numbers stand side by side")
         return Apply("mixed", (whole, Number(proper)))
     return Apply("/", (left, right))
+
+
+def _times(left: Node, right: Node, *, is_typeset: bool) -> Node:
+    """A product, or the value that a number in scientific notation is. 4.2*10^1 is a product not computed."""
+    exponent = power_of_ten(right)
+    if isinstance(left, Number) and exponent is not None and (is_typeset or abs(exponent) > 1):
+        return Apply("scaled", (left, Number(Fraction(10) ** exponent)))
+    return _joined("*", [left, right])
+
+
+def power_of_ten(node: Node) -> int | None:
+    """The exponent of 10^-3; None for anything else, and beyond three digits."""
+    if not isinstance(node, Apply) or node.name != "^" or node.args[0] != Number(Fraction(10)):
+        return None
+    exponent, sign = node.args[1], 1
+    if isinstance(exponent, Apply) and exponent.name in ("neg", "pos"):
+        sign = -1 if exponent.name == "neg" else 1
+        exponent = exponent.args[0]
+    if not isinstance(exponent, Number) or exponent.value.denominator != 1 or exponent.value >= 1000:
+        return None
+    return sign * int(exponent.value)
+
+
+def _holds_letter(node: Node) -> bool:
+    if isinstance(node, Symbol):
+        return node.name not in ("pi", "oo")
+    if isinstance(node, Apply):
+        return any(map(_holds_letter, node.args))
+    return not isinstance(node, Number)
+
+
+def _inside_unit(node: Node, change: Callable[[Node], Node]) -> Node:
+    """The change done to the number: of -5 m the sign is the 5's."""
+    if isinstance(node, Ambiguous):
+        return replace(node, product=change(node.product), quantity=_inside_unit(node.quantity, change))
+    if isinstance(node, Apply) and node.name == "unit":
+        return Apply("unit", (change(node.args[0]), node.args[1]))
+    return change(node)
+
+
+def _scaled(value: Node, factor: int) -> Node:
+    """3 million; of -3 million the sign stays outside."""
+    if isinstance(value, Apply) and value.name in ("neg", "pos"):
+        return Apply(value.name, (_scaled(value.args[0], factor),))
+    return Apply("scaled", (value, Number(Fraction(factor))))
+
+
+def _repeating(whole: str, decimals: str) -> Fraction:
+    """0.1666... is 1/6: a digit that stands there three times, or digits that stand there twice."""
+    for size in range(1, len(decimals) // 2 + 1):
+        block = decimals[-size:]
+        if int(block) and decimals.endswith(block * (3 if size == 1 else 2)):
+            return Fraction(f"{whole or 0}.{decimals}") + Fraction(
+                int(block), (10**size - 1) * 10 ** len(decimals)
+            )
+    raise Unreadable("nobody knows how these digits go on")

@@ -42,7 +42,7 @@ async def paid(reward: RewardFunction, *said: str | Message, **context: object) 
         ("-$5", (-5.0, "dollar")),
         ("$1,250.50", (1250.5, "dollar")),
         ("40 dollars", (40.0, "dollar")),
-        ("1e3 m", (1000.0, "m")),
+        ("1e3 m", (1000.0, "meter")),
         ("3/4 hours", (0.75, "hour")),
         ("12 %", (12.0, "percent")),
         (".5", (0.5, "")),

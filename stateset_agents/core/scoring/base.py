@@ -140,8 +140,10 @@ class RewardFunction(ABC):
         return type(self).score_group is not RewardFunction.score_group
 
     def check_scenario(self, scenario: Scenario) -> None:  # noqa: B027  # most rewards compare with nothing
-        """Called once for each scenario before a training: raises ConfigurationError, in a line that names the
-        scenario, where what its context says is right cannot be scored by."""
+        """Called for each scenario before it is played, in a training for all before the first.
+
+        Raises ConfigurationError, in a line that names the scenario, where what its context says is right
+        cannot be scored by."""
 
     def observe(self, results: Sequence[RewardResult]) -> None:  # noqa: B027  # most rewards keep nothing
         """Called by the trainer when a step is over, with what this reward gave each scored conversation.

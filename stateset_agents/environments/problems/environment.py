@@ -88,8 +88,8 @@ class ProblemEnvironment(ABC):
         return float(math_agreement(answer, scenario.context["answer"]))
 
     def scenarios(self, split: str) -> Sequence[Scenario]:
-        """The problems of a split; no problem stands in two. Raises ConfigurationError for one whose own answer
-        would be wrong."""
+        """The problems of a split; no problem stands in two. Raises ConfigurationError for one whose own
+        answer would be wrong."""
         known = expect_split(split)
         if known not in self._made:
             made = self.make(known)

@@ -321,7 +321,7 @@ def _unsigned(node: Node) -> Fraction | None:
         return size * factor.value if size is not None and isinstance(factor, Number) else None
     if node.name == "^":
         exponent = power_of_ten(node)
-        return Fraction(10) ** exponent if exponent is not None and abs(exponent) > 1 else None
+        return Fraction(10) ** exponent if exponent not in (None, 0, 1) else None
     if node.name == "mixed":
         whole, part = node.args
         return whole.value + part.value if isinstance(whole, Number) and isinstance(part, Number) else None

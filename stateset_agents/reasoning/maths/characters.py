@@ -20,7 +20,7 @@ GREEK = {
 } | {"Δ": "Delta", "Ω": "Omega", "Σ": "Sigma", "Γ": "Gamma", "Φ": "Phi", "Θ": "Theta", "Λ": "Lambda"}
 """A letter -> the LaTeX command that writes it."""
 _SIGNS = {
-    **dict.fromkeys("\u2212\u2010\u2011\u2012\ufe63\u207b", "-"), "\u207a": "+",
+    **dict.fromkeys("\u2212\u2010\u2011\u2012\ufe63", "-"),
     **dict.fromkeys("\u00d7\u2715\u2a2f", TIMES), **dict.fromkeys("·⋅∙•‧", "·"), "\u2217": "*",
     **dict.fromkeys("÷\u2044\u2215", "/"), "\u2236": ":", "\u2223": "|",
     "π": " pi ", "∞": " oo ", "√": " sqrt ", "∛": "\\sqrt[3]", "∜": "\\sqrt[4]",

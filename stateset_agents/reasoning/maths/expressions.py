@@ -276,7 +276,7 @@ class _Reader:
     def product(self) -> Node:
         value = self.signed()
         quantity: Ambiguous | None = None
-        end = -1
+        end, depth = -1, self.depth
         try:
             while True:
                 sign = self.accepts("*", TIMES, "/")
@@ -301,7 +301,7 @@ class _Reader:
         except Unreadable:  # 5 J/kg is no product of letters
             if quantity is None:
                 raise
-            self.at = min(self.at, end)
+            self.at, self.depth = min(self.at, end), depth
         if quantity is None or self.at > end:
             return value
         if self.at < end:
@@ -637,7 +637,7 @@ def _mixed(left: Node, right: Node) -> Node:
 def _times(left: Node, right: Node, *, is_typeset: bool) -> Node:
     """A product, or the value that a number in scientific notation is. 4.2*10^1 is a product not computed."""
     exponent = power_of_ten(right)
-    if isinstance(left, Number) and exponent is not None and (is_typeset or abs(exponent) > 1):
+    if isinstance(left, Number) and exponent is not None and (is_typeset or exponent not in (0, 1)):
         return Apply("scaled", (left, Number(Fraction(10) ** exponent)))
     return _joined("*", [left, right])
 
@@ -680,10 +680,11 @@ def _scaled(value: Node, factor: int) -> Node:
 
 
 def _repeating(whole: str, decimals: str) -> Fraction:
-    """0.1666... is 1/6: a digit that stands there three times, or digits that stand there twice."""
+    """0.1666... is 1/6: a digit that stands there three times, or digits that stand there twice.
+    41.999... may be rounded as well."""
     for size in range(1, len(decimals) // 2 + 1):
         block = decimals[-size:]
-        if int(block) and decimals.endswith(block * (3 if size == 1 else 2)):
+        if block.strip("0") and block.strip("9") and decimals.endswith(block * (3 if size == 1 else 2)):
             return Fraction(f"{whole or 0}.{decimals}") + Fraction(
                 int(block), (10**size - 1) * 10 ** len(decimals)
             )

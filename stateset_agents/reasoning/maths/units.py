@@ -32,7 +32,7 @@ _OTHERS = {
 }  # fmt: skip
 """Name -> its other names and symbols."""
 _SPELLED = {
-    "per cent": "%", "us dollar": "$", "us dollars": "$", "pounds sterling": "£", "metric ton": "t",
+    "us dollar": "$", "us dollars": "$", "pounds sterling": "£", "metric ton": "t",
     "metric tons": "t", "electron volts": "eV", "electron volt": "eV", "watt hour": "Wh", "watt hours": "Wh",
     "kilowatt hour": "kWh", "kilowatt hours": "kWh", "degrees celsius": "°C", "degrees fahrenheit": "°F",
     "deg c": "°C", "deg f": "°F", "degrees c": "°C", "degrees f": "°F", "fl oz": "floz",
@@ -118,7 +118,7 @@ def same_unit(given: str, truth: str) -> bool:
 def _read(text: str) -> tuple[str, bool]:
     """The name, and whether it is a known unit's."""
     text = " ".join(text.split())
-    text = text.replace("²", "^2").replace("³", "^3")
+    text = text.replace("²", "^2").replace("³", "^3").replace("per cent", "percent")
     factors = _factors(text)
     if factors is None or not all(name in _KNOWN for name, _ in factors):
         return " ".join(_plain(word) for word in text.replace("/", " per ").split()), False

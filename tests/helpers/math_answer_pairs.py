@@ -172,6 +172,7 @@ def draw_repeating(rng: random.Random, same: bool) -> tuple[str, str]:
         texts += [
             f"{value.numerator}/{value.denominator}",
             digits + barred,
+            f"{digits}({block})",
             rf"{digits}{block * repeats}\ldots",
         ]
         if len(block) == 1:
@@ -518,7 +519,7 @@ def draw_percent(rng: random.Random, same: bool) -> tuple[str, str]:
 
 
 def draw_bare(rng: random.Random, same: bool) -> tuple[str, str]:
-    """The truth is a number alone: a unit may stand behind the answer, and no word that changes the number."""
+    """The truth is a number alone: a unit may stand behind the answer, and no word that changes it."""
     value = str(rng.randint(2, 900))
     right = [
         "km",

@@ -25,6 +25,8 @@ _SIGNS = {
     **dict.fromkeys("÷\u2044\u2215", "/"), "\u2236": ":", "\u2223": "|",
     "π": " pi ", "∞": " oo ", "√": " sqrt ", "∛": "\\sqrt[3]", "∜": "\\sqrt[4]",
     "⩽": "≤", "⩾": "≥", "∈": "\\in ", "∅": "\\emptyset ", "∓": "±", "º": "°", "\u2019": "'", "\u2032": "'",
+    "\u211d": "\\mathbb{R}", "\u2124": "\\mathbb{Z}", "\u211a": "\\mathbb{Q}", "\u2115": "\\mathbb{N}",
+    "\u2102": "\\mathbb{C}",
     **dict.fromkeys("\u200b\u200c\u200d\u200e\u200f\u2060\ufeff\u00ad", ""),
 }  # fmt: skip
 _AS_LETTERS = ("<font>", "<wide>", "<narrow>", "<noBreak>", "<square>", "<compat>", "<small>")

@@ -212,6 +212,8 @@ class _Reader:
         following = self.peek()
         if token.kind in ("word", "text") or token.text in _CURRENCIES:
             word = token.text
+            if following is not None and following.glued and following.text in _UNIT_COMMANDS:
+                word, self.at = word + _UNIT_COMMANDS[following.text], self.at + 1  # kΩ
         elif token.kind == "command" and token.text in _UNIT_COMMANDS:
             word = _UNIT_COMMANDS[token.text]
             if following is not None and following.kind in ("word", "text"):
@@ -341,7 +343,9 @@ class _Reader:
         return before.kind == "number" and is_fraction
 
     def _is_name(self, token: Token) -> bool:
-        return token.text.lower() in FUNCTIONS or token.text in ("pi", "sqrt", "oo")
+        is_second = token.text == "sec" and self.at + 1 == len(self.tokens)
+        is_name = token.text.lower() in FUNCTIONS or token.text in ("pi", "sqrt", "oo")
+        return is_name and not is_second
 
     def _is_letters(self, token: Token) -> bool:
         """Is it a product of letters, as in `2ab`? Words alone or with white space before them are words."""
@@ -350,7 +354,8 @@ class _Reader:
         behind = self.tokens[self.at + 1 : self.at + 2]
         begins = before is None and bool(behind) and behind[0].glued and behind[0].text in _BEHIND_LETTERS
         is_letters = token.glued and len(token.text) <= 3 and (touches or begins)
-        return is_letters and not is_known_unit(token.text)
+        is_unit = before is not None and before.kind == "number" and is_known_unit(token.text)
+        return is_letters and not is_unit
 
     def signed(self) -> Node:
         """A factor behind a sign of multiplication may have a sign of its own."""
@@ -449,22 +454,29 @@ class _Reader:
             self.depth -= 1
 
     def _number(self, digits: str) -> Fraction:
+        r"""With what repeats: `0.1\overline{6}`, `0.1(6)`, `0.1666...`."""
         value = Fraction(digits.removesuffix("."))
-        decimals = digits.partition(".")[2]
+        whole, point, decimals = digits.partition(".")
         if self.accepts("..."):
-            return _repeating(digits.partition(".")[0], decimals)
-        token = self.peek()
-        if "." in digits and token is not None and token.text == "(" and token.glued:
-            raise Unreadable("digits in brackets behind a decimal point")
-        if "." not in digits or not self._accepts_command("overline"):
+            return _repeating(whole, decimals)
+        start, token = self.at, self.peek()
+        if (
+            not point
+            or token is None
+            or not ((token.text == "(" and token.glued) or token.text == "overline")
+        ):
             return value
-        self.expect("{")
-        token = self.peek()
-        if token is None or not token.text.isdecimal():
-            raise Unreadable("what repeats is no digits")
         self.at += 1
-        self.expect("}")
-        return value + Fraction(int(token.text), (10 ** len(token.text) - 1) * 10 ** len(decimals))
+        closes = ")" if token.text == "(" else "}"
+        if closes == "}":
+            self.expect("{")
+        block = self.peek()
+        if block is None or not block.text.isdecimal() or not block.glued:
+            self.at = start
+            return value
+        self.at += 1
+        self.expect(closes)
+        return value + Fraction(int(block.text), (10 ** len(block.text) - 1) * 10 ** len(decimals))
 
     def _word(self, token: Token) -> Node:
         name = token.text
@@ -525,6 +537,8 @@ class _Reader:
             return self._symbol(name)
         if name == "begin":
             return self._matrix()
+        if name == "mathbb":
+            return Symbol(f"mathbb {self._environment()}")
         raise Unreadable(f"\\{name} is not known")
 
     def _argument(self) -> Node:

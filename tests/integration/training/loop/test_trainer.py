@@ -316,7 +316,7 @@ async def test_a_truth_that_is_not_its_own_answer_is_refused_before_the_first_st
         environment=make_environment(scenarios=[*SCENARIOS, power]),
         reward=CompositeReward([(create_math_answer_reward(), 1.0), (even_share, 1.0)]),
     )
-    with pytest.raises(ConfigurationError, match="of scenario 'power': its own answer .* would be wrong"):
+    with pytest.raises(ConfigurationError, match=r"of scenario 'power': its own answer .* would be wrong"):
         await trainer.initialize()
     await trainer.close()
 

@@ -19,18 +19,10 @@ from typing import Any, Literal, get_args
 
 from stateset_agents.reasoning.maths.characters import plain_text
 from stateset_agents.reasoning.maths.exact import are_equal, rational
-from stateset_agents.reasoning.maths.expressions import (
-    Ambiguous,
-    Apply,
-    Group,
-    Node,
-    Number,
-    Symbol,
-    power_of_ten,
-    read,
-)
+from stateset_agents.reasoning.maths.expressions import read
 from stateset_agents.reasoning.maths.symbolic import symbolically_equal
 from stateset_agents.reasoning.maths.tokens import Unreadable, without_wrapping
+from stateset_agents.reasoning.maths.tree import Ambiguous, Apply, Group, Node, Number, Symbol, power_of_ten
 from stateset_agents.reasoning.maths.units import is_neutral_unit, same_unit, unit_name
 from stateset_agents.types.errors import ConfigurationError
 

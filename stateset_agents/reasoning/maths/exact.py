@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from stateset_agents.reasoning.maths.expressions import Ambiguous, Apply, Node, Number, Symbol
+from stateset_agents.reasoning.maths.tree import Ambiguous, Apply, Node, Number, Symbol
 
 __all__ = ["Quotient", "Undecided", "are_equal", "quotient_of", "rational"]
 

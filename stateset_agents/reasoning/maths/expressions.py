@@ -10,65 +10,29 @@ A grammar of its own, by recursive descent: no text of an agent gets to a genera
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 
 from stateset_agents.reasoning.maths.characters import TIMES
 from stateset_agents.reasoning.maths.tokens import FUNCTIONS, Token, Unreadable, tokens
+from stateset_agents.reasoning.maths.tree import (
+    Ambiguous,
+    Apply,
+    Group,
+    Node,
+    Number,
+    Symbol,
+    holds_letter,
+    inside_unit,
+    power_of_ten,
+)
 from stateset_agents.reasoning.maths.units import is_known_unit, unit_name
 
-__all__ = ["Ambiguous", "Apply", "Group", "Node", "Number", "Symbol", "power_of_ten", "read"]
+__all__ = ["read"]
 
 MAX_DEPTH = 25
 """Of brackets, roots and fractions in one another."""
 
-
-@dataclass(frozen=True, slots=True)
-class Number:
-    """Digits, with or without a decimal point."""
-
-    value: Fraction
-
-
-@dataclass(frozen=True, slots=True)
-class Symbol:
-    """A letter, a Greek one by its name, `pi`, `oo`; with its index: `x_1`."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Apply:
-    """An operation: + * / ^ neg pos pm sqrt root mixed scaled abs ! = < <= != union base unit, or a function.
-
-    `scaled` is a number times a power of ten, or 3 million; `< <=` is 1 < x ≤ 3.
-    """
-
-    name: str
-    args: tuple[Node, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Several values: `list` (no brackets), `set`, `ratio`, `matrix`, `determinant`, `norm`, `row`, or by
-    their brackets, as `[)`."""
-
-    kind: str
-    items: tuple[Node, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Ambiguous:
-    """`5 m`: five times m, or five meters. Inside of an expression it is the product."""
-
-    product: Node
-    quantity: Node
-    is_spaced: bool
-    """`42 m` is a number with its unit, where `42m` or `42 K` may also be 42 million, or 42 thousand."""
-
-
-Node = Number | Symbol | Apply | Group | Ambiguous
 
 _GREEK = frozenset(
     ("alpha", "beta", "gamma", "delta", "epsilon", "theta", "lambda", "mu", "nu", "phi", "psi", "rho",
@@ -265,7 +229,7 @@ class _Reader:
             first = Apply("pm", (Number(Fraction(0)), first))
         elif sign is not None:
             name = "neg" if sign == "-" else "pos"
-            first = _inside_unit(first, lambda value: Apply(name, (value,)))
+            first = inside_unit(first, lambda value: Apply(name, (value,)))
         terms = [first]
         while (sign := self.accepts("-", "+", "±")) is not None:
             term = self.product()
@@ -314,7 +278,7 @@ class _Reader:
     def _quantity(self, value: Node) -> tuple[Ambiguous | None, int]:
         """The value with the unit that its letters may be, and where it ends; nothing is gone past."""
         start, token = self.at, self.peek()
-        if token is None or not (len(token.text) == 1 or token.kind == "command") or _holds_letter(value):
+        if token is None or not (len(token.text) == 1 or token.kind == "command") or holds_letter(value):
             return None, -1
         unit = self._unit()
         end, self.at = self.at, start
@@ -627,7 +591,7 @@ def _implicit(left: Node, right: Node, *, is_fraction: bool, is_bracketed: bool)
     r"""A product without a sign. `2\frac12` is a mixed number; two numbers side by side are one of "1 1/2",
     unless the right one stands in brackets."""
     last = left.args[-1] if isinstance(left, Apply) and left.name == "*" else left
-    if isinstance(right, Number) and not (is_bracketed and not _holds_letter(left)):
+    if isinstance(right, Number) and not (is_bracketed and not holds_letter(left)):
         if _is_whole(last) and _is_whole(right) and left is last:
             return Apply("beside", (left, right))  # until "/" comes
         raise Unreadable("two numbers stand side by side")
@@ -654,36 +618,6 @@ def _times(left: Node, right: Node, *, is_typeset: bool) -> Node:
     if isinstance(left, Number) and exponent is not None and (is_typeset or exponent not in (0, 1)):
         return Apply("scaled", (left, Number(Fraction(10) ** exponent)))
     return _joined("*", [left, right])
-
-
-def power_of_ten(node: Node) -> int | None:
-    """The exponent of 10^-3; None for anything else, and beyond three digits."""
-    if not isinstance(node, Apply) or node.name != "^" or node.args[0] != Number(Fraction(10)):
-        return None
-    exponent, sign = node.args[1], 1
-    if isinstance(exponent, Apply) and exponent.name in ("neg", "pos"):
-        sign = -1 if exponent.name == "neg" else 1
-        exponent = exponent.args[0]
-    if not isinstance(exponent, Number) or exponent.value.denominator != 1 or exponent.value >= 1000:
-        return None
-    return sign * int(exponent.value)
-
-
-def _holds_letter(node: Node) -> bool:
-    if isinstance(node, Symbol):
-        return node.name not in ("pi", "oo")
-    if isinstance(node, Apply):
-        return any(map(_holds_letter, node.args))
-    return not isinstance(node, Number)
-
-
-def _inside_unit(node: Node, change: Callable[[Node], Node]) -> Node:
-    """The change done to the number: of -5 m the sign is the 5's."""
-    if isinstance(node, Ambiguous):
-        return replace(node, product=change(node.product), quantity=_inside_unit(node.quantity, change))
-    if isinstance(node, Apply) and node.name == "unit":
-        return Apply("unit", (change(node.args[0]), node.args[1]))
-    return change(node)
 
 
 def _scaled(value: Node, factor: int) -> Node:

@@ -4,8 +4,8 @@ text."""
 from __future__ import annotations
 
 from stateset_agents.reasoning.maths.exact import rational
-from stateset_agents.reasoning.maths.expressions import Ambiguous, Apply, Node, Number, Symbol
 from stateset_agents.reasoning.maths.tokens import FUNCTIONS
+from stateset_agents.reasoning.maths.tree import Ambiguous, Apply, Node, Number, Symbol
 
 __all__ = ["latex_of"]
 

@@ -32,7 +32,6 @@ class Pair:
     form: Form = "value"
 
 
-Spelling = tuple[str, str]
 Draw = Callable[[random.Random, bool], tuple[str, str]]
 """Whether the two are the same -> the answer and the truth."""
 
@@ -873,10 +872,10 @@ KINDS: dict[str, tuple[Draw, Form]] = {
     "scientific notation": (draw_scientific, "value"),
     "powers of ten": (draw_power_of_ten, "value"),
     "3 million": (draw_scale, "value"),
-    "units, prefixes": (draw_unit, "value"),
-    "units, case": (draw_case, "value"),
-    "units, powers": (draw_power_of_unit, "value"),
-    "units, rates": (draw_rate, "value"),
+    "prefixes": (draw_unit, "value"),
+    "case": (draw_case, "value"),
+    "areas and volumes": (draw_power_of_unit, "value"),
+    "rates": (draw_rate, "value"),
     "temperatures": (draw_temperature, "value"),
     "angles": (draw_angle, "value"),
     "money": (draw_money, "value"),
@@ -939,16 +938,25 @@ def score(drawn: Iterator[Pair]) -> tuple[dict[str, Score], list[Pair]]:
     return scores, wrong
 
 
+FAMILIES = {
+    "numbers": list(KINDS)[:7],
+    "units": list(KINDS)[7:16],
+    "sets and relations": list(KINDS)[16:22],
+    "expressions": list(KINDS)[22:29],
+    "words and hedges": list(KINDS)[29:],
+}
+"""Rows of the table in docs/reasoning.md."""
+
+
 def main(number: int, seed: int) -> None:
     scores, wrong = score(pairs(number, seed))
-    print("| kind | same | refused | different | accepted |\n|---|---|---|---|---|")
-    for kind, row in scores.items():
-        print(f"| {kind} | {row.same} | {row.false_refusals} | {row.different} | {row.false_accepts} |")
-    total = [
-        sum(getattr(row, name) for row in scores.values())
-        for name in ("same", "false_refusals", "different", "false_accepts")
-    ]
-    print(f"| all | {total[0]} | {total[1]} | {total[2]} | {total[3]} |")
+    print("| pairs of | same | refused | different | accepted |\n|---|---|---|---|---|")
+    for family, kinds in {**FAMILIES, "all": list(KINDS)}.items():
+        rows = [scores[kind] for kind in kinds]
+        same, different = sum(row.same for row in rows), sum(row.different for row in rows)
+        refused, accepted = sum(row.false_refusals for row in rows), sum(row.false_accepts for row in rows)
+        listed = "" if family == "all" else f": {', '.join(kinds)}"
+        print(f"| {family}{listed} | {same} | {refused} | {different} | {accepted} |")
     for pair in wrong[:60]:
         print(
             f"{pair.kind}: {pair.given!r} for {pair.truth!r} is {'right' if pair.is_same else 'wrong'}",

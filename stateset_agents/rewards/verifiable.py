@@ -12,7 +12,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
-from stateset_agents.core.scoring.answers import agreement
+from stateset_agents.core.scoring.answers import agreement, parse_number
 from stateset_agents.core.scoring.base import RewardFunction, RewardResult
 from stateset_agents.core.scoring.claims.text_checks import declines, is_refusal, words
 from stateset_agents.core.scoring.transcript import (
@@ -101,7 +101,7 @@ class CorrectnessReward(CheckedReward):
         if self._marker is None:
             return text if words(text) else None
         found = re.findall(rf"{re.escape(self._marker)}[ \t]*(.*)", text, re.IGNORECASE)
-        answers = {" ".join(answer.lower().split()) for answer in found}
+        answers = {parse_number(answer) or " ".join(answer.lower().split()) for answer in found}
         return found[-1] if len(answers) == 1 and words(found[-1]) else None
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 from stateset_agents.core.environment import Conversation, Observation, ReplyLimits
 from stateset_agents.environments.problems.attacks import ATTACKS
 from stateset_agents.environments.problems.traces import Solver, Trace, check_habits, choose_habit, reply_of
-from stateset_agents.reasoning.maths.agreement import math_agreement
+from stateset_agents.reasoning.maths.agreement import check_truth, math_agreement
 from stateset_agents.reasoning.replies import answer_of, num_steps, read_reasoned, words_of
 from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.types.errors import ConfigurationError
@@ -88,10 +88,15 @@ class ProblemEnvironment(ABC):
         return float(math_agreement(answer, scenario.context["answer"]))
 
     def scenarios(self, split: str) -> Sequence[Scenario]:
-        """The problems of a split; no problem stands in two."""
+        """The problems of a split; no problem stands in two. Raises ConfigurationError for one whose own
+        answer would be wrong."""
         known = expect_split(split)
         if known not in self._made:
-            self._made[known] = self.make(known)
+            made = self.make(known)
+            if type(self).judge is ProblemEnvironment.judge:
+                for scenario in made:
+                    check_truth(scenario.context.get("answer"), where=f"the answer of {scenario.id!r}")
+            self._made[known] = made
         return self._made[known]
 
     async def start(self, scenario: Scenario, seed: int) -> Conversation:

@@ -23,9 +23,9 @@ import time
 from functools import lru_cache
 from typing import Any
 
-from stateset_agents.reasoning.maths.expressions import Node
 from stateset_agents.reasoning.maths.latex import latex_of
 from stateset_agents.reasoning.maths.symbolic_worker import CPU_SECONDS
+from stateset_agents.reasoning.maths.tree import Node
 from stateset_agents.types.errors import RewardTimeout
 from stateset_agents.types.logs import get_logger
 

@@ -40,6 +40,7 @@ from stateset_agents.types.errors import (
 )
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.schemas import inlined
 from stateset_agents.types.settings import closest
 
 __all__ = ["Tool", "ToolError", "Toolbox", "bounded", "tool"]
@@ -79,9 +80,7 @@ class Tool:
     def schema(self) -> dict[str, Any]:
         """OpenAI's function shape: `{"type": "function", "function": {name, description, parameters}}`."""
         arguments = self.arguments
-        parameters = _untitled(
-            dict(arguments) if isinstance(arguments, Mapping) else arguments.model_json_schema()
-        )
+        parameters = inlined(arguments if isinstance(arguments, Mapping) else arguments.model_json_schema())
         parameters.setdefault("properties", {})
         return {
             "type": "function",
@@ -156,11 +155,16 @@ def _tool(function: Callable[..., Any], name: str | None, local: bool | None, ti
         field = pydantic.Field(default, alias=parameter.name, description=text)
         fields[f"argument_{len(fields)}"] = (hints[parameter.name], field)
     config = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
+    try:
+        arguments = pydantic.create_model(name, __config__=config, **fields)
+        arguments.model_json_schema()
+    except pydantic.errors.PydanticUserError as error:  # of a type that has no schema, or none that JSON can fill
+        raise ConfigurationError(f"tool {name}: a type in its signature cannot be used: {error.message}") from error
     return Tool(
         name=name,
         description=description,
         function=function,
-        arguments=pydantic.create_model(name, __config__=config, **fields),
+        arguments=arguments,
         local=not inspect.iscoroutinefunction(function) if local is None else local,
         scenario_parameter=scenario_parameter,
         takes_state=takes_state,
@@ -388,18 +392,3 @@ def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
             elif current:
                 parameters[current] = f"{parameters[current]} {stripped}".strip()
     return re.sub(r"\s+", " ", " ".join(description)).strip(), parameters
-
-
-def _untitled(schema: Any) -> Any:
-    """The schema without pydantic's titles, which only cost the agent tokens."""
-    if isinstance(schema, list):
-        return [_untitled(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        key: {name: _untitled(value) for name, value in item.items()}
-        if key in ("properties", "$defs")
-        else _untitled(item)
-        for key, item in schema.items()
-        if not (key == "title" and isinstance(item, str))
-    }

@@ -149,6 +149,9 @@ _LFM2 = {
     "content": {},
 }
 
+_LFM2_RAW = {**_LFM2, "tool_calls": {**_LFM2["tool_calls"], "content_args": {"escapes": False}}}  # type: ignore[dict-item]
+"""LFM2.5 and its second version write texts between quotes as they are."""
+
 _DEEPSEEK = {
     "reasoning_content": _THINK,
     "tool_calls": {
@@ -197,6 +200,7 @@ RESPONSE_TEMPLATES: dict[str, dict[str, Any]] = {
     "atem": _ATEM,
     "gemma4": _GEMMA4,
     "lfm2": _LFM2,
+    "lfm2_raw": _LFM2_RAW,
     "deepseek": _DEEPSEEK,
     "mistral": _MISTRAL,
     "mistral_list": _MISTRAL_LIST,

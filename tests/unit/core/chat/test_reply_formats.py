@@ -545,6 +545,7 @@ FORMATS = {
     "atem": "muse_glimmer",
     "gemma4": "gemma4_v5",
     "lfm2": "lfm2_v2",
+    "lfm2_raw": "lfm2_2_5",
     "deepseek": "deepseekv3",
     "mistral": WITH_ID,
     "mistral_list": ONE_LIST,

@@ -12,7 +12,17 @@ from typing import Any
 
 from stateset_agents.types.comparison import canonical
 
-__all__ = ["Properties", "ValueKind", "inlined", "kinds_of", "merged", "without_defaults"]
+__all__ = [
+    "Properties",
+    "ValueKind",
+    "call_key",
+    "inlined",
+    "kinds_of",
+    "merged",
+    "outside_reference",
+    "parameters_of",
+    "without_defaults",
+]
 
 _ANY_TYPE = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 _MOST_KINDS = 200
@@ -82,6 +92,15 @@ def merged(schema: Any, root: Any = None) -> Properties:
     return Properties(schemas=schemas, required=frozenset(required))
 
 
+def outside_reference(schema: Any, root: Any) -> str | None:
+    """The first reference in a schema that names nothing in the root, as one to another document; or None."""
+    for part in _parts(schema, root):
+        name = part.get("$ref")
+        if isinstance(name, str) and _target(name, root) is None:
+            return name
+    return None
+
+
 def without_defaults(value: Any, schema: Any = None, root: Any = None) -> Any:
     """A value without the members that say the same as leaving them out: null, or the schema's default.
 
@@ -107,6 +126,21 @@ def without_defaults(value: Any, schema: Any = None, root: Any = None) -> Any:
         inner = next((part["items"] for part in _parts(schema, root) if "items" in part), None)
         return [without_defaults(item, _mapping(inner), root) for item in value]
     return value
+
+
+def parameters_of(name: Any, tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The schema of a tool's arguments, from tools in OpenAI's shape; empty where none has the name."""
+    functions = (tool.get("function", tool) for tool in tools if isinstance(tool, Mapping))
+    found = (each for each in functions if isinstance(each, Mapping) and each.get("name") == name)
+    return _mapping(next(found, {}).get("parameters"))
+
+
+def call_key(name: str, arguments: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+    """One text for all spellings of a call: 20.0 or 20, a default said or left out, keys in any order.
+
+    `tools` are those that the call was made with, in OpenAI's shape.
+    """
+    return canonical([name, without_defaults(arguments, parameters_of(name, tools))])
 
 
 def inlined(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,19 +8,11 @@ from typing import Any
 
 from stateset_agents.types.schemas import ValueKind, kinds_of, merged
 
-__all__ = ["parameters_of", "with_types"]
+__all__ = ["with_types"]
 
 _NULLS = ("null", "None")
 """Templates write constants as JSON or as Python has them."""
 _CONSTANTS = {"True": True, "False": False}
-
-
-def parameters_of(name: Any, tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The schema of a tool's arguments, from tools in OpenAI's shape; empty where none has the name."""
-    functions = (tool.get("function", tool) for tool in tools)
-    found = (each for each in functions if isinstance(each, Mapping) and each.get("name") == name)
-    parameters = next(found, {}).get("parameters")
-    return parameters if isinstance(parameters, Mapping) else {}
 
 
 def with_types(arguments: Mapping[str, Any], schema: Mapping[str, Any], null: str) -> dict[str, Any]:

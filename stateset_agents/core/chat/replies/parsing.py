@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import regex  # type: ignore[import-untyped]  # it has no types of its own
 
-from stateset_agents.core.chat.replies.argument_types import parameters_of, with_types
+from stateset_agents.core.chat.replies.argument_types import with_types
 from stateset_agents.core.chat.replies.call_values import (
     MAX_LEVELS,
     TaggedArguments,
@@ -25,6 +25,7 @@ from stateset_agents.core.chat.replies.stream import CallText, Region, ReplyStre
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.messages import Completion, Message, ToolCall, call_arguments
+from stateset_agents.types.schemas import parameters_of
 
 __all__ = ["HERMES", "ReplyParser", "ReplyStream", "choose_parser", "parse_reply"]
 

@@ -158,8 +158,12 @@ def _tool(function: Callable[..., Any], name: str | None, local: bool | None, ti
     try:
         arguments = pydantic.create_model(name, __config__=config, **fields)
         arguments.model_json_schema()
-    except pydantic.errors.PydanticUserError as error:  # of a type that has no schema, or none that JSON can fill
-        raise ConfigurationError(f"tool {name}: a type in its signature cannot be used: {error.message}") from error
+    except (
+        pydantic.errors.PydanticUserError
+    ) as error:  # of a type that has no schema, or none that JSON can fill
+        raise ConfigurationError(
+            f"tool {name}: a type in its signature cannot be used: {error.message}"
+        ) from error
     return Tool(
         name=name,
         description=description,

@@ -6,7 +6,7 @@ that are offered, and for whoever makes arguments up.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,8 +95,8 @@ def merged(schema: Any, root: Any = None) -> Properties:
 def outside_reference(schema: Any, root: Any) -> str | None:
     """The first reference in a schema that names nothing in the root, as one to another document; or None."""
     for part in _parts(schema, root):
-        name = part.get("$ref")
-        if isinstance(name, str) and _target(name, root) is None:
+        name = str(part.get("$ref", ""))
+        if name and _target(name, root) is None:
             return name
     return None
 
@@ -130,17 +130,24 @@ def without_defaults(value: Any, schema: Any = None, root: Any = None) -> Any:
 
 def parameters_of(name: Any, tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """The schema of a tool's arguments, from tools in OpenAI's shape; empty where none has the name."""
-    functions = (tool.get("function", tool) for tool in tools if isinstance(tool, Mapping))
-    found = (each for each in functions if isinstance(each, Mapping) and each.get("name") == name)
-    return _mapping(next(found, {}).get("parameters"))
+    functions = (_mapping(tool.get("function", tool)) for tool in tools if isinstance(tool, Mapping))
+    named = (each for each in functions if each.get("name") == name)
+    return _mapping(next(named, _mapping(None)).get("parameters"))
 
 
-def call_key(name: str, arguments: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+def call_key(
+    name: str,
+    arguments: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]] = (),
+    fold: Callable[[str], str] = str,
+) -> str:
     """One text for all spellings of a call: 20.0 or 20, a default said or left out, keys in any order.
 
-    `tools` are those that the call was made with, in OpenAI's shape.
+    `tools` are those that the call was made with, in OpenAI's shape; `fold` brings texts that count as the
+    same to one.
     """
-    return canonical([name, without_defaults(arguments, parameters_of(name, tools))])
+    plain = without_defaults(arguments, parameters_of(name, tools))
+    return canonical([name, plain], fold)
 
 
 def inlined(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,7 +173,7 @@ def _inlined(schema: Any, root: Any, inside: tuple[str, ...], left: list[int]) -
     if not isinstance(schema, Mapping):
         return schema
     left[0] -= 1
-    name = schema.get("$ref")
+    name = str(schema.get("$ref", ""))
     if left[0] < 0 or name in inside:
         raise RecursionError
     target = None if root is None else _target(name, root)
@@ -191,7 +198,7 @@ def _kinds(schema: Any, root: Any, known: dict[str, tuple[ValueKind, ...]]) -> t
     if not isinstance(schema, Mapping):
         return (ValueKind(types=_ANY_TYPE),)
     kinds: tuple[ValueKind, ...] = (_declared(schema),)
-    name = schema.get("$ref")
+    name = str(schema.get("$ref", ""))
     if (target := _target(name, root)) is not None:
         if name not in known:
             known[name] = ()  # what holds itself adds nothing
@@ -275,7 +282,7 @@ def _parts(schema: Any, root: Any, seen: set[str] | None = None) -> Iterator[Map
     if not isinstance(schema, Mapping):
         return
     seen = set() if seen is None else seen
-    name = schema.get("$ref")
+    name = str(schema.get("$ref", ""))
     if (target := _target(name, root)) is not None and name not in seen:
         seen.add(name)
         yield from _parts(target, root, seen)
@@ -291,14 +298,13 @@ def _parts(schema: Any, root: Any, seen: set[str] | None = None) -> Iterator[Map
 
 def _with_reference(schema: Any, root: Any) -> Any:
     """A member's schema, with the default that a reference has for it."""
-    name = schema.get("$ref") if isinstance(schema, Mapping) else None
-    target = _target(name, root)
+    target = _target(str(schema.get("$ref", "")), root) if isinstance(schema, Mapping) else None
     return {**target, **schema} if isinstance(target, Mapping) else schema
 
 
-def _target(name: Any, root: Any) -> Any:
+def _target(name: str, root: Any) -> Any:
     """What a reference within the schema names, or None: those to other documents name nothing here."""
-    if not isinstance(name, str) or not name.startswith("#"):
+    if not name.startswith("#"):
         return None
     found = root
     for step in filter(None, name[1:].split("/")):

@@ -68,7 +68,9 @@ def why_unread(
             "this chat template does not show the thought of such a reply: leave `reasoning` out, "
             f"{_OTHER_TEMPLATE}"
         )
-    return f"{_refusal(message, render) or _odd_token(message, parser)}: leave the reply out, {_OTHER_TEMPLATE}"
+    return (
+        f"{_refusal(message, render) or _odd_token(message, parser)}: leave the reply out, {_OTHER_TEMPLATE}"
+    )
 
 
 def _why_call_unread(
@@ -94,8 +96,8 @@ def _why_call_unread(
         member = merged(schema).schemas.get(name)
         if (reference := outside_reference(member, schema)) is not None:
             return (
-                f"the schema of {argument} refers to {reference!r:.60}, which is not in it, so {value!r:.40} is "
-                "read as text: write the definition into the schema"
+                f"the schema of {argument} refers to {reference!r:.60}, which is not in it, so {value!r:.40} "
+                "is read as text: write the definition into the schema"
             )
         if not kinds_of(member, schema):
             return (
@@ -109,8 +111,8 @@ def _why_call_unread(
             + "give a schema that allows no text there"
         )
     return (
-        f"a text in the call of {call.name} holds what this chat template takes for the end of an argument or "
-        f"for a control token: reword it, {_OTHER_TEMPLATE}"
+        f"a text in the call of {call.name} holds what this chat template takes for the end of an argument, "
+        f"or a control token: reword it, {_OTHER_TEMPLATE}"
     )
 
 

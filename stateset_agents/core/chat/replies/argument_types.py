@@ -25,7 +25,9 @@ def with_types(arguments: Mapping[str, Any], schema: Mapping[str, Any], null: st
     typed = {}
     for key, value in arguments.items():
         kinds = kinds_of(members.schemas.get(key), schema)
-        is_null = value == null and not members.may_be_absent(key) and any(kind.allows(None) for kind in kinds)
+        is_null = (
+            value == null and not members.may_be_absent(key) and any(kind.allows(None) for kind in kinds)
+        )
         typed[key] = None if is_null else _typed(value, kinds) if isinstance(value, str) else value
     return typed
 

@@ -240,7 +240,9 @@ def choose_parser(tokenizer: Any, prompt_end: str, render: Callable[[Message], s
     special = tuple(token.content for token in tokenizer.hf.added_tokens_decoder.values() if token.special)
     ends = [tokenizer.piece(id) for id in tokenizer.eos_ids]
     call, odd_call, null = (
-        _rendered(render, replace(_CALL, tool_calls=(replace(_CALL.tool_calls[0], arguments=arguments),)), ends)
+        _rendered(
+            render, replace(_CALL, tool_calls=(replace(_CALL.tool_calls[0], arguments=arguments),)), ends
+        )
         for arguments in (_CALL.tool_calls[0].arguments, _ODD_ARGUMENTS, {"city": None})
     )
     thought = _rendered(render, _THOUGHT, ends) or _rendered(render, replace(_THOUGHT, reasoning=None), ends)
@@ -297,7 +299,7 @@ _CALL = Message(
     content="",
     tool_calls=(ToolCall(name="look_up", arguments={"city": "Oslo", "days": 3}),),
 )
-_ODD_ARGUMENTS = {"city": "it's \\n \"it\"\n</tool_call> \\"}
+_ODD_ARGUMENTS = {"city": 'it\'s \\n "it"\n</tool_call> \\'}
 _TOOLS = (
     {
         "name": "look_up",
@@ -317,7 +319,8 @@ def _rendered(render: Callable[[Message], str], message: Message, ends: Sequence
 
 def _reads_call(parser: ReplyParser, prompt_end: str, text: str, arguments: Mapping[str, Any]) -> bool:
     return any(
-        [(call.name, call.arguments) for call in message.tool_calls] == [(_CALL.tool_calls[0].name, arguments)]
+        [(call.name, call.arguments) for call in message.tool_calls]
+        == [(_CALL.tool_calls[0].name, arguments)]
         and not message.content
         and not message.reasoning
         for message in _readings(parser, prompt_end, text)

@@ -42,7 +42,7 @@ class ChatLogs(ConversationEnvironment):
         *,
         shares: Mapping[str, float] | None = None,
         max_turns: int = 6,
-        tools: Sequence[Tool | Callable[..., Any]] = (),
+        tools: Sequence[Tool | Callable[..., Any]] | type = (),
         user: UserFactory | str | None = default_user,
         success: Success | str | None = None,
         state: StateFactory | str | None = None,
@@ -81,7 +81,10 @@ class _RecordedToolbox(Toolbox):
     """Tools that answer as the scenario's log did; those that really run go first."""
 
     def __init__(
-        self, tools: Sequence[Tool | Callable[..., Any]], scenarios: Sequence[Scenario], max_result_chars: int
+        self,
+        tools: Sequence[Tool | Callable[..., Any]] | type,
+        scenarios: Sequence[Scenario],
+        max_result_chars: int,
     ) -> None:
         super().__init__(tools, max_result_chars=max_result_chars)
         self._offered: dict[str, Mapping[str, Any]] = {}

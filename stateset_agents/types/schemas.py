@@ -123,8 +123,8 @@ def without_defaults(value: Any, schema: Any = None, root: Any = None) -> Any:
             kept[name] = without_defaults(item, inner, root)
         return kept
     if isinstance(value, list | tuple):
-        inner = next((part["items"] for part in _parts(schema, root) if "items" in part), None)
-        return [without_defaults(item, _mapping(inner), root) for item in value]
+        of_items = next((part["items"] for part in _parts(schema, root) if "items" in part), None)
+        return [without_defaults(item, _mapping(of_items), root) for item in value]
     return value
 
 

@@ -45,12 +45,8 @@ def why_unread(
         return "its words hold a thought: give it as `reasoning`, and the words behind it as `content`"
     if words.tool_calls:
         return "its words hold a tool call as the model writes one: give it in `tool_calls`, or reword"
-    if "</think>" in message.content:
-        return "its words hold </think>, which ends a thought: give the thought as `reasoning`"
     calls = message.tool_calls
     for call in calls:
-        if call.error is not None:
-            return f"a tool call in it could not be read ({call.error}): leave the reply out"
         if not works(content="", reasoning=None, tool_calls=(call,)):
             return _why_call_unread(call, tools, parser, render)
     if len(calls) > 1 and not works(content="", reasoning=None):

@@ -65,7 +65,8 @@ _GLM = {
 
 _LLAMA3 = {
     "tool_calls": {
-        "open_pattern": r'(?=\{\s*(?:"type":\s*"function",\s*)?"name":\s*"[^"]*",\s*"parameters":)',
+        "open_pattern": r'(?=\{\s*(?:"type":\s*"function",\s*)?"name":\s*"[^"]*",\s*'
+        r'"(?:parameters|arguments|args)":)',
         "close_pattern": r"\Z",
         "repeats": True,
         "content": "json",

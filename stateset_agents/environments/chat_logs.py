@@ -115,11 +115,10 @@ class _RecordedToolbox(Toolbox):
         if call.error is not None or call.name in self._tools or call.name not in self._offered:
             return await super().call(call, scenario=scenario, state=state)
         recorded = () if scenario is None else scenario.context.get("recorded", ())
-        made = _key(call.name, call.arguments, self.schemas)
+        schemas = self.schemas
+        made = _key(call.name, call.arguments, schemas)
         same = [
-            entry["content"]
-            for entry in recorded
-            if _key(entry["name"], entry["arguments"], self.schemas) == made
+            entry["content"] for entry in recorded if _key(entry["name"], entry["arguments"], schemas) == made
         ]
         content = next((text for text in same if text is not None), NOT_RECORDED)
         return Message(

@@ -139,7 +139,7 @@ _GEMMA4 = {
     "content": {},
 }
 
-_LFM2 = {
+_LFM2: dict[str, Any] = {
     "thinking": _THINK,
     "tool_calls": {
         "open": "<|tool_call_start|>",
@@ -150,7 +150,7 @@ _LFM2 = {
     "content": {},
 }
 
-_LFM2_RAW = {**_LFM2, "tool_calls": {**_LFM2["tool_calls"], "content_args": {"escapes": False}}}  # type: ignore[dict-item]
+_LFM2_RAW = {**_LFM2, "tool_calls": {**_LFM2["tool_calls"], "content_args": {"escapes": False}}}
 """LFM2.5 and its second version write texts between quotes as they are."""
 
 _DEEPSEEK = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from stateset_agents.core.users.simulated_user import UserFactory, default_user
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.schemas import call_key
 
 __all__ = ["ChatLogs", "made_the_recorded_calls"]
 
@@ -42,7 +42,7 @@ class ChatLogs(ConversationEnvironment):
         *,
         shares: Mapping[str, float] | None = None,
         max_turns: int = 6,
-        tools: Sequence[Tool | Callable[..., Any]] = (),
+        tools: Sequence[Tool | Callable[..., Any]] | type = (),
         user: UserFactory | str | None = default_user,
         success: Success | str | None = None,
         state: StateFactory | str | None = None,
@@ -81,7 +81,10 @@ class _RecordedToolbox(Toolbox):
     """Tools that answer as the scenario's log did; those that really run go first."""
 
     def __init__(
-        self, tools: Sequence[Tool | Callable[..., Any]], scenarios: Sequence[Scenario], max_result_chars: int
+        self,
+        tools: Sequence[Tool | Callable[..., Any]] | type,
+        scenarios: Sequence[Scenario],
+        max_result_chars: int,
     ) -> None:
         super().__init__(tools, max_result_chars=max_result_chars)
         self._offered: dict[str, Mapping[str, Any]] = {}
@@ -112,8 +115,10 @@ class _RecordedToolbox(Toolbox):
         if call.error is not None or call.name in self._tools or call.name not in self._offered:
             return await super().call(call, scenario=scenario, state=state)
         recorded = () if scenario is None else scenario.context.get("recorded", ())
+        schemas = self.schemas
+        made = _key(call.name, call.arguments, schemas)
         same = [
-            entry["content"] for entry in recorded if _key(entry["name"], entry["arguments"]) == _key_of(call)
+            entry["content"] for entry in recorded if _key(entry["name"], entry["arguments"], schemas) == made
         ]
         content = next((text for text in same if text is not None), NOT_RECORDED)
         return Message(
@@ -125,7 +130,10 @@ class _RecordedToolbox(Toolbox):
 
 
 def made_the_recorded_calls(scenario: Scenario, messages: Sequence[Message]) -> bool | None:
-    """Did the agent make every call of the log, in any order, arguments compared without case and blanks?
+    """Did the agent make every call of the log, in any order?
+
+    Arguments are compared by value: without case and blanks, 20.0 is 20, and one that is left out is null, or
+    the default of the log's schema of the tool.
 
     None for a log without calls, and for one that says `"success": false`: what it did is no example. Further
     calls are not held against the agent: where they do harm, write a verdict of your own.
@@ -133,24 +141,14 @@ def made_the_recorded_calls(scenario: Scenario, messages: Sequence[Message]) -> 
     recorded = scenario.context.get("recorded")
     if not recorded or scenario.context.get("success") is False:
         return None
-    made = {_key_of(call) for message in messages for call in message.tool_calls}
-    return all(_key(entry["name"], entry["arguments"]) in made for entry in recorded)
+    tools = scenario.context.get("tools", ())
+    made = {_key(call.name, call.arguments, tools) for message in messages for call in message.tool_calls}
+    return all(_key(entry["name"], entry["arguments"], tools) in made for entry in recorded)
 
 
-def _key_of(call: ToolCall) -> str:
-    return _key(call.name, call.arguments)
-
-
-def _key(name: str, arguments: Mapping[str, Any]) -> str:
-    return f"{name} {json.dumps(_plain(dict(arguments)), sort_keys=True, default=str)}"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, str):
-        return " ".join(value.casefold().split())
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+def _key(name: str, arguments: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> str:
+    """One text for calls that are alike but for case and blanks."""
+    return call_key(name, arguments, tools, fold=lambda text: " ".join(text.casefold().split()))
 
 
 def _shape_of(call: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from stateset_agents.backends.openai.thoughts import WordStream, thoughts_of, words_of
-from stateset_agents.types.messages import MAX_NESTING, ToolCall, is_nested_deeper
+from stateset_agents.types.messages import MAX_NESTING, ToolCall, call_arguments, is_nested_deeper
 
 __all__ = ["ChatAnswer", "Failure", "StreamedAnswer", "http_failure", "read_answer"]
 
@@ -258,13 +258,16 @@ def _tool_calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
     """
     calls = []
     for item in message.get("tool_calls") or ():
-        name, written = item["function"]["name"], item["function"].get("arguments") or "{}"
+        name, error, written = item["function"]["name"], None, item["function"]
         try:
+            given, unknown = call_arguments(item["function"])
+            written = given or "{}"
             arguments = json.loads(written) if isinstance(written, str) else written
         except (ValueError, RecursionError):
-            arguments = None
-        error = None
-        if not isinstance(arguments, dict):
+            arguments, unknown = None, []
+        if unknown and not arguments:
+            error = f"the call of {name} has no arguments, and {unknown[0]!r} beside its name"
+        elif not isinstance(arguments, dict):
             error = f"the arguments of {name} are not a JSON object"
         elif is_nested_deeper(arguments, MAX_NESTING):
             error = f"the arguments of {name} have more than {MAX_NESTING} levels of objects and lists"

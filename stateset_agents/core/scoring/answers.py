@@ -9,6 +9,7 @@ from fractions import Fraction
 
 from stateset_agents.core.scoring.claims.text_checks import words
 from stateset_agents.reasoning.maths.units import same_unit, unit_name
+from stateset_agents.types.comparison import composed, nfc
 from stateset_agents.types.errors import ConfigurationError
 
 __all__ = ["agreement", "parse_number"]
@@ -63,6 +64,7 @@ def agreement(answer: str, expected: object, *, tolerance: float = 1e-6) -> floa
 
     Raises ConfigurationError for an expected answer that is neither number, text nor list of these.
     """
+    answer, expected = nfc(answer), composed(expected)
     if isinstance(expected, Sequence) and not isinstance(expected, str):
         items = [_wordings(item) for item in expected]
         if not items:

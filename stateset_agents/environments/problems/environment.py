@@ -17,6 +17,7 @@ from stateset_agents.environments.problems.traces import Solver, Trace, check_ha
 from stateset_agents.reasoning.maths.agreement import check_truth, math_agreement
 from stateset_agents.reasoning.replies import answer_of, num_steps, read_reasoned, words_of
 from stateset_agents.runtime.tasks import in_thread
+from stateset_agents.types.comparison import composed, nfc
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 from stateset_agents.types.scenario import Scenario, Split, expect_split
@@ -148,7 +149,8 @@ class ProblemConversation:
             "format": float(reasoned is not None),
             "steps": float(num_steps(reasoned.thinking) if reasoned is not None else 0),
         }
-        score = await in_thread(self.environment.judge, self.scenario, answer or "")
+        problem = replace(self.scenario, context=composed(self.scenario.context))
+        score = await in_thread(self.environment.judge, problem, nfc(answer or ""))
         success = None if score is None else answer is not None and score >= 1
         return Outcome(reward=score, success=success, breakdown=breakdown)
 

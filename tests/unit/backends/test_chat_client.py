@@ -14,7 +14,7 @@ import pytest
 from chat_server import ChatServer, Fault, answer, body, cut, hang, status
 
 from stateset_agents.backends.openai.client import ChatClient, NoAnswer
-from stateset_agents.backends.openai.responses import _seconds
+from stateset_agents.backends.openai.responses import ChatAnswer, _seconds, read_answer
 from stateset_agents.types.errors import BackendError, BudgetExceeded, ConfigurationError
 from stateset_agents.types.messages import Message
 
@@ -347,3 +347,25 @@ def test_a_client_outlives_an_event_loop() -> None:
 def test_wrong_settings_are_one_line(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         ChatClient(**{"url": "http://x/v1", "model": "m", **settings})
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "error"),
+    [
+        ({"parameters": {"at": "K27"}}, {"at": "K27"}, None),
+        ({"args": '{"at": "K27"}'}, {"at": "K27"}, None),
+        ({"at": "K27"}, {}, "the call of look has no arguments, and 'at' beside its name"),
+        ({"arguments": "{}", "args": "{}"}, {}, "the arguments of look are not a JSON object"),
+        ({}, {}, None),
+    ],
+)
+def test_an_endpoint_s_call_never_loses_its_arguments(
+    function: dict[str, Any], arguments: dict[str, Any], error: str | None
+) -> None:
+    message = {"content": None, "tool_calls": [{"id": "a", "function": {"name": "look", **function}}]}
+    answer = read_answer(
+        json.dumps({"choices": [{"message": message}]}), {"tools": [{}], "messages": []}, may_be_empty=True
+    )
+    assert isinstance(answer, ChatAnswer)
+    (call,) = answer.tool_calls
+    assert (call.arguments, call.error) == (arguments, error)

@@ -9,6 +9,8 @@ import re
 import unicodedata
 from functools import lru_cache
 
+from stateset_agents.types.comparison import nfc
+
 __all__ = ["GREEK", "TIMES", "plain_text"]
 
 TIMES = "\u00d7"
@@ -47,7 +49,7 @@ def plain_text(text: str) -> str:
     """
     if text.isascii():
         return text
-    text = unicodedata.normalize("NFC", text)
+    text = nfc(text)
     text = _OVERLINED.sub(lambda match: rf"\overline{{{match[0][::2]}}}", text)
     text = re.sub(r"([0-9])\u0307", r"\\dot{\1}", text)
     text = _GROUPED.sub(lambda match: re.sub(r"[^0-9]", ",", match[0]), text)
@@ -57,7 +59,7 @@ def plain_text(text: str) -> str:
     before = ""
     while before != text:  # ¹² is one exponent
         before, text = text, _SCRIPT.sub(r"\1{\2\3}", text)
-    return unicodedata.normalize("NFC", _ROOT.sub(r"\1{\2}", text))
+    return nfc(_ROOT.sub(r"\1{\2}", text))
 
 
 @lru_cache(maxsize=4096)

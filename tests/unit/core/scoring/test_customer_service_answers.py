@@ -39,7 +39,12 @@ def test_the_tables_hold_what_was_asked_for() -> None:
 
 @pytest.mark.parametrize(
     ("group", "answer"),
-    [(group, answer) for group, answers in GROUPS.items() for answer in answers],
+    [
+        (group, answer)
+        for group, answers in GROUPS.items()
+        if "development" not in group
+        for answer in answers
+    ],
     ids=_name,
 )
 async def test_a_gaming_answer_earns_at_most_a_half_and_an_honest_one_nine_tenths(

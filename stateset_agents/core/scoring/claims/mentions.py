@@ -15,6 +15,7 @@ from stateset_agents.core.scoring.claims.statements import (
     read_statements,
 )
 from stateset_agents.core.scoring.claims.typed_values import Value, find_values, same_value
+from stateset_agents.core.scoring.claims.value_phrases import Limit
 
 __all__ = [
     "Mention",
@@ -56,6 +57,12 @@ class Replies:
     """Stems of what the user asked."""
     topic: frozenset[str]
     """Stems of all that the user said."""
+    limits: frozenset[Limit]
+    """The bounds that the user asked for."""
+    counts: frozenset[float]
+    """Numbers in what the user said."""
+    persons: frozenset[str]
+    """Names with a title, of the user's and of the facts, if the user named one."""
 
 
 _DENIED_AFTER = re.compile(

@@ -1,0 +1,218 @@
+"""What a value is said of: the arrival or the dispatch, the user's order or somebody else's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from stateset_agents.core.scoring.claims.mentions import Replies
+from stateset_agents.core.scoring.claims.statements import Statements
+from stateset_agents.core.scoring.claims.text_checks import FUNCTION_WORDS
+from stateset_agents.core.scoring.claims.typed_values import Value, stem
+
+__all__ = [
+    "DAYS",
+    "PERSON",
+    "asked_attributes",
+    "contents",
+    "differs",
+    "is_about_another",
+    "is_of_another",
+    "said_of",
+    "shape",
+    "things",
+]
+
+
+def _key(word: str) -> str:
+    """What stands for a word: its stem, but an order is not what was ordered."""
+    return word if word == "ordered" else stem(word)
+
+
+_ATTRIBUTES: Mapping[str, frozenset[str]] = {
+    name: frozenset(map(_key, words.split()))
+    for name, words in {
+        "arrival": "arrive arrival deliver delivery come reach expect expected land receive door there"
+        " eta visit",
+        "dispatch": "ship shipped sent dispatch dispatched left leave packed handed pickup departed"
+        " warehouse",
+        "purchase": "ordered bought buy purchase purchased paid pay placed price cost costs was owe",
+        "wish": "need needed want wanted wish wished ask asked prefer preferred hoped",
+        "fee": "fee fees label tax taxes postage deposit keep deduct stay handling surcharge shipping charge",
+        "refund": "refund refunded back credit credited get receive money",
+        "returning": "return returned send exchange keep",
+        "opening": "open opens opened opening start starts begin begins",
+        "closing": "close closes closed closing end ends finish until",
+        "again": "again retry back next",
+        "tracking": "tracking track parcel package",
+        "order": "order",
+        "invoice": "invoice receipt bill",
+        "ticket": "ticket case reference complaint",
+        "minimum": "minimum least",
+        "holiday": "holiday holidays weekend",
+        "check-in": "checkin",
+        "check-out": "checkout",
+        "meals": "breakfast lunch dinner",
+    }.items()
+}
+"""What a value can be said of in a shop, and the words that show it."""
+_OF_KIND: Mapping[str, frozenset[str]] = {
+    kind: frozenset(names.split())
+    for kind, names in {
+        "weekday": "arrival dispatch purchase wish opening closing again holiday",
+        "date": "arrival dispatch purchase wish opening closing again holiday",
+        "relative": "arrival dispatch purchase wish opening closing again",
+        "time": "arrival dispatch opening closing check-in check-out meals",
+        "amount": "purchase fee refund minimum",
+        "percent": "refund fee",
+        "duration": "arrival refund returning dispatch opening",
+        "id": "tracking order invoice ticket",
+    }.items()
+}
+_VAGUE = frozenset(("arrival", "refund", "again"))
+"""Their words are said of much else: "the money is there in 5 days"."""
+_SUMS = frozenset(("total", "altogether", "sum", "makes", "make", "equals", "leaves", "totals"))
+"""A sum is no part: in "$32 plus $8 of tax makes $40" the tax is not $40."""
+_PARTS = frozenset(("fee", "minimum"))
+"""Said of an amount, they show by themselves that it is not the one asked for."""
+DAYS = re.compile(
+    r"\b(?:(?:mon|tues|wednes|thurs|fri|satur|sun)days?|weekdays?|weekends?|holidays?|every day)\b"
+)
+_WHICH = re.compile(r"\s?(?:which|who|that)\b")
+_PRONOUN = re.compile(r"\b(?:it|this|that|they|these|it's|that's|they're)\b")
+_NOUNS = re.compile(
+    r"\b(?:the|a|an|our|your|this|each|every|another) ([^\W\d_]+(?: (?!(?:is|are|was|were|on|at|in|by|for|of|to|and"
+    r"|costs?|takes?|comes?|arrives?|gets?|leaves?|starts?|ends?|opens?|closes?|follows?|runs?|goes|has|will|can)\b)"
+    r"[^\W\d_]+)?)"
+)
+_SUBJECT = re.compile(
+    r"^\W{0,9}(?:(?:and|but|so|while) )?([^\W\d_]+) (?:is|are|was|were|starts?|ends?|costs?|closes?"
+    r"|opens?|begins?|takes?|runs?|needs?)\b"
+)
+_GENERIC = frozenset(
+    ("day", "date", "week", "month", "time", "number", "amount", "sum", "first", "last", "other")
+)
+_PURPOSE = re.compile(r"^ (?:for|to|of) (?:the |a |an |your |our )?([^\W\d_]+)")
+_CHECK_IN = re.compile(r"\bcheck[- ](in|out)\b")
+_WORD = re.compile(r"[\w']+")
+_OTHERS = re.compile(
+    r"\b(?:other|another|different|wrong|(?:some|any|every)(?:one|body) else's) ([^\W\d_]+)(?: ([^\W\d_]+))?"
+)
+_SOMEBODY = re.compile(
+    r"\b(?:an?|one|some|many|most|few|the (?:last|first|next|previous)) (?:other )?([^\W\d_]+)(?: ([^\W\d_]+))?"
+    r"|\b((?:some|any|every)(?:one|body) else)\b"
+)
+_PEOPLE = frozenset(
+    map(
+        stem,
+        """customer client buyer person people user guest member subscriber pensioner senior adult child children
+        kid student pupil teacher employee veteran neighbour neighbor friend brother sister mother father wife
+        husband cousin lady gentleman man woman passenger traveller resident folk""".split(),
+    )
+)
+_GROUPS = re.compile(
+    r"(?<!as a )(?<!as an )(?<!like )\b(members|subscribers|pensioners|seniors|adults|children|kids|students|pupils"
+    r"|teachers|employees|veterans|residents|neighbou?rs?|friends?|brother|sister|mother|father|wife|husband"
+    r"|lady|gentleman|man|woman)(?:'s?)?\b"
+)
+PERSON = re.compile(r"\b(?:dr|mr|mrs|ms|miss|prof|professor|doctor)\.? ([a-z]+)")
+
+
+def contents(start: int, end: int, statements: Statements) -> frozenset[str]:
+    """Stems of the clause's content words beside the value."""
+    before, after = statements.around(start, end)
+    return frozenset(
+        stem(word) for word in _WORD.findall(before) + _WORD.findall(after) if word not in FUNCTION_WORDS
+    )
+
+
+def asked_attributes(kind: str, replies: Replies) -> frozenset[str]:
+    """What the user asked of a value of the kind: "When does it arrive?" -> arrival."""
+    return frozenset(name for name in _OF_KIND.get(kind, ()) if _ATTRIBUTES[name] & replies.questions)
+
+
+def said_of(value: Value, statements: Statements) -> frozenset[str]:
+    """What the value is said of, by the nearest telling word of its clause: arrival, dispatch, fee, ..."""
+    names = _OF_KIND.get(value.kind, frozenset())
+    before, after = (_CHECK_IN.sub(r"check\1", text) for text in statements.around(value.start, value.end))
+    for word in (*reversed(_WORD.findall(before)), *_WORD.findall(after)):
+        found = frozenset(name for name in names if _key(word) in _ATTRIBUTES[name])
+        if found or (word in _SUMS and value.kind == "amount"):
+            return found
+    return frozenset()
+
+
+def is_of_another(value: Value, reply: int, replies: Replies) -> bool:
+    """Is it surely said of something else than was asked: "another customer gets $40", "the label costs $40"?"""
+    statements = replies.statements[reply]
+    asked, stated = asked_attributes(value.kind, replies), said_of(value, statements)
+    if asked and stated and not stated & (asked | _VAGUE):
+        return True
+    clause = statements.clause(value.start)
+    others, somebody = (
+        {stem(word) for words in pattern.findall(clause) for word in words if word not in FUNCTION_WORDS}
+        for pattern in (_OTHERS, _SOMEBODY)
+    )
+    if others & (replies.topic | _PEOPLE) or somebody & (_PEOPLE - replies.topic):
+        return True
+    if any(stem(word) not in replies.topic for word in _GROUPS.findall(clause)):
+        return True
+    return _has_another_key(value, reply, clause, replies)
+
+
+def _has_another_key(value: Value, reply: int, clause: str, replies: Replies) -> bool:
+    """Does the clause name another order, person or day than the user did?"""
+    titled = set(PERSON.findall(clause))
+    if titled and replies.persons and not titled & replies.persons:
+        return True
+    if value.kind == "time":
+        days = {stem(day) for day in DAYS.findall(clause)}
+        asked = {stem(day) for day in DAYS.findall(" ".join(replies.topic))}
+        return bool(days and asked) and not days & asked
+    if value.kind == "id":
+        return False
+    span = replies.statements[reply].clauses[replies.statements[reply].clause_number(value.start)]
+    ids = {
+        other.value
+        for other in replies.values[reply]
+        if other.kind == "id" and span.start <= other.start < span.end
+    }
+    users = {named for kind, named in replies.known if kind == "id"}
+    ids -= {other.value for other in replies.expected}
+    return (
+        bool(ids)
+        and not ids & users
+        and bool({shape(named) for named in ids} & {shape(named) for named in users})
+    )
+
+
+def shape(name: object) -> str:
+    """Of an identifier: "K27" -> "a9"."""
+    return re.sub(r"\d+", "9", re.sub(r"[^\W\d_]", "a", str(name)))
+
+
+def differs(stated: frozenset[str], attributes: frozenset[str]) -> bool:
+    """Is a value said of something else than the attributes of a fact?"""
+    known = attributes or stated <= _PARTS
+    return bool(stated and known) and not stated & attributes
+
+
+def is_about_another(
+    value: Value, statements: Statements, known: frozenset[str], attributes: Iterable[str]
+) -> bool:
+    """Is it said of a thing whose stem is not `known`: "the showers run at 38", "$25 for the bell"?"""
+    stems = things(value, statements)
+    attribute_words = {word for name in attributes for word in _ATTRIBUTES[name]}
+    return bool(stems) and not stems & (known | attribute_words)
+
+
+def things(value: Value, statements: Statements) -> set[str]:
+    """Stems of the nouns that stand beside a value."""
+    before, after = statements.around(value.start, value.end)
+    if _WHICH.match(before):
+        start = statements.clauses[statements.clause_number(value.start)].start
+        before = statements.low[max(statements.sentence(value.start).start, start - 40) : start]
+    elif _PRONOUN.search(before):
+        return set()
+    nouns = [*_NOUNS.findall(before), *_SUBJECT.findall(before), *_PURPOSE.findall(after[:40])]
+    return {stem(word) for noun in nouns for word in noun.split() if word not in FUNCTION_WORDS | _GENERIC}

@@ -12,6 +12,7 @@ from typing import Literal
 
 __all__ = [
     "ADVERSATIVE",
+    "DENIED_AFTER",
     "IDIOMS",
     "OPERATORS",
     "POLITE_CONDITION",
@@ -49,6 +50,22 @@ _WORDS = {
     "word": "(?:me|that|it|this|a word|any|my|what|on)",
     "pronoun": "it|that|this|they|you|we|i",
     "isnt": "(?:is|will|does|do|did|was|are|has|have|wo)(?:n't| ?not)(?: really| actually| true| so)?",
+    "undone": "dropped|scrapped|cancell?ed|rejected|refused|declined|denied|ruled out|turned down|withdrawn|revoked"
+    "|abolished|abandoned|discontinued|excluded|called off|voided|void|suspended|blocked|forbidden|prohibited"
+    "|outlawed|dismissed|struck|overturned|overruled|reversed|retracted|vetoed|expired|lapsed|fallen through"
+    "|failed|deleted|removed|annulled|rescinded|shelved|stopped|disallowed|banned|written off|thrown out"
+    "|crossed out|undone|taken (?:off|away|back|by)|given (?:up|away|to (?:some|any|an)\\w*)|sold out|gone|closed"
+    "|off|over|full|(?:fully |all )?booked (?:up|out|solid)|fully booked|superseded|out of stock",
+    "untrue": "wrong|false|untrue|impossible|out of (?:the question|reach|date)|incorrect|off the (?:table|menu)"
+    "|unavailable|unrealistic|too good to be true|fiction|made up|unlikely|doubtful|invented|against|no longer"
+    "|history|(?:lie|joke|myth|nonsense|typo|mistake|error|slip|dream|no-go|non-starter|fantasy|mix-up)",
+    "adverb": "(?:simply|just|only|completely|totally|quite|sadly|all|an?|the|pure|now|since|already|also|long|then"
+    "|unfortunately|a thing of the|actually|really|definitely|certainly|meanwhile|alas|[a-z]+ly)",
+    "noun": "(?:date|day|amount|number|answer|message|information|figure|offer|price|sum|reply|statement|claim"
+    "|promise|time|appointment|slot|line|deal|one|value)",
+    "file": "(?:order|customer|account|file|calendar|page|record|row|screen|chat|person|case|ticket|conversation"
+    "|parcel|booking|list|sheet|line|message|entry|name|number)",
+    "else": "(?:(?:some|any)(?:body|one) else(?:'s)?|another|a different|the (?:wrong|other|next|last)|other)",
     "honest": r"\W*$|\W+(?:to be honest|to tell the truth|i'm afraid|i am afraid|sorry|honestly|of course)",
 }
 
@@ -95,10 +112,9 @@ OPERATORS = (
         "denied",
         "next words",
         _pattern(r"""
-            far from
             (?:any|every|all|each)(?:thing|one|body|where)?(?: [\w']+){0,2}? (?:but|except|save)
             except(?: for)?|excluding|apart from|other than|rather than|instead of|as opposed to
-            unlike|contrary to|in place of|and not|short of
+            unlike|contrary to|in place of|and not
         """),
         "It comes any day but Friday.",
     ),
@@ -108,7 +124,13 @@ OPERATORS = (
         _pattern(r"""
             (?:sooner|rather) (?:[\w']+ ){0,6}?than
             too \w+ to
-            fails? to|failed to|refuse[sd]?|deny|denies|withh[eo]ld|declined? to|rules? out
+            fails? to|failed to|refuse[sd]?|deny|denies|withh[eo]ld|declined? to|rul(?:es?|ed) out|(?:ha[sd]|have) yet to
+            (?<!the )(?<!your )(?:drop(?:ped)?|scrap(?:ped)?|turn(?:ed)? down|call(?:ed)? off|g[ia]ven? up(?: on)?
+                +|abandon(?:ed)?|reject(?:ed)?|exclude[sd]?|withdr[ae]wn?|skip(?:ped)?|veto(?:ed)?|discontinued?
+                +|abolish(?:ed)?|revoked?|ceased?|quit|stop(?:ped|s)? (?!by\b|at\b)|ban(?:ned|s)?|forbid\w*|prohibit\w*
+                +|cancel(?:l?ed|s)? (?!(?:the|your|this|that|my|an?) order)|miss(?:es|ed)|lack(?:s|ed)?|prevent\w*)\b
+            (?:(?:ran|run|are|is|'re|sold) out|no trace|free|devoid) of(?! charge| cost)|do(?:ing)? without
+            (?:decided?|advised?|warn\w*|speaks?|spoke) against|refrain\w* from|say goodbye to
             not|never|no|cannot|without|unable|neither|nor|hardly|barely|nobody|none|nothing|impossible
         """),
         "It will not come on Friday.",
@@ -167,6 +189,7 @@ OPERATORS = (
         "doubted",
         "clause",
         _pattern(r"""
+            probably|likely|presumably|apparently|reportedly|seemingly|in all likelihood|awaiting
             might|could (?!you\b|i\b|be (?:happier|more))\w+|could've|may {happen}
         """),
         "It might come on Friday.",
@@ -199,6 +222,48 @@ OPERATORS = (
         "It comes on Friday if we send it.",
     ),
     Operator(
+        "doubted",
+        "sentence",
+        _pattern(r"""
+            (?:depends?|hinges?|hangs) on|subject to|conditional on|contingent on|pending (?:approval|review
+                +|confirmation|an?\b|the|your)|up for (?:discussion|debate)|under (?:review|discussion|consideration)
+            (?:remains|yet) to be (?:seen|decided|confirmed)|to be (?:decided|confirmed|announced)|open question
+            an? (?:\w+ )?(?:example|illustration|sample)|as an example
+        """),
+        "Friday depends on the weather.",
+    ),
+    Operator(
+        "doubted",
+        "rest of clause",
+        _pattern(r"""
+            (?:we|i|they|team|driver)(?:'ll| will| can| shall|'re| are|'m| am)? (?:always |still |currently )?(?:try|tries|trying
+                +|aim|aiming|strive|striving|want|work|working|look|looking|fight|fighting|push|pushing|consider|considering
+                +|debating|think|thinking) (?:to|for|at|on|of|about|into|towards)\b(?! (?:you|it)\b)
+            (?:apply|ask|beg|bid|plead|pray|fight|sue|wait|queue) for|(?:welcome|free|able|invited) to (?:ask|claim|request|try)
+        """),
+        "We aim for Friday.",
+    ),
+    Operator(
+        "supposed",
+        "clause",
+        _pattern(r"""
+            usually|normally|typically|generally|ordinarily|commonly|mostly|often|sometimes|occasionally|rarely|seldom
+            on average|average|as a rule|in general|in most cases|most of the time|more often than not|tends? to
+        """),
+        "Parcels usually come on Friday.",
+    ),
+    Operator(
+        "planned",
+        "clause",
+        _pattern(r"""
+            in (?:the (?:old|good old) days|the past|those days)|back then|once upon a time|formerly|previously
+            (?:until|till|up to) (?:last|recently|yesterday|this)
+            last (?:week|month|year|season|spring|summer|autumn|winter) (?:\w+ ){0,4}?(?:cost|was|were|had|took|left)
+            (?:cost|was|were|had|took|left) (?:[\w$]+ ){0,4}?last (?:week|month|year|season|spring|summer|autumn|winter)
+        """),
+        "In the old days it came on Friday.",
+    ),
+    Operator(
         "planned",
         "rest of clause",
         _pattern(r"""
@@ -223,12 +288,15 @@ IDIOMS = _pattern(r"""
     (?:there is |there's )?no (?:worries|trouble|question|exception|matter|need|rush|hurry)
     without (?:trouble|further ado)|(?:no|without) (?:any )?(?:extra |additional )?(?:charges?|fees?|costs?)
     no(?:t)? (?:later|earlier|sooner|longer|more|less|fewer) than
-    {forbid} (?:\w+ ){0,2}?(?:above|over|exceed|beyond|past|below|under|{more} than)
-    not (?:only|just|merely|before|until|to worry|bad|at all)|not (?:be |going to be )?(?:a |any )?problem
+    {forbid} (?:\w+ ){0,4}?(?:above|over|exceed|beyond|past|below|under|before|until|till|{more} than)
+    n't (?:\w+ ){0,4}?(?:above|over|exceed|beyond|past|below|under|before|until|till|{more} than)
+    n't (?:do|offer|find|give you|make it) (?:\w+ )?(?:better|other|earlier|sooner|more) than
+    not (?:only|just|merely|to worry|bad|at all)|not (?:be |going to be )?(?:a |any )?problem
     nothing (?:but|less than|to (?:worry|pay|do))|need not|why not|even (?:if|though)|if not
-    do(?:n't| not) (?:you )?(?:worry|hesitate|mind|need|have)
+    do(?:n't| not) (?:you )?(?:worry|hesitate|mind|need|have to)
     can(?:no|')t wait|(?:i|we) can(?:no|')t (?:thank|apologi[sz]e|tell you how)
-    (?:i|we)(?:'d| would) (?:like|love|be (?:happy|glad|pleased|delighted)|{advise})
+    (?:i|we)(?:'d| would) (?:like|love) to (?:tell|let|confirm|inform|say|see|help|thank|offer|apologi[sz]e|assure
+        +|invite|add|point|remind|share|know|hear|welcome)|(?:i|we)(?:'d| would) (?:be (?:happy|glad|pleased|delighted)|{advise})
     would (?:you|like|love)|(?:that|this|it|which|total|date|time|amount) would be|you(?:'d| would) like
     hope (?:this|that|it|you|to)|glad you asked|you bet|best guess
 """)
@@ -236,7 +304,7 @@ IDIOMS = _pattern(r"""
 
 POLITE_CONDITION = _pattern(
     r"""
-    if (?:that|this|it|there|anything|possible|necessary|needed|so|i may|only|any|you're)
+    if i (?:see|read) (?:it|this|that)|if (?:that|this|it|there|anything|possible|necessary|needed|so|i may|only|any|you're)
     if you(?:'d| would| ever)? (?:have|need|want|wish|like|prefer|care|don't|do|are|still|would|notice
         +|require|look)
     """,
@@ -245,6 +313,23 @@ POLITE_CONDITION = _pattern(
 
 ADVERSATIVE = re.compile(r"\b(?:but|however|instead|nevertheless|still|actually|yet)\b|;")
 """Ends the scope of a doubt or denial: "I was not sure, but it is Friday"."""
+
+DENIED_AFTER = _pattern(
+    r"""
+    (?:is|are|was|were|be|will be)(?:n't| not| never| no longer| hardly)\b(?= (?:the|a|an|your|our|right|correct|true
+        +|it|possible|available|going|valid|what|when|where|how|happening|realistic|feasible|on|even|offered|allowed
+        +|covered|permitted|granted|booked|reserved|yours|used|planned|scheduled|coming|in)\b|\W{0,9}[.,;!?]|\W{0,9}$)
+    (?:is|are|was|were|be)(?: {adverb}){0,2} (?:no (?!(?:secret|surprise|joke|mistake|lie|error|typo|small|mean)\b)|nothing
+        +(?: we| you| i| that)|nowhere|none of|neither)
+    (?:(?:wo|ca|do|does)n't|(?:will|can|does|do) ?not|cannot) (?:work|happen|do|be|apply|suit|hold|come true|go|exist)
+    (?:is|are|was|were|be|been|has been|have been|had to be|sounds|looks|seems|remains|stays|got|gets|has|have)
+        +(?: {adverb}){0,3} (?:been )?(?:{undone}|{untrue})
+    fell (?:through|flat|apart)|came to nothing|expired|lapsed|collapsed|ran out|vanished|went up in smoke
+    """,
+    before=r",?(?: (?!(?:that|which|who|we|you|i|they|it|and|but|so|as|because|since|after|when|once|if|while"
+    r"|where)\b)[\w$#-]+){0,4}? ",
+)
+"""Words behind a fact that deny it: "Friday is out of the question"."""
 
 RETRACTIONS = _pattern(
     r"""
@@ -261,7 +346,14 @@ RETRACTIONS = _pattern(
     ^\W*(?:wishful thinking|fat chance|in your dreams)
     ^\W*(?:(?:all|pure|just|only|utter|a) ){0,2}(?:lies?|nonsense|fiction|rubbish|jokes?|invented|untrue)
     ^\W*(?:not (?:really|quite|so|true|exactly)|nope|wrong|false|hardly)\W*[,.!]
-    \b(?:scratch|strike|forget|ignore|disregard|never mind) (?:that|it|this|everything|what (?:i|we)|all|my)
+    \b(?:scratch|strike|forget|ignore|disregard|delete|skip|never mind) (?:that|it|this|everything|what (?:i|we)|all|my
+        +|the (?:above|last|previous|first))
+    \b(?:that|this|the|my|our|which)(?: (?:last|previous|first|above|said|same))?(?: {noun})? (?:is|was|has|have|had|got)
+        +(?: {adverb}){0,3} (?:been )?(?:{undone}|{untrue})
+    \b(?:looking|looked|read|reading|meant|intended|thinking|mixed|confused|belongs?|was|is|had|have|opened|took)\b
+        +(?: [\w']+){0,4}? {else}(?: {file})?\W*$
+    \b(?:i|we) (?:should(?:n't| not) have|ought not to have) \w+|(?:i|we) (?:spoke too soon|stand corrected|was mistaken)
+    ^\W*(?:(?:oh|oops|sorry|wait|hm+|no)\W+){0,2}(?:correction|my (?:mistake|bad|error)|wrong (?:{file}))\b
     \b(?:do not|don't|never|better not|shouldn't) (?:believe|trust|rely on|count on|quote|take) {word}
     \b(?:april fool|fooled you|gotcha|on second thoughts?|don't hold me to|take it with a grain)
     ^(?:[\w' ]{1,30},\s)?\W*(?:(?:well|actually|no|sorry|but|oh)\W+){0,3}{pronoun} (?:really )?{isnt}{honest}

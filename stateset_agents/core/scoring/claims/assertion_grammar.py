@@ -127,8 +127,8 @@ OPERATORS = (
             fails? to|failed to|refuse[sd]?|deny|denies|withh[eo]ld|declined? to|rul(?:es?|ed) out|(?:ha[sd]|have) yet to
             (?<!the )(?<!your )(?:drop(?:ped)?|scrap(?:ped)?|turn(?:ed)? down|call(?:ed)? off|g[ia]ven? up(?: on)?
                 +|abandon(?:ed)?|reject(?:ed)?|exclude[sd]?|withdr[ae]wn?|skip(?:ped)?|veto(?:ed)?|discontinued?
-                +|abolish(?:ed)?|revoked?|ceased?|quit|stop(?:ped|s)? (?!by\b|at\b)|ban(?:ned|s)?|forbid\w*|prohibit\w*
-                +|cancel(?:l?ed|s)? (?!(?:the|your|this|that|my|an?) order)|miss(?:es|ed)|lack(?:s|ed)?|prevent\w*)\b
+                +|abolish(?:ed)?|revoked?|ceased?|quit|stop(?:ped|s)?(?! (?:by|at)\b)|ban(?:ned|s)?|forbid\w*|prohibit\w*
+                +|cancel(?:l?ed|s)?(?! (?:the|your|this|that|my|an?) order)|miss(?:es|ed)|lack(?:s|ed)?|prevent\w*)\b
             (?:(?:ran|run|are|is|'re|sold) out|no trace|free|devoid) of(?! charge| cost)|do(?:ing)? without
             (?:decided?|advised?|warn\w*|speaks?|spoke) against|refrain\w* from|say goodbye to
             not|never|no|cannot|without|unable|neither|nor|hardly|barely|nobody|none|nothing|impossible
@@ -289,15 +289,15 @@ IDIOMS = _pattern(r"""
     without (?:trouble|further ado)|(?:no|without) (?:any )?(?:extra |additional )?(?:charges?|fees?|costs?)
     no(?:t)? (?:later|earlier|sooner|longer|more|less|fewer) than
     {forbid} (?:\w+ ){0,4}?(?:above|over|exceed|beyond|past|below|under|before|until|till|{more} than)
-    n't (?:\w+ ){0,4}?(?:above|over|exceed|beyond|past|below|under|before|until|till|{more} than)
-    n't (?:do|offer|find|give you|make it) (?:\w+ )?(?:better|other|earlier|sooner|more) than
+    \w+n't (?:\w+ ){0,4}?(?:above|over|exceed|beyond|past|below|under|before|until|till|{more} than)
+    \w+n't (?:do|offer|find|give you|make it) (?:\w+ )?(?:better|other|earlier|sooner|more) than
     not (?:only|just|merely|to worry|bad|at all)|not (?:be |going to be )?(?:a |any )?problem
     nothing (?:but|less than|to (?:worry|pay|do))|need not|why not|even (?:if|though)|if not
     do(?:n't| not) (?:you )?(?:worry|hesitate|mind|need|have to)
     can(?:no|')t wait|(?:i|we) can(?:no|')t (?:thank|apologi[sz]e|tell you how)
     (?:i|we)(?:'d| would) (?:like|love) to (?:tell|let|confirm|inform|say|see|help|thank|offer|apologi[sz]e|assure
         +|invite|add|point|remind|share|know|hear|welcome)|(?:i|we)(?:'d| would) (?:be (?:happy|glad|pleased|delighted)|{advise})
-    would (?:you|like|love)|(?:that|this|it|which|total|date|time|amount) would be|you(?:'d| would) like
+    would you|(?:that|this|it|which|total|date|time|amount) would be|you(?:'d| would) like
     hope (?:this|that|it|you|to)|glad you asked|you bet|best guess
 """)
 """Say nothing about what they stand beside: "no problem, it comes Friday", "no doubt it is Friday"."""
@@ -319,7 +319,7 @@ DENIED_AFTER = _pattern(
     (?:is|are|was|were|be|will be)(?:n't| not| never| no longer| hardly)\b(?= (?:the|a|an|your|our|right|correct|true
         +|it|possible|available|going|valid|what|when|where|how|happening|realistic|feasible|on|even|offered|allowed
         +|covered|permitted|granted|booked|reserved|yours|used|planned|scheduled|coming|in)\b|\W{0,9}[.,;!?]|\W{0,9}$)
-    (?:is|are|was|were|be)(?: {adverb}){0,2} (?:no (?!(?:secret|surprise|joke|mistake|lie|error|typo|small|mean)\b)|nothing
+    (?:is|are|was|were|be)(?: {adverb}){0,2} (?:no(?! (?:secret|surprise|joke|mistake|lie|error|typo|small|mean)\b)|nothing
         +(?: we| you| i| that)|nowhere|none of|neither)
     (?:(?:wo|ca|do|does)n't|(?:will|can|does|do) ?not|cannot) (?:work|happen|do|be|apply|suit|hold|come true|go|exist)
     (?:is|are|was|were|be|been|has been|have been|had to be|sounds|looks|seems|remains|stays|got|gets|has|have)

@@ -23,7 +23,13 @@ from stateset_agents.core.scoring.claims.mentions import (
 from stateset_agents.core.scoring.claims.second_values import has_second_value, is_alternative, is_one_of_many
 from stateset_agents.core.scoring.claims.statements import Statements, TextSpan, read_statements
 from stateset_agents.core.scoring.claims.typed_values import MOST_VALUES, Value, same_value, stem
-from stateset_agents.core.scoring.claims.value_phrases import asked_limits, is_altered, is_indefinite
+from stateset_agents.core.scoring.claims.value_phrases import (
+    asked_limits,
+    counted_nouns,
+    is_altered,
+    is_cited,
+    is_indefinite,
+)
 from stateset_agents.core.scoring.claims.value_roles import PERSON, is_of_another
 from stateset_agents.core.scoring.claims.value_sums import find_counts
 
@@ -73,6 +79,7 @@ def fact_statuses(
         topic=frozenset(stem(word) for text in user_texts for word, _, _ in read_statements(text).words),
         limits=asked_limits(user_texts),
         counts=frozenset(count for text in user_texts for count in find_counts(text.lower())),
+        counted=frozenset(noun for text in user_texts for noun in counted_nouns(text)),
         persons=_persons(user_texts, facts),
     )
     mentions = {
@@ -147,6 +154,7 @@ def _is_another_value(mention: Mention, replies: Replies) -> bool:
     start, end = min(mention.start, value.start), max(mention.end, value.end)
     return (
         is_altered(mention.start, end, value.kind, statements, replies.limits)
+        or is_cited(mention.start, end, value.kind, statements)
         or (value.kind == "weekday" and is_indefinite(mention.start, statements))
         or is_of_another(replace(value, start=start, end=end), mention.reply, replies)
     )

@@ -62,6 +62,8 @@ class Replies:
     """The bounds that the user asked for."""
     counts: frozenset[float]
     """Numbers in what the user said."""
+    counted: frozenset[str]
+    """Stems of the nouns that the user counted: of "two tickets"."""
     persons: frozenset[str]
     """Names with a title, of the user's and of the facts, if the user named one."""
 

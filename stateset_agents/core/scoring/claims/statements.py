@@ -79,7 +79,7 @@ _PAST = re.compile(
 )
 _SURELY_PAST = re.compile(
     r"\b(?:was|were|had|did|didn't|wasn't|originally|initially|previously|earlier|formerly|yesterday|ago"
-    r"|last (?:week|month|night|year))\b"
+    r"|last (?:week|month|night|year)|until \w+ (?:the|our|it|we|you|i))\b"
 )
 _PRESENT = re.compile(
     r"\b(?:is|are|am|be|will|shall|can|now|comes?|arrives?|gets?|takes?|costs?)\b"
@@ -141,8 +141,10 @@ class Statements:
         first = clause.start
         if number and self.low[self.clauses[number - 1].end : first].strip() == ":":  # "delivery: Friday"
             first = max(self.clauses[number - 1].start, self.sentence(start).start)
-        before = self.low[max(first, start - NEARBY) : start]
-        return before, self.low[end : max(end, min(clause.end, end + NEARBY))]
+        before, last = self.low[max(first, start - NEARBY) : start], clause.end
+        if not before.strip(" -*\u2022\n") and self.low[end : end + 2] == ": " and number + 1 < len(self.clauses):
+            last = self.clauses[number + 1].end  # "Friday: delivery"
+        return before, self.low[end : max(end, min(last, end + NEARBY))]
 
     def clause(self, start: int) -> str:
         """The clause that holds the place, as far as it is `NEARBY`."""

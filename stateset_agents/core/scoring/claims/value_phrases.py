@@ -13,7 +13,7 @@ from enum import Enum
 from stateset_agents.core.scoring.claims.statements import Statements
 from stateset_agents.core.scoring.claims.typed_values import stem
 
-__all__ = ["Limit", "asked_limits", "is_altered", "is_indefinite", "rate_unit"]
+__all__ = ["PERIODS", "Limit", "asked_limits", "counted_nouns", "is_altered", "is_cited", "is_indefinite", "rate_unit"]
 
 
 class Limit(Enum):
@@ -123,13 +123,31 @@ _DAY_AFTER = re.compile(
     r" (?:after next|after that|before that|week\b|fortnight\b|in (?:a|two|three|four|\d+) (?:weeks|months?|years?))"
 )
 _RATE = re.compile(
-    r",? (?:per|each|every|for (?:each|every|one|a single)|an?) ([^\W\d_]+)"
+    r",? (?:per|each|every|for (?:each|every|one|a single)) ([^\W\d_]+)"
+    r"| an? (hour|day|night|week|month|year|piece|head|person|item|unit|pop|kilo|ticket)\b(?! (?:ago|later|before|after)\b)"
     r"|/ ?([^\W\d_]+)| (apiece|each|hourly|daily|nightly|weekly|monthly|yearly|annually)\b"
 )
 _RATE_BEFORE = re.compile(r"\b(?:each|every|per|one|an?) (?:[^\W\d_]+ )?([^\W\d_]+) (?:is|costs?|for|at|:) $")
-_PERIODS = frozenset(map(stem, "hour day night week month year".split()))
+PERIODS = frozenset(map(stem, "hour day night week month year".split()))
 _PERIOD_WORDS = {"hourly": "hour", "daily": "day", "nightly": "night", "weekly": "week", "monthly": "month"}
 _PERIOD_WORDS |= {"yearly": "year", "annually": "year"}
+
+
+_COUNTED = re.compile(r"\b(?:two|three|four|five|six|seven|eight|nine|ten|\d+|both|all|these) (?:\w+ )?([^\W\d_]+)\b")
+_OPEN_QUOTE = re.compile(r"[\"\u201c\u00ab][^\"\u201c\u201d\u00ab\u00bb]*$")
+_CLOSE_QUOTE = re.compile(r"[^\"\u201c\u201d\u00ab\u00bb]*[\"\u201d\u00bb]")
+_MEDIUM = re.compile(
+    r"\b(?:film|movie|show|series|song|album|book|novel|poem|story|guide|article|page|post|blog|leaflet|poster|sign|band"
+    r"|game|word|term|title|name|phrase|headline|slogan|motto|read|watch|sing|called|entitled|asked|wrote|said)\b",
+    re.IGNORECASE,
+)
+_WORDS_OF = re.compile(r"[^.!?]*\b(?:word|term|name|phrase|title|film|song|book|letters|syllables)\b")
+_TITLED = re.compile(r"\b(?:the (?:word|term|phrase|name|title)|titled|entitled|called|named|known as)\W{1,3}$")
+_NAME_AFTER = re.compile(
+    r" (?!(?:Morning|Afternoon|Evening|Night|Noon|January|February|March|April|May|June|July|August|September"
+    r"|October|November|December)\b)[A-Z][a-z]+"
+)
+_NAME_BEFORE = re.compile(r"[a-z,] (?!(?:On|By|This|Next|Coming|For|The)\b)[A-Z][a-z]+ $")
 
 
 def asked_limits(texts: Iterable[str]) -> frozenset[Limit]:
@@ -196,6 +214,24 @@ def _bound(before: str, after: str, kind: str) -> Limit | None:
     if _LESS_AFTER.match(after) or (timed and _DEADLINE.search(before)):
         return Limit.MOST
     return None
+
+
+def counted_nouns(text: str) -> frozenset[str]:
+    """Stems of what a text counts: "two tickets" -> {"ticket"}."""
+    return frozenset(stem(noun) for noun in _COUNTED.findall(text.lower()))
+
+
+def is_cited(start: int, end: int, kind: str, statements: Statements) -> bool:
+    """Is it a part of a title or name, or a word that is spoken of: "our Black Friday deals", 'the word "Friday"'?"""
+    sentence = statements.sentence(start)
+    before = statements.text[max(sentence.start, start - 80) : start]
+    after = statements.text[end : min(sentence.end, end + 80)]
+    quoted = _OPEN_QUOTE.search(before)
+    if quoted and _CLOSE_QUOTE.match(after) and (_MEDIUM.search(before) or _WORDS_OF.match(after)):
+        return True
+    if _TITLED.search(before.lower()):
+        return True
+    return kind in ("weekday", "amount") and bool(_NAME_AFTER.match(after) or (kind == "weekday" and _NAME_BEFORE.search(before)))
 
 
 def rate_unit(start: int, end: int, statements: Statements) -> str | None:

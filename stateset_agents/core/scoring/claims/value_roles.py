@@ -9,6 +9,7 @@ from stateset_agents.core.scoring.claims.mentions import Replies
 from stateset_agents.core.scoring.claims.statements import Statements
 from stateset_agents.core.scoring.claims.text_checks import FUNCTION_WORDS
 from stateset_agents.core.scoring.claims.typed_values import Value, stem
+from stateset_agents.core.scoring.claims.value_phrases import PERIODS, rate_unit
 
 __all__ = [
     "DAYS",
@@ -93,6 +94,7 @@ _GENERIC = frozenset(
     ("day", "date", "week", "month", "time", "number", "amount", "sum", "first", "last", "other")
 )
 _PURPOSE = re.compile(r"^ (?:for|to|of) (?:the |a |an |your |our )?([^\W\d_]+)")
+_COMPLEMENT = re.compile(r"\b(label|fee|invoice|receipt|refund|order|deposit|bill) (?:for|of) (?:the|your|this) [^\W\d_]+")
 _CHECK_IN = re.compile(r"\bcheck[- ](in|out)\b")
 _WORD = re.compile(r"[\w']+")
 _OTHERS = re.compile(
@@ -135,6 +137,7 @@ def said_of(value: Value, statements: Statements) -> frozenset[str]:
     """What the value is said of, by the nearest telling word of its clause: arrival, dispatch, fee, ..."""
     names = _OF_KIND.get(value.kind, frozenset())
     before, after = (_CHECK_IN.sub(r"check\1", text) for text in statements.around(value.start, value.end))
+    before = _COMPLEMENT.sub(r"\1", before)
     for word in (*reversed(_WORD.findall(before)), *_WORD.findall(after)):
         found = frozenset(name for name in names if _key(word) in _ATTRIBUTES[name])
         if found or (word in _SUMS and value.kind == "amount"):
@@ -148,6 +151,8 @@ def is_of_another(value: Value, reply: int, replies: Replies) -> bool:
     asked, stated = asked_attributes(value.kind, replies), said_of(value, statements)
     if asked and stated and not stated & (asked | _VAGUE):
         return True
+    if value.kind == "amount" and _has_another_unit(rate_unit(value.start, value.end, statements), replies):
+        return True
     clause = statements.clause(value.start)
     others, somebody = (
         {stem(word) for words in pattern.findall(clause) for word in words if word not in FUNCTION_WORDS}
@@ -158,6 +163,13 @@ def is_of_another(value: Value, reply: int, replies: Replies) -> bool:
     if any(stem(word) not in replies.topic for word in _GROUPS.findall(clause)):
         return True
     return _has_another_key(value, reply, clause, replies)
+
+
+def _has_another_unit(unit: str | None, replies: Replies) -> bool:
+    """Is it the price of another unit than the user asked about: "$12 a day" of the price a month?"""
+    if unit is None or unit in replies.topic - replies.counted:
+        return False
+    return bool(replies.topic & PERIODS) if unit in PERIODS else unit != "each" or bool(replies.counted)
 
 
 def _has_another_key(value: Value, reply: int, clause: str, replies: Replies) -> bool:

@@ -54,17 +54,17 @@ _WORDS = {
     "|abolished|abandoned|discontinued|excluded|called off|voided|void|suspended|blocked|forbidden|prohibited"
     "|outlawed|dismissed|struck|overturned|overruled|reversed|retracted|vetoed|expired|lapsed|fallen through"
     "|failed|deleted|removed|annulled|rescinded|shelved|stopped|disallowed|banned|written off|thrown out"
-    "|crossed out|undone|taken (?:off|away|back|by)|given (?:up|away|to (?:some|any|an)\\w*)|sold out|gone|closed"
+    "|crossed out|undone|taken (?:away|back|by)|given (?:up|away|to (?:some|any|an)\\w*)|sold out|gone|closed"
     "|off|over|full|(?:fully |all )?booked (?:up|out|solid)|fully booked|superseded|out of stock",
     "untrue": "wrong|false|untrue|impossible|out of (?:the question|reach|date)|incorrect|off the (?:table|menu)"
     "|unavailable|unrealistic|too good to be true|fiction|made up|unlikely|doubtful|invented|against|no longer"
-    "|history|(?:lie|joke|myth|nonsense|typo|mistake|error|slip|dream|no-go|non-starter|fantasy|mix-up)",
+    "|history|past|(?:lie|joke|myth|nonsense|typo|mistake|error|slip|dream|no-go|non-starter|fantasy|mix-up)",
     "adverb": "(?:simply|just|only|completely|totally|quite|sadly|all|an?|the|pure|now|since|already|also|long|then"
     "|unfortunately|a thing of the|actually|really|definitely|certainly|meanwhile|alas|[a-z]+ly)",
     "noun": "(?:date|day|amount|number|answer|message|information|figure|offer|price|sum|reply|statement|claim"
     "|promise|time|appointment|slot|line|deal|one|value)",
     "file": "(?:order|customer|account|file|calendar|page|record|row|screen|chat|person|case|ticket|conversation"
-    "|parcel|booking|list|sheet|line|message|entry|name|number)",
+    "|parcel|booking|list|sheet|line|message|entry|name|number|one)",
     "else": "(?:(?:some|any)(?:body|one) else(?:'s)?|another|a different|the (?:wrong|other|next|last)|other)",
     "honest": r"\W*$|\W+(?:to be honest|to tell the truth|i'm afraid|i am afraid|sorry|honestly|of course)",
 }
@@ -130,7 +130,7 @@ OPERATORS = (
                 +|abolish(?:ed)?|revoked?|ceased?|quit|stop(?:ped|s)?(?! (?:by|at)\b)|ban(?:ned|s)?|forbid\w*|prohibit\w*
                 +|cancel(?:l?ed|s)?(?! (?:the|your|this|that|my|an?) order)|miss(?:es|ed)|lack(?:s|ed)?|prevent\w*)\b
             (?:(?:ran|run|are|is|'re|sold) out|no trace|free|devoid) of(?! charge| cost)|do(?:ing)? without
-            (?:decided?|advised?|warn\w*|speaks?|spoke) against|refrain\w* from|say goodbye to
+            (?:decided?|advised?|warn\w*|speaks?|spoke) against|refrain\w* from|say goodbye to|(?:keep|stay|steer|stand) (?:away|clear|off|out)\b
             not|never|no|cannot|without|unable|neither|nor|hardly|barely|nobody|none|nothing|impossible
         """),
         "It will not come on Friday.",
@@ -181,7 +181,8 @@ OPERATORS = (
             in (?:theory|my dreams|your dreams|an? \w+ world|another (?:life|world|universe))|hypothetically
             (?:let's|let us) (?:say|pretend|imagine|assume|suppose)
             pretend|imagine|suppose|supposing|assuming|assume|picture|dream|dreamt|dreamed|fantasy
-            wish|wished|hopefully|hope|hopes|hoping|if i had to
+            wish|wished|hopefully|hope|hopes|hoping|if i had to|with (?:\w+ ){0,4}?luck|fingers crossed|knock on wood
+            \w+ permitting|god willing|(?:in the )?best case|at best|miracle
         """),
         "Let us pretend that it comes on Friday.",
     ),
@@ -258,8 +259,8 @@ OPERATORS = (
         _pattern(r"""
             in (?:the (?:old|good old) days|the past|those days)|back then|once upon a time|formerly|previously
             (?:until|till|up to) (?:last|recently|yesterday|this)
-            last (?:week|month|year|season|spring|summer|autumn|winter) (?:\w+ ){0,4}?(?:cost|was|were|had|took|left)
-            (?:cost|was|were|had|took|left) (?:[\w$]+ ){0,4}?last (?:week|month|year|season|spring|summer|autumn|winter)
+            last (?:week|month|year|season|spring|summer|autumn|winter) (?:\w+ ){0,4}?(?:cost|(?:was|were)(?= [$€£\d]))
+            (?:cost|(?:was|were)(?= [$€£\d])) (?:[\w$]+ ){0,4}?last (?:week|month|year|season|spring|summer|autumn|winter)
         """),
         "In the old days it came on Friday.",
     ),
@@ -305,6 +306,7 @@ IDIOMS = _pattern(r"""
 POLITE_CONDITION = _pattern(
     r"""
     if i (?:see|read) (?:it|this|that)|if (?:that|this|it|there|anything|possible|necessary|needed|so|i may|only|any|you're)
+    unless you\b
     if you(?:'d| would| ever)? (?:have|need|want|wish|like|prefer|care|don't|do|are|still|would|notice
         +|require|look)
     """,
@@ -324,6 +326,7 @@ DENIED_AFTER = _pattern(
     (?:(?:wo|ca|do|does)n't|(?:will|can|does|do) ?not|cannot) (?:work|happen|do|be|apply|suit|hold|come true|go|exist)
     (?:is|are|was|were|be|been|has been|have been|had to be|sounds|looks|seems|remains|stays|got|gets|has|have)
         +(?: {adverb}){0,3} (?:been )?(?:{undone}|{untrue})
+    used to be|was once
     fell (?:through|flat|apart)|came to nothing|expired|lapsed|collapsed|ran out|vanished|went up in smoke
     """,
     before=r",?(?: (?!(?:that|which|who|we|you|i|they|it|and|but|so|as|because|since|after|when|once|if|while"
@@ -335,6 +338,8 @@ RETRACTIONS = _pattern(
     r"""
     \b(?:{it}|{words})(?: \w+)? ?(?:is|was|were|'s|isn't|wasn't)(?: {merely}){0,4} {lie}
     \b(?:i|we)(?:'m|'ve)?(?: {merely}){0,4} (?:lied|lying|joking|kidding|fibbed|bluffing|guessed|guessing)
+    \b(?:i|we)(?:'ve| have)? (?:just |must have )?made (?:a|an) (?:mistake|error|slip|typo)(?: (?:there|here|with that))?\W*$
+    \b(?:that|it)(?: is|'s) what (?:i|we) (?:tell|say|told|said)(?: \w+)?\W*$
     \b(?:i|we)(?:'m|'ve)?(?: {merely}){0,4} (?:not serious|pulling your leg|misread|misspoke|wrong)
     \b(?:i|we)(?:'ve)?(?: {merely}){0,3} (?:made|got|had) (?:all )?(?:that|it|this) (?:all )?(?:up|wrong)
     \b(?:i|we) (?:just )?invented (?:that|it|this|all)

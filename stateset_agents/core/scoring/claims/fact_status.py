@@ -163,7 +163,10 @@ def _is_another_value(mention: Mention, replies: Replies) -> bool:
 def _is_to_come(mention: Mention, statements: Statements) -> bool:
     """A status that is not reached yet: "it will be shipped", "waiting to be shipped"."""
     before = statements.low[max(0, mention.start - 30) : mention.start]
-    return any(value.kind == "status" for value in mention.values) and bool(_TO_COME.search(before))
+    reached = any(value.kind == "status" for value in mention.values) or (
+        not mention.values and statements.low[mention.start : mention.end].endswith("ed")
+    )
+    return reached and bool(_TO_COME.search(before))
 
 
 def _is_retracted(mention: Mention, replies: Replies) -> bool:

@@ -85,6 +85,7 @@ _CORRECTION = re.compile(
 )
 _PART = re.compile(r" (?:out )?of (?:the |your |those |these )?[$€£\d]")
 _WHOLE = re.compile(r"[\d%] (?:out )?of (?:the |your |those |these )?$")
+_ADDED = re.compile(r"\b(?:another|a further|an extra|an additional) $")
 _NOW = re.compile(r"\b(?:now|currently|at present|meanwhile)\b")
 _WORD = re.compile(r"[\w']+")
 
@@ -244,7 +245,8 @@ def _is_other(second: _Second, fact: _Fact, replies: Replies) -> bool:
         return False
     if differs(said_of(value, statements), fact.attributes) or is_of_another(value, second.reply, replies):
         return True
-    if is_altered(value.start, value.end, value.kind, statements, replies.limits):
+    before, _ = statements.around(value.start, value.end)
+    if _ADDED.search(before) or is_altered(value.start, value.end, value.kind, statements, replies.limits):
         return True
     if _is_part_or_whole(value, statements) or rate_unit(value.start, value.end, statements) not in {
         None,
@@ -266,7 +268,8 @@ def _is_part_or_whole(value: Value, statements: Statements) -> bool:
 
 def _is_part(second: _Second, fact: _Fact, replies: Replies) -> bool:
     """Is it a term of a sum or product with the fact, and not said as the fact is: "$20 per ticket, $40 for both"?"""
-    return not _is_parallel(second, fact) and any(
+    stands_alone = not contents(second.value.start, second.value.end, second.statements)
+    return (stands_alone or not _is_parallel(second, fact)) and any(
         adds_up(value, second.value, replies) for value in fact.values
     )
 

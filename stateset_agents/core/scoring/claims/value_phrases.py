@@ -72,6 +72,7 @@ _MORE_BEFORE = _before(_MORE)
 _LESS_BEFORE = _before(_LESS)
 _MORE_TIME = _before(r"after|since|from|as of|following")
 _LESS_TIME = _before(r"before|prior to|ahead of|until|till")
+_FEWER = _before(r"(?:less|fewer|shorter) than", r"(?<!no )(?<!not )\b")
 _SUBJECT_BOUND = re.compile(
     r"\b(?:(minimum|least|floor|earliest|starting price)|(maximum|most|ceiling|cap|limit))"
     r"(?: [\w']+){0,6}? (?:is|of|at|was|would be|will be) ?$"
@@ -94,15 +95,17 @@ _NEAR = _before(
     r"nearly|almost|virtually|practically|as good as|close to|near(?:ing)?|next to|next door to|not quite"
     r"|not far (?:off|from)|far from|like|such as|similar to|approaching|towards?|short of|shy of|something of"
     r"|(?:kind|sort) of|half|partly|on the (?:verge|brink|point|edge|cusp) of|outside(?: of)?|on (?:its|the) way to"
-    r"|left|leaving|opposite|behind|beside|yet to be|remains? to be|waits? to be|waiting to be|just off"
+    r"|left|leaving|(?:begin|start|end)(?:s|ing)? with|opposite|behind|beside|yet to be|remains? to be|waits? to be|waiting to be|just off"
 )
+_COMPARED = _before(r"(?:\w+er|more|less|other|rather|different) than|compared (?:to|with)")
 _OTHER_BEFORE = _before(
     r"roughly|approximately|approx\.?|around|about|circa|ca\.?|more or less|loosely|somewhere|barely|scarcely"
     r"|in the (?:region|area|neighbou?rhood|range|order|vicinity) of|something|some|between|between [^.;,]{1,25} and"
     rf"|(?:{_FRACTION}) of|half|double|twice|triple|thrice|\w+ times|a multiple of|minus|less|plus|times|divided by"
     r"|(?:an )?estimated|an average of|averag(?:es?|ing)|averages? (?:at|out at)"
-    r"|(?:weeks?|days?|months?|fortnight) (?:from|on)",
-    r"(?<![\w$])",
+    r"|(?:weeks?|days?|months?|fortnight) (?:from|on)|(?:week|weekend|month|days) (?:of|leading up to)"
+    r"|(?:some ?time|well|long|shortly|soon|just|right|while|minutes?|hours?|days?|weeks?|months?) (?:after|before|past)",
+    r"(?<![a-z$])",
 )
 _DIFFERENCE = _before(r"by")
 _INDEFINITE = re.compile(
@@ -110,9 +113,9 @@ _INDEFINITE = re.compile(
     r"|the \w+ after|alternate)(?: given| old| random| normal| fine| sunny)? $"
 )
 _OTHER_AFTER = re.compile(
-    r"-?ish\b|,? or (?:so|thereabouts|near|about|around)\b|,? give or take\b"
-    r"| (?:\w+er|more|less|other) than\b| (?:more|less|fewer|short|too (?:much|many|little|few|long|late|early))\b"
-    r"(?! (?:and|or)\b)"
+    r"-?ish\b|,? or (?:so|thereabouts|near|about|around|(?:a (?:bit|little|touch)|slightly|somewhat) \w+)\b|,? give or take\b"
+    r"| (?:\w+er|more|less|other) than\b| (?:more|less|fewer|short|too \w+)\b"
+    r"(?! (?:and|or)\b)| (?:is|was|would be) (?:\w+ )?(?:more|less|\w+er) than (?!enough|fair)"
 )
 _PLUS_AFTER = re.compile(
     r",? ?(?:plus|minus|less|net of|excluding|excl\.?|exclusive of|not (?:including|counting)|apart from)\b"
@@ -168,7 +171,7 @@ def is_altered(start: int, end: int, kind: str, statements: Statements, limits: 
         return True
     is_label = kind in ("", "id", "place", "status") or kind.startswith(("number:", "choice:"))
     if is_label and not low[start : start + 1].isdigit():
-        return False
+        return bool(_COMPARED.search(before))
     if _EXACT.search(before):
         return False
     if _OTHER_BEFORE.search(before) or _OTHER_AFTER.match(after):
@@ -179,6 +182,8 @@ def is_altered(start: int, end: int, kind: str, statements: Statements, limits: 
     if not is_time and kind != "duration" and (_PLUS_AFTER.match(after) or _DIFFERENCE.search(before)):
         return True
     bound = _bound(before, after, kind)
+    if bound is Limit.MOST and _FEWER.search(before):
+        return True
     if bound is None or bound in limits:
         return False
     is_deadline = bound is Limit.MOST and (

@@ -35,7 +35,7 @@ _ATTRIBUTES: Mapping[str, frozenset[str]] = {
     for name, words in {
         "arrival": "arrive arrival deliver delivery come reach expect expected land receive door there"
         " eta visit",
-        "dispatch": "ship shipped sent dispatch dispatched left leave packed handed pickup departed"
+        "dispatch": "ship shipped sent dispatch dispatched left leave out packed handed pickup departed"
         " warehouse",
         "purchase": "ordered bought buy purchase purchased paid pay placed price cost costs was owe",
         "wish": "need needed want wanted wish wished ask asked prefer preferred hoped",
@@ -51,7 +51,8 @@ _ATTRIBUTES: Mapping[str, frozenset[str]] = {
         "invoice": "invoice receipt bill",
         "ticket": "ticket case reference complaint",
         "minimum": "minimum least",
-        "holiday": "holiday holidays weekend",
+        "discount": "off discount rebate",
+        "holiday": "holiday holidays weekend off away",
         "check-in": "checkin",
         "check-out": "checkout",
         "meals": "breakfast lunch dinner",
@@ -65,8 +66,8 @@ _OF_KIND: Mapping[str, frozenset[str]] = {
         "date": "arrival dispatch purchase wish opening closing again holiday",
         "relative": "arrival dispatch purchase wish opening closing again",
         "time": "arrival dispatch opening closing-time check-in check-out meals",
-        "amount": "purchase fee refund minimum",
-        "percent": "refund fee",
+        "amount": "purchase fee refund minimum discount",
+        "percent": "refund fee discount",
         "duration": "arrival refund returning dispatch opening",
         "id": "tracking order invoice ticket",
     }.items()
@@ -75,10 +76,10 @@ _VAGUE = frozenset(("arrival", "refund", "again"))
 """Their words are said of much else: "the money is there in 5 days"."""
 _SUMS = frozenset(("total", "altogether", "sum", "makes", "make", "equals", "leaves", "totals"))
 """A sum is no part: in "$32 plus $8 of tax makes $40" the tax is not $40."""
-_PARTS = frozenset(("fee", "minimum"))
+_PARTS = frozenset(("fee", "minimum", "holiday"))
 """Said of an amount, they show by themselves that it is not the one asked for."""
 DAYS = re.compile(
-    r"\b(?:(?:mon|tues|wednes|thurs|fri|satur|sun)days?|weekdays?|weekends?|holidays?|every day)\b"
+    r"\b(?:(?:mon|tues|wednes|thurs|fri|satur|sun)days?|weekdays?|weekends?|holidays?|every (?:other )?day|other days)\b"
 )
 _WHICH = re.compile(r"\s?(?:which|who|that)\b")
 _PRONOUN = re.compile(r"\b(?:it|this|that|they|these|it's|that's|they're)\b")
@@ -88,14 +89,16 @@ _NOUNS = re.compile(
     r"[^\W\d_]+)?)"
 )
 _SUBJECT = re.compile(
-    r"^\W{0,9}(?:(?:and|but|so|while) )?([^\W\d_]+) (?:is|are|was|were|starts?|ends?|costs?|closes?"
-    r"|opens?|begins?|takes?|runs?|needs?)\b"
+    r"^\W{0,9}(?:(?:and|but|so|while) )?((?:[^\W\d_]+ )?[^\W\d_]+)(?:: $| (?:have|has|get|come|is|are|was|were|starts?|ends?|costs?|closes?"
+    r"|opens?|begins?|takes?|runs?|needs?)\b)"
 )
 _GENERIC = frozenset(
     ("day", "date", "week", "month", "time", "number", "amount", "sum", "first", "last", "other")
 )
 _PURPOSE = re.compile(r"^ (?:for|to|of) (?:the |a |an |your |our )?([^\W\d_]+)")
-_COMPLEMENT = re.compile(r"\b(label|fee|invoice|receipt|refund|order|deposit|bill) (?:for|of) (?:the|your|this) [^\W\d_]+")
+_THE_HOUR = re.compile(r"\bthe (\d\d?:\d\d) (?:to|from|for|train|bus|flight)\b")
+_COPULA = re.compile(r"\b(?:is|are|was|were|be|has|have)(?: (?:the|a|number|no|of|now|only|just|exactly))* $")
+_POSSESSIVE = re.compile(r"^.*\w's (?=\w)")
 _CHECK_IN = re.compile(r"\bcheck[- ](in|out)\b")
 _WORD = re.compile(r"[\w']+")
 _OTHERS = re.compile(
@@ -103,12 +106,12 @@ _OTHERS = re.compile(
 )
 _SOMEBODY = re.compile(
     r"\b(?:an?|one|some|many|most|few|the (?:last|first|next|previous)) (?:other )?([^\W\d_]+)(?: ([^\W\d_]+))?"
-    r"|\b((?:some|any|every)(?:one|body) else)\b"
+    r"|\b(?:some|any|every)(?:one|body) (else)\b"
 )
 _PEOPLE = frozenset(
     map(
         stem,
-        """customer client buyer person people user guest member subscriber pensioner senior adult child children
+        """else customer client buyer person people user guest member subscriber pensioner senior adult child children
         kid student pupil teacher employee veteran neighbour neighbor friend brother sister mother father wife
         husband cousin lady gentleman man woman passenger traveller resident folk""".split(),
     )
@@ -117,6 +120,9 @@ _GROUPS = re.compile(
     r"(?<!as a )(?<!as an )(?<!like )\b(members|subscribers|pensioners|seniors|adults|children|kids|students|pupils"
     r"|teachers|employees|veterans|residents|neighbou?rs?|friends?|brother|sister|mother|father|wife|husband"
     r"|lady|gentleman|man|woman)(?:'s?)?\b"
+)
+_ALL_OF_A_KIND = re.compile(
+    r"^\W*(?:and |but |so |all |most |many |some )?([^\W\d_]+s) (?:to|from|for|over|above|under|in|with|without|of|by) "
 )
 PERSON = re.compile(r"\b(?:dr|mr|mrs|ms|miss|prof|professor|doctor)\.? ([a-z]+)")
 
@@ -138,8 +144,10 @@ def said_of(value: Value, statements: Statements) -> frozenset[str]:
     """What the value is said of, by the nearest telling word of its clause: arrival, dispatch, fee, ..."""
     names = _OF_KIND.get(value.kind, frozenset())
     before, after = (_CHECK_IN.sub(r"check\1", text) for text in statements.around(value.start, value.end))
-    before = _COMPLEMENT.sub(r"\1", before)
-    for word in (*reversed(_WORD.findall(before)), *_WORD.findall(after)):
+    spoken = _WORD.findall(_POSSESSIVE.sub("", before))
+    if not _COPULA.search(before):  # the subject of "is" comes first, else the nearest verb counts
+        spoken.reverse()
+    for word in (*spoken, *_WORD.findall(after)):
         found = frozenset(name for name in names if _key(word) in _ATTRIBUTES[name])
         if found or (word in _SUMS and value.kind == "amount"):
             return found
@@ -150,9 +158,10 @@ def is_of_another(value: Value, reply: int, replies: Replies) -> bool:
     """Is it surely said of something else than was asked: "another customer gets $40", "the label costs $40"?"""
     statements = replies.statements[reply]
     asked, stated = asked_attributes(value.kind, replies), said_of(value, statements)
-    if asked and stated and not stated & (asked | _VAGUE):
+    if asked - {"again"} and stated and not stated & (asked | _VAGUE):
         return True
-    if value.kind == "amount" and _has_another_unit(rate_unit(value.start, value.end, statements), replies):
+    unit = rate_unit(value.start, value.end, statements)
+    if _has_another_unit(unit, replies, is_price=value.kind == "amount"):
         return True
     clause = statements.clause(value.start)
     others, somebody = (
@@ -163,14 +172,18 @@ def is_of_another(value: Value, reply: int, replies: Replies) -> bool:
         return True
     if any(stem(word) not in replies.topic for word in _GROUPS.findall(clause)):
         return True
+    if any(stem(word) in replies.topic and word not in replies.topic for word in _ALL_OF_A_KIND.findall(clause)):
+        return True
     return _has_another_key(value, reply, clause, replies)
 
 
-def _has_another_unit(unit: str | None, replies: Replies) -> bool:
+def _has_another_unit(unit: str | None, replies: Replies, *, is_price: bool) -> bool:
     """Is it the price of another unit than the user asked about: "$12 a day" of the price a month?"""
     if unit is None or unit in replies.topic - replies.counted:
         return False
-    return bool(replies.topic & PERIODS) if unit in PERIODS else unit != "each" or bool(replies.counted)
+    if unit in PERIODS:
+        return is_price and bool(replies.topic & PERIODS)
+    return unit != "each" or bool(replies.counted)
 
 
 def _has_another_key(value: Value, reply: int, clause: str, replies: Replies) -> bool:
@@ -182,6 +195,8 @@ def _has_another_key(value: Value, reply: int, clause: str, replies: Replies) ->
         days = {stem(day) for day in DAYS.findall(clause)}
         asked = {stem(day) for day in DAYS.findall(" ".join(replies.topic))}
         return bool(days and asked) and not days & asked
+    if any(hour not in replies.topic for hour in _THE_HOUR.findall(clause)):
+        return True
     if value.kind == "id":
         return False
     span = replies.statements[reply].clauses[replies.statements[reply].clause_number(value.start)]
@@ -228,4 +243,11 @@ def things(value: Value, statements: Statements) -> set[str]:
     elif _PRONOUN.search(before):
         return set()
     nouns = [*_NOUNS.findall(before), *_SUBJECT.findall(before), *_PURPOSE.findall(after[:40])]
-    return {stem(word) for noun in nouns for word in noun.split() if word not in FUNCTION_WORDS | _GENERIC}
+    named = (noun.split() for noun in nouns)
+    return {
+        stem(word)
+        for noun in named
+        if stem(noun[-1]) not in _GENERIC
+        for word in noun
+        if word not in FUNCTION_WORDS and not DAYS.fullmatch(word)
+    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from itertools import combinations
+from itertools import combinations, product
 
 from stateset_agents.core.scoring.claims.mentions import Replies
 from stateset_agents.core.scoring.claims.typed_values import Value
@@ -12,6 +12,7 @@ __all__ = ["adds_up", "find_counts"]
 
 _MOST_TERMS = 8
 """More values are no sum that anyone tells; it bounds the work, too."""
+_MOST_FACTORS = 4
 _MARKER = re.compile(
     r"\b(?:total|altogether|all told|sum|subtotal|together|overall|both|each|every|per|apiece|plus|less|minus|makes?"
     r"|making|com(?:es?|ing) to|adds? up|adding up|leav(?:es?|ing)|so|thus|therefore|hence|that's|that is|which is"
@@ -54,10 +55,17 @@ def adds_up(fact: Value, second: Value, replies: Replies) -> bool:
     others = [number for term in terms if (number := _number(term)) is not None and not _equal(number, total)]
     if len(others) > _MOST_TERMS:
         return False
-    return any(
+    if any(
         _equal(2 * max(total, part, *rest), total + part + sum(rest))
         for size in range(1, len(others) + 1)
         for rest in combinations(others, size)
+    ):
+        return True
+    times = [1.0, *sorted(factors)][:_MOST_FACTORS]
+    terms_of = [part, *others][:_MOST_FACTORS]
+    return len(terms_of) > 1 and any(
+        _equal(total, sum(factor * term for factor, term in zip(chosen, terms_of, strict=True)))
+        for chosen in product(times, repeat=len(terms_of))
     )
 
 

@@ -58,7 +58,7 @@ _WORDS = {
     "|off|over|full|(?:fully |all )?booked (?:up|out|solid)|fully booked|superseded|out of stock",
     "untrue": "wrong|false|untrue|impossible|out of (?:the question|reach|date)|incorrect|off the (?:table|menu)"
     "|unavailable|unrealistic|too good to be true|fiction|made up|unlikely|doubtful|invented|against|no longer"
-    "|history|past|(?:lie|joke|myth|nonsense|typo|mistake|error|slip|dream|no-go|non-starter|fantasy|mix-up)",
+    "|history|past|wishful thinking|anyone's guess|out of fashion|in vain|out|(?:lie|joke|myth|nonsense|typo|mistake|error|slip|dream|no-go|non-starter|fantasy|mix-up)",
     "adverb": "(?:simply|just|only|completely|totally|quite|sadly|all|an?|the|pure|now|since|already|also|long|then"
     "|unfortunately|a thing of the|actually|really|definitely|certainly|meanwhile|alas|[a-z]+ly)",
     "noun": "(?:date|day|amount|number|answer|message|information|figure|offer|price|sum|reply|statement|claim"
@@ -218,6 +218,7 @@ OPERATORS = (
         _pattern(r"""
             if|unless|provided(?: that)?|in case|as long as|lest|on condition
             (?<![\w'] )(?:had|were) {subject}(?! been (?:late|slow))
+            (?<![\w,'] )(?:had|were) \w+
             (?<![\w,'] )should {subject}
         """),
         "It comes on Friday if we send it.",
@@ -240,6 +241,8 @@ OPERATORS = (
             (?:we|i|they|team|driver)(?:'ll| will| can| shall|'re| are|'m| am)? (?:always |still |currently )?(?:try|tries|trying
                 +|aim|aiming|strive|striving|want|work|working|look|looking|fight|fighting|push|pushing|consider|considering
                 +|debating|think|thinking) (?:to|for|at|on|of|about|into|towards)\b(?! (?:you|it)\b)
+            (?:request|claim|application|demand|plea|bid|call|proposal|suggestion|talk|question|chance|hope|dream) (?:for|of|about)
+            (?:consider|argued?|suggest|propos|discuss|debat|request|recommended|mention)\w* (?!that\b|you\b|size\b)(?:for )?
             (?:apply|ask|beg|bid|plead|pray|fight|sue|wait|queue) for|(?:welcome|free|able|invited) to (?:ask|claim|request|try)
         """),
         "We aim for Friday.",
@@ -249,6 +252,8 @@ OPERATORS = (
         "clause",
         _pattern(r"""
             usually|normally|typically|generally|ordinarily|commonly|mostly|often|sometimes|occasionally|rarely|seldom
+            you(?:'ve|'d| have| had)? (?:just |also )?(?:said|wrote|ask|asked|wanted|thought|hoped|requested|wished|mentioned
+                +|claimed|demanded)
             on average|average|as a rule|in general|in most cases|most of the time|more often than not|tends? to
         """),
         "Parcels usually come on Friday.",
@@ -298,6 +303,7 @@ IDIOMS = _pattern(r"""
     can(?:no|')t wait|(?:i|we) can(?:no|')t (?:thank|apologi[sz]e|tell you how)
     (?:i|we)(?:'d| would) (?:like|love) to (?:tell|let|confirm|inform|say|see|help|thank|offer|apologi[sz]e|assure
         +|invite|add|point|remind|share|know|hear|welcome)|(?:i|we)(?:'d| would) (?:be (?:happy|glad|pleased|delighted)|{advise})
+    (?:perhaps|maybe|possibly|probably|likely) (?:\w+ )?(?:earlier|sooner|less|faster|quicker|before)
     would you|(?:that|this|it|which|total|date|time|amount) would be|you(?:'d| would) like
     hope (?:this|that|it|you|to)|glad you asked|you bet|best guess
 """)
@@ -327,9 +333,12 @@ DENIED_AFTER = _pattern(
     (?:is|are|was|were|be|been|has been|have been|had to be|sounds|looks|seems|remains|stays|got|gets|has|have)
         +(?: {adverb}){0,3} (?:been )?(?:{undone}|{untrue})
     used to be|was once
+    went out of \w+
+    (?:has|have) been (?:suggested|proposed|discussed|considered|requested|mentioned)|(?:is|was) (?:only |just )?(?:suggested
+        +|proposed|discussed|considered|requested|mentioned)
     fell (?:through|flat|apart)|came to nothing|expired|lapsed|collapsed|ran out|vanished|went up in smoke
     """,
-    before=r",?(?: (?!(?:that|which|who|we|you|i|they|it|and|but|so|as|because|since|after|when|once|if|while"
+    before=r"(?:,? (?:and|or|nor) (?:on )?[\w$]+)?,?(?: (?!(?:that|which|who|we|you|i|they|it|and|but|so|as|because|since|after|when|once|if|while"
     r"|where)\b)[\w$#-]+){0,4}? ",
 )
 """Words behind a fact that deny it: "Friday is out of the question"."""
@@ -351,6 +360,8 @@ RETRACTIONS = _pattern(
     ^\W*(?:wishful thinking|fat chance|in your dreams)
     ^\W*(?:(?:all|pure|just|only|utter|a) ){0,2}(?:lies?|nonsense|fiction|rubbish|jokes?|invented|untrue)
     ^\W*(?:not (?:really|quite|so|true|exactly)|nope|wrong|false|hardly)\W*[,.!]
+    \b(?:can|may|might|could) be (?:wrong|mistaken|off)\b|\b(?:here|but|though) there (?:is|are) (?:none|nothing)\b
+    ^\W*(?:here )?there (?:is|are) (?:none|nothing)\b
     \b(?:scratch|strike|forget|ignore|disregard|delete|skip|never mind) (?:that|it|this|everything|what (?:i|we)|all|my
         +|the (?:above|last|previous|first))
     \b(?:that|this|the|my|our|which)(?: (?:last|previous|first|above|said|same))?(?: {noun})? (?:is|was|has|have|had|got)

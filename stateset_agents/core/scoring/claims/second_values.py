@@ -16,6 +16,7 @@ from stateset_agents.core.scoring.claims.typed_values import Value, same_value
 from stateset_agents.core.scoring.claims.value_phrases import is_altered, rate_unit
 from stateset_agents.core.scoring.claims.value_roles import (
     DAYS,
+    PARTS,
     asked_attributes,
     contents,
     differs,
@@ -86,6 +87,11 @@ _CORRECTION = re.compile(
 _PART = re.compile(r" (?:out )?of (?:the |your |those |these )?[$€£\d]")
 _WHOLE = re.compile(r"[\d%] (?:out )?of (?:the |your |those |these )?$")
 _ADDED = re.compile(r"\b(?:another|a further|an extra|an additional) $")
+_OFFER = re.compile(
+    r"\b(?:if|should|in case|in the event) (?:that|this|it|you|the \w+)(?: (?:do|does|is|are|can|will|would))?(?:n't| not)? "
+    r"(?:\w+ )?(?:suit|work|fit|okay?|convenient|prefer|rather|like|miss)"
+)
+"""An alternative that is offered: "if that doesn't suit you, Saturday"."""
 _NOW = re.compile(r"\b(?:now|currently|at present|meanwhile)\b")
 _WORD = re.compile(r"[\w']+")
 
@@ -181,7 +187,7 @@ def _how_told(kind: str, live: Sequence[Mention], replies: Replies) -> _Fact:
     ]
     asked = asked_attributes(kind, replies)
     stated = frozenset(name for value, statements in values for name in said_of(value, statements))
-    attributes = asked & stated or asked or stated
+    attributes = asked & stated or (asked - PARTS if asked - PARTS else asked) or stated
     named = {word for value, statements in values for word in things(value, statements)}
     known = replies.questions if named & replies.questions else replies.topic
     return _Fact(
@@ -220,6 +226,9 @@ def _is_excused(second: _Second, fact: _Fact, replies: Replies) -> bool:
     """Is it denied, asked, supposed, past, or the user's?"""
     value, statements, modality = second.value, second.statements, second.modality
     if modality.denials or modality.supposed or denied_after(statements, value.end):
+        return True
+    sentence = statements.sentence(value.start)
+    if _OFFER.search(statements.low, sentence.start, value.start):
         return True
     if (
         modality.asked

@@ -74,7 +74,7 @@ _ASKS = re.compile(
     r"|might|have|had|what|when|where|which|who|whom|why|how|isn't|aren't|doesn't|don't|won't|can't)\b"
 )
 _PAST = re.compile(
-    r"\b(?:was|were|had|did|didn't|wasn't|been|originally|initially|previously|earlier|formerly|before|yesterday|ago"
+    r"\b(?:was|were|had|did|didn't|wasn't|couldn't|been|originally|initially|previously|earlier|formerly|before|yesterday|ago"
     r"|last|left|sent|wrote|said|told|bought|paid|went|came|got|took|gave|made|thought|(?!need)\w{2,}ed)\b"
 )
 _SURELY_PAST = re.compile(

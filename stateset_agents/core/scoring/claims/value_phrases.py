@@ -95,7 +95,8 @@ _NEAR = _before(
     r"nearly|almost|virtually|practically|as good as|close to|near(?:ing)?|next to|next door to|not quite"
     r"|not far (?:off|from)|far from|like|such as|similar to|approaching|towards?|short of|shy of|something of"
     r"|(?:kind|sort) of|half|partly|on the (?:verge|brink|point|edge|cusp) of|outside(?: of)?|on (?:its|the) way to"
-    r"|left|leaving|(?:begin|start|end)(?:s|ing)? with|opposite|behind|beside|yet to be|remains? to be|waits? to be|waiting to be|just off"
+    r"|left|leaving|(?:begin|start|end)(?:s|ing)? with|the same(?: \w+)? as|equal to|(?:leaves?|heads?|headed|bound|off|destined) (?:for|to|towards?)"
+    r"|(?:one|two|three|four|five|\d+) \w+ (?:after|before|past|from|behind|below|above)|opposite|behind|beside|yet to be|remains? to be|waits? to be|waiting to be|just off"
 )
 _COMPARED = _before(r"(?:\w+er|more|less|other|rather|different) than|compared (?:to|with)")
 _OTHER_BEFORE = _before(
@@ -114,11 +115,16 @@ _INDEFINITE = re.compile(
 )
 _OTHER_AFTER = re.compile(
     r"-?ish\b|,? or (?:so|thereabouts|near|about|around|(?:a (?:bit|little|touch)|slightly|somewhat) \w+)\b|,? give or take\b"
-    r"| (?:\w+er|more|less|other) than\b| (?:more|less|fewer|short|too \w+)\b"
+    r"| (?:\w+er|more|less|other) than\b| (?:more|less|fewer|short|too \w+|worth of|on top of)\b"
     r"(?! (?:and|or)\b)| (?:is|was|would be) (?:\w+ )?(?:more|less|\w+er) than (?!enough|fair)"
 )
+_FRACTION_AFTER = re.compile(
+    rf",? (?:(?:or|well|no|but|and),? )*(?:rather |actually |i mean |make that |only )*(?:an? |the |one )?"
+    rf"(?:(?:{_FRACTION}) of|twice|double|half) (?:it|that|this)\b| (?:of|in) (?:our|all|the|my|those) (?:customers|students"
+    r"|users|people|cases|orders|buyers|guests|clients|members)\b"
+)
 _PLUS_AFTER = re.compile(
-    r",? ?(?:plus|minus|less|net of|excluding|excl\.?|exclusive of|not (?:including|counting)|apart from)\b"
+    r",? ?(?:minus|less)\b|,? ?(?:plus|net of|excluding|excl\.?|exclusive of|not (?:including|counting)|apart from)\b"
     r"(?! [^.;]{0,20}\d)|,? (?:before|without|on top of) (?:\w+ )?(?:tax|taxes|vat|fees?|charges?|costs?|postage"
     r"|shipping|deductions?|discounts?|extras)\b"
 )
@@ -136,9 +142,10 @@ _PERIOD_WORDS = {"hourly": "hour", "daily": "day", "nightly": "night", "weekly":
 _PERIOD_WORDS |= {"yearly": "year", "annually": "year"}
 
 
-_COUNTED = re.compile(r"\b(?:two|three|four|five|six|seven|eight|nine|ten|\d+|both|all|these) (?:\w+ )?([^\W\d_]+)\b")
+_COUNTED = re.compile(r"\b(?:two|three|four|five|six|seven|eight|nine|ten|\d+|both|all|these) ([^\W\d_]+)(?: ([^\W\d_]+))?")
 _OPEN_QUOTE = re.compile(r"[\"\u201c\u00ab][^\"\u201c\u201d\u00ab\u00bb]*$")
 _CLOSE_QUOTE = re.compile(r"[^\"\u201c\u201d\u00ab\u00bb]*[\"\u201d\u00bb]")
+_SHOWN = re.compile(r"\b(?:says?|reads?|shows?|states?|displays?|is|status)\W*[\"\u201c\u00ab][^\"\u201c\u00ab]*$")
 _MEDIUM = re.compile(
     r"\b(?:film|movie|show|series|song|album|book|novel|poem|story|guide|article|page|post|blog|leaflet|poster|sign|band"
     r"|game|word|term|title|name|phrase|headline|slogan|motto|read|watch|sing|called|entitled|asked|wrote|said)\b",
@@ -174,7 +181,7 @@ def is_altered(start: int, end: int, kind: str, statements: Statements, limits: 
         return bool(_COMPARED.search(before))
     if _EXACT.search(before):
         return False
-    if _OTHER_BEFORE.search(before) or _OTHER_AFTER.match(after):
+    if _OTHER_BEFORE.search(before) or _OTHER_AFTER.match(after) or _FRACTION_AFTER.match(after):
         return True
     is_time = kind in _TIMES
     if kind == "weekday" and _DAY_AFTER.match(after):
@@ -223,7 +230,7 @@ def _bound(before: str, after: str, kind: str) -> Limit | None:
 
 def counted_nouns(text: str) -> frozenset[str]:
     """Stems of what a text counts: "two tickets" -> {"ticket"}."""
-    return frozenset(stem(noun) for noun in _COUNTED.findall(text.lower()))
+    return frozenset(stem(noun) for nouns in _COUNTED.findall(text.lower()) for noun in nouns)
 
 
 def is_cited(start: int, end: int, kind: str, statements: Statements) -> bool:
@@ -232,8 +239,11 @@ def is_cited(start: int, end: int, kind: str, statements: Statements) -> bool:
     before = statements.text[max(sentence.start, start - 80) : start]
     after = statements.text[end : min(sentence.end, end + 80)]
     quoted = _OPEN_QUOTE.search(before)
-    if quoted and _CLOSE_QUOTE.match(after) and (_MEDIUM.search(before) or _WORDS_OF.match(after)):
-        return True
+    if quoted and (closed := _CLOSE_QUOTE.match(after)):
+        if _MEDIUM.search(before) or _WORDS_OF.match(after):
+            return True
+        if re.search(r"\w", quoted[0]) and re.search(r"\w", closed[0] + quoted[0]) and not _SHOWN.search(before):
+            return True
     if _TITLED.search(before.lower()):
         return True
     return kind in ("weekday", "amount") and bool(_NAME_AFTER.match(after) or (kind == "weekday" and _NAME_BEFORE.search(before)))

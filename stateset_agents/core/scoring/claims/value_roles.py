@@ -13,6 +13,7 @@ from stateset_agents.core.scoring.claims.value_phrases import PERIODS, rate_unit
 
 __all__ = [
     "DAYS",
+    "PARTS",
     "PERSON",
     "asked_attributes",
     "contents",
@@ -37,9 +38,9 @@ _ATTRIBUTES: Mapping[str, frozenset[str]] = {
         " eta visit",
         "dispatch": "ship shipped sent dispatch dispatched left leave out packed handed pickup departed"
         " warehouse",
-        "purchase": "ordered bought buy purchase purchased paid pay placed price cost costs was owe",
+        "purchase": "ordered bought buy purchase purchased paid pay placed price cost costs was owe spend spent",
         "wish": "need needed want wanted wish wished ask asked prefer preferred hoped",
-        "fee": "fee fees label tax taxes postage deposit keep deduct stay handling surcharge shipping charge",
+        "fee": "fee fees label tax taxes postage deposit keep deduct stay handling surcharge shipping charge lose",
         "refund": "refund refunded back credit credited get receive money",
         "returning": "return returned send exchange keep",
         "opening": "open opens opened opening start starts begin begins",
@@ -50,8 +51,9 @@ _ATTRIBUTES: Mapping[str, frozenset[str]] = {
         "order": "order",
         "invoice": "invoice receipt bill",
         "ticket": "ticket case reference complaint",
+        "talk": "tell inform call ring ask check look decide meeting meet review discuss talk reply investigate",
         "minimum": "minimum least",
-        "discount": "off discount rebate",
+        "discount": "off discount rebate save saving",
         "holiday": "holiday holidays weekend off away",
         "check-in": "checkin",
         "check-out": "checkout",
@@ -62,8 +64,8 @@ _ATTRIBUTES: Mapping[str, frozenset[str]] = {
 _OF_KIND: Mapping[str, frozenset[str]] = {
     kind: frozenset(names.split())
     for kind, names in {
-        "weekday": "arrival dispatch purchase wish opening closing again holiday",
-        "date": "arrival dispatch purchase wish opening closing again holiday",
+        "weekday": "arrival dispatch talk purchase wish opening closing again holiday",
+        "date": "arrival dispatch talk purchase wish opening closing again holiday",
         "relative": "arrival dispatch purchase wish opening closing again",
         "time": "arrival dispatch opening closing-time check-in check-out meals",
         "amount": "purchase fee refund minimum discount",
@@ -76,7 +78,7 @@ _VAGUE = frozenset(("arrival", "refund", "again"))
 """Their words are said of much else: "the money is there in 5 days"."""
 _SUMS = frozenset(("total", "altogether", "sum", "makes", "make", "equals", "leaves", "totals"))
 """A sum is no part: in "$32 plus $8 of tax makes $40" the tax is not $40."""
-_PARTS = frozenset(("fee", "minimum", "holiday"))
+PARTS = frozenset(("fee", "minimum", "holiday"))
 """Said of an amount, they show by themselves that it is not the one asked for."""
 DAYS = re.compile(
     r"\b(?:(?:mon|tues|wednes|thurs|fri|satur|sun)days?|weekdays?|weekends?|holidays?|every (?:other )?day|other days)\b"
@@ -95,9 +97,10 @@ _SUBJECT = re.compile(
 _GENERIC = frozenset(
     ("day", "date", "week", "month", "time", "number", "amount", "sum", "first", "last", "other")
 )
-_PURPOSE = re.compile(r"^ (?:for|to|of) (?:the |a |an |your |our )?([^\W\d_]+)")
+_PURPOSE = re.compile(r"^ (?:goes |go |is |are |was |went |stays? )?(?:for|to|of|towards?) (?:the |a |an |your |our )?([^\W\d_]+)")
 _THE_HOUR = re.compile(r"\bthe (\d\d?:\d\d) (?:to|from|for|train|bus|flight)\b")
 _COPULA = re.compile(r"\b(?:is|are|was|were|be|has|have)(?: (?:the|a|number|no|of|now|only|just|exactly))* $")
+_TELLING = re.compile(r"^.*\b(?:tell|inform|ask|asked|check|checked|call|called|told)\b.*?\b(?:that|it|it's|your|to|the)\b")
 _POSSESSIVE = re.compile(r"^.*\w's (?=\w)")
 _CHECK_IN = re.compile(r"\bcheck[- ](in|out)\b")
 _WORD = re.compile(r"[\w']+")
@@ -113,13 +116,14 @@ _PEOPLE = frozenset(
         stem,
         """else customer client buyer person people user guest member subscriber pensioner senior adult child children
         kid student pupil teacher employee veteran neighbour neighbor friend brother sister mother father wife
-        husband cousin lady gentleman man woman passenger traveller resident folk""".split(),
+        husband cousin lady gentleman man woman passenger traveller resident folk shop store
+        seller company competitor""".split(),
     )
 )
 _GROUPS = re.compile(
     r"(?<!as a )(?<!as an )(?<!like )\b(members|subscribers|pensioners|seniors|adults|children|kids|students|pupils"
     r"|teachers|employees|veterans|residents|neighbou?rs?|friends?|brother|sister|mother|father|wife|husband"
-    r"|lady|gentleman|man|woman)(?:'s?)?\b"
+    r"|competition|competitors?|lady|gentleman|man|woman)(?:'s?)?\b"
 )
 _ALL_OF_A_KIND = re.compile(
     r"^\W*(?:and |but |so |all |most |many |some )?([^\W\d_]+s) (?:to|from|for|over|above|under|in|with|without|of|by) "
@@ -144,7 +148,7 @@ def said_of(value: Value, statements: Statements) -> frozenset[str]:
     """What the value is said of, by the nearest telling word of its clause: arrival, dispatch, fee, ..."""
     names = _OF_KIND.get(value.kind, frozenset())
     before, after = (_CHECK_IN.sub(r"check\1", text) for text in statements.around(value.start, value.end))
-    spoken = _WORD.findall(_POSSESSIVE.sub("", before))
+    spoken = _WORD.findall(_POSSESSIVE.sub("", _TELLING.sub("", before)))
     if not _COPULA.search(before):  # the subject of "is" comes first, else the nearest verb counts
         spoken.reverse()
     for word in (*spoken, *_WORD.findall(after)):
@@ -164,6 +168,10 @@ def is_of_another(value: Value, reply: int, replies: Replies) -> bool:
     if _has_another_unit(unit, replies, is_price=value.kind == "amount"):
         return True
     clause = statements.clause(value.start)
+    if not contents(value.start, value.end, statements):  # "the other number, Z100, is ..."
+        number = statements.clause_number(value.start)
+        earlier = statements.clauses[max(number - 1, 0)].start
+        clause = statements.low[max(earlier, statements.sentence(value.start).start) : value.start]
     others, somebody = (
         {stem(word) for words in pattern.findall(clause) for word in words if word not in FUNCTION_WORDS}
         for pattern in (_OTHERS, _SOMEBODY)
@@ -221,7 +229,7 @@ def shape(name: object) -> str:
 
 def differs(stated: frozenset[str], attributes: frozenset[str]) -> bool:
     """Is a value said of something else than the attributes of a fact?"""
-    known = attributes or stated <= _PARTS
+    known = attributes or stated <= PARTS
     return bool(stated and known) and not stated & attributes
 
 

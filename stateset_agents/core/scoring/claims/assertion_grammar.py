@@ -242,7 +242,7 @@ OPERATORS = (
                 +|aim|aiming|strive|striving|want|work|working|look|looking|fight|fighting|push|pushing|consider|considering
                 +|debating|think|thinking) (?:to|for|at|on|of|about|into|towards)\b(?! (?:you|it)\b)
             (?:request|claim|application|demand|plea|bid|call|proposal|suggestion|talk|question|chance|hope|dream) (?:for|of|about)
-            (?:consider|argued?|suggest|propos|discuss|debat|request|recommended|mention)\w* (?!that\b|you\b|size\b)(?:for )?
+            (?:consider|argu|propos|discuss|debat|request)(?:e[sd]?|ing|ed|s)?(?! (?:that|you)\b)
             (?:apply|ask|beg|bid|plead|pray|fight|sue|wait|queue) for|(?:welcome|free|able|invited) to (?:ask|claim|request|try)
         """),
         "We aim for Friday.",
@@ -252,7 +252,7 @@ OPERATORS = (
         "clause",
         _pattern(r"""
             usually|normally|typically|generally|ordinarily|commonly|mostly|often|sometimes|occasionally|rarely|seldom
-            you(?:'ve|'d| have| had)? (?:just |also )?(?:said|wrote|ask|asked|wanted|thought|hoped|requested|wished|mentioned
+            (?<![\w'] )you(?:'ve|'d| have| had)? (?:just |also )?(?:said|wrote|ask|asked|wanted|thought|hoped|requested|wished|mentioned
                 +|claimed|demanded)
             on average|average|as a rule|in general|in most cases|most of the time|more often than not|tends? to
         """),
@@ -265,6 +265,7 @@ OPERATORS = (
             in (?:the (?:old|good old) days|the past|those days)|back then|once upon a time|formerly|previously
             (?:until|till|up to) (?:last|recently|yesterday|this)
             last (?:week|month|year|season|spring|summer|autumn|winter) (?:\w+ ){0,4}?(?:cost|(?:was|were)(?= [$€£\d]))
+            (?:cost|was|were) [$€£\d][\w.,%]*(?: [\w']+)? (?:before|until|till|when|back)
             (?:cost|(?:was|were)(?= [$€£\d])) (?:[\w$]+ ){0,4}?last (?:week|month|year|season|spring|summer|autumn|winter)
         """),
         "In the old days it came on Friday.",

@@ -125,6 +125,7 @@ _GROUPS = re.compile(
     r"|teachers|employees|veterans|residents|neighbou?rs?|friends?|brother|sister|mother|father|wife|husband"
     r"|competition|competitors?|lady|gentleman|man|woman)(?:'s?)?\b"
 )
+_ONLY_FOR = re.compile(r"\bfor (?!you\b)([^\W\d_]+)(?: ([^\W\d_]+))? only\b")
 _ALL_OF_A_KIND = re.compile(
     r"^\W*(?:and |but |so |all |most |many |some )?([^\W\d_]+s) (?:to|from|for|over|above|under|in|with|without|of|by) "
 )
@@ -179,6 +180,8 @@ def is_of_another(value: Value, reply: int, replies: Replies) -> bool:
     if others & (replies.topic | _PEOPLE) or somebody & (_PEOPLE - replies.topic):
         return True
     if any(stem(word) not in replies.topic for word in _GROUPS.findall(clause)):
+        return True
+    if any(stem(word) not in replies.topic for words in _ONLY_FOR.findall(clause) for word in words if word):
         return True
     if any(stem(word) in replies.topic and word not in replies.topic for word in _ALL_OF_A_KIND.findall(clause)):
         return True

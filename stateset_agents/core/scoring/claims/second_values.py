@@ -20,11 +20,10 @@ from stateset_agents.core.scoring.claims.value_roles import (
     asked_attributes,
     contents,
     differs,
-    is_about_another,
     is_of_another,
+    own_words,
     said_of,
     shape,
-    things,
 )
 from stateset_agents.core.scoring.claims.value_sums import adds_up
 
@@ -86,6 +85,8 @@ _CORRECTION = re.compile(
 )
 _PART = re.compile(r" (?:out )?of (?:the |your |those |these )?[$€£\d]")
 _WHOLE = re.compile(r"[\d%] (?:out )?of (?:the |your |those |these )?$")
+_DEALT = re.compile(r"\b(?:one|the (?:next|last|other|first|second)|others|some(?:one|body)?)\b")
+"""Values dealt out to whoever takes them: "one gets $30, the next $40"."""
 _ADDED = re.compile(r"\b(?:another|a further|an extra|an additional) $")
 _OFFER = re.compile(
     r"\b(?:if|should|in case|in the event) (?:that|this|it|you|the \w+)(?: (?:do|does|is|are|can|will|would))?(?:n't| not)? "
@@ -105,10 +106,6 @@ class _Fact:
     attributes: frozenset[str]
     """What it is said of: as the user asked, or else as the agent says."""
     past: bool
-    known: frozenset[str]
-    """Stems of the things that the user asked about; of all that were spoken of where the fact names none."""
-    about_another: bool
-    """Is it said of another thing?"""
     units: frozenset[str | None]
     """What it is the price of, as in "$20 per ticket"."""
     days: frozenset[str]
@@ -188,17 +185,11 @@ def _how_told(kind: str, live: Sequence[Mention], replies: Replies) -> _Fact:
     asked = asked_attributes(kind, replies)
     stated = frozenset(name for value, statements in values for name in said_of(value, statements))
     attributes = asked & stated or (asked - PARTS if asked - PARTS else asked) or stated
-    named = {word for value, statements in values for word in things(value, statements)}
-    known = replies.questions if named & replies.questions else replies.topic
     return _Fact(
         kind=kind,
         values=frozenset(value for value, _ in values),
         attributes=attributes,
         past=all(mention.modality.past for mention in live),
-        known=known,
-        about_another=any(
-            is_about_another(value, statements, known, attributes) for value, statements in values
-        ),
         units=frozenset(rate_unit(value.start, value.end, statements) for value, statements in values),
         days=frozenset(
             day for mention, statements in mentions for day in DAYS.findall(statements.clause(mention.start))
@@ -250,6 +241,8 @@ def _is_excused(second: _Second, fact: _Fact, replies: Replies) -> bool:
 def _is_other(second: _Second, fact: _Fact, replies: Replies) -> bool:
     """Is it about something else: a bound, another attribute, another day or another thing?"""
     value, statements = second.value, second.statements
+    if _is_about_another(second, fact, replies):
+        return True
     if second.modality.doubted:
         return False
     if differs(said_of(value, statements), fact.attributes) or is_of_another(value, second.reply, replies):
@@ -266,7 +259,24 @@ def _is_other(second: _Second, fact: _Fact, replies: Replies) -> bool:
         days = set(DAYS.findall(statements.clause(value.start)))
         if days and fact.days and not days & fact.days:
             return True
-    return not fact.about_another and is_about_another(value, statements, fact.known, fact.attributes)
+    return False
+
+
+def _is_about_another(second: _Second, fact: _Fact, replies: Replies) -> bool:
+    """Does its clause speak of a thing that neither the question nor a clause of the fact names?"""
+    value, statements = second.value, second.statements
+    around = "".join(statements.around(value.start, value.end))
+    words = own_words(value.start, value.end, fact.attributes, statements)
+    if not words or words & replies.questions.union(*fact.contents) or _DEALT.search(around):
+        return False
+    return not any(_is_in_a_row(second, place) for place in fact.places)
+
+
+def _is_in_a_row(second: _Second, place: tuple[int, int, int]) -> bool:
+    """Is it listed with the fact: "Monday and Friday"?"""
+    (reply, start, end), value, low = place, second.value, second.statements.low
+    gap = low[value.end : start] if value.end <= start else low[end : value.start]
+    return reply == second.reply and len(gap) <= NEARBY and bool(_JOINED.fullmatch(gap))
 
 
 def _is_part_or_whole(value: Value, statements: Statements) -> bool:
@@ -285,13 +295,8 @@ def _is_part(second: _Second, fact: _Fact, replies: Replies) -> bool:
 
 def _is_beside(second: _Second, fact: _Fact) -> bool:
     """In the fact's own clause, and not in a row with it: "order K27 has the number Z48"?"""
-    value, low = second.value, second.statements.low
-    for reply, start, end in fact.places:
-        if reply == second.reply and abs(start - value.start) <= NEARBY:
-            gap = low[value.end : start] if value.end <= start else low[end : value.start]
-            if second.statements.clause_number(start) == second.statements.clause_number(value.start):
-                return not _JOINED.fullmatch(gap)
-    return False
+    clause = (second.reply, second.statements.clause_number(second.value.start))
+    return clause in fact.clauses and not any(_is_in_a_row(second, place) for place in fact.places)
 
 
 def _is_fragment(value: Value, statements: Statements) -> bool:

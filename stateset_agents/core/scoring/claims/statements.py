@@ -142,7 +142,11 @@ class Statements:
         if number and self.low[self.clauses[number - 1].end : first].strip() == ":":  # "delivery: Friday"
             first = max(self.clauses[number - 1].start, self.sentence(start).start)
         before, last = self.low[max(first, start - NEARBY) : start], clause.end
-        if not before.strip(" -*\u2022\n") and self.low[end : end + 2] == ": " and number + 1 < len(self.clauses):
+        if (
+            not before.strip(" -*\u2022\n")
+            and self.low[end : end + 2] == ": "
+            and number + 1 < len(self.clauses)
+        ):
             last = self.clauses[number + 1].end  # "Friday: delivery"
         return before, self.low[end : max(end, min(last, end + NEARBY))]
 

@@ -13,7 +13,16 @@ from enum import Enum
 from stateset_agents.core.scoring.claims.statements import Statements
 from stateset_agents.core.scoring.claims.typed_values import stem
 
-__all__ = ["PERIODS", "Limit", "asked_limits", "counted_nouns", "is_altered", "is_cited", "is_indefinite", "rate_unit"]
+__all__ = [
+    "PERIODS",
+    "Limit",
+    "asked_limits",
+    "counted_nouns",
+    "is_altered",
+    "is_cited",
+    "is_indefinite",
+    "rate_unit",
+]
 
 
 class Limit(Enum):
@@ -142,17 +151,23 @@ _PERIOD_WORDS = {"hourly": "hour", "daily": "day", "nightly": "night", "weekly":
 _PERIOD_WORDS |= {"yearly": "year", "annually": "year"}
 
 
-_COUNTED = re.compile(r"\b(?:two|three|four|five|six|seven|eight|nine|ten|\d+|both|all|these) ([^\W\d_]+)(?: ([^\W\d_]+))?")
+_COUNTED = re.compile(
+    r"\b(?:two|three|four|five|six|seven|eight|nine|ten|\d+|both|all|these) ([^\W\d_]+)(?: ([^\W\d_]+))?"
+)
 _OPEN_QUOTE = re.compile(r"[\"\u201c\u00ab][^\"\u201c\u201d\u00ab\u00bb]*$")
 _CLOSE_QUOTE = re.compile(r"[^\"\u201c\u201d\u00ab\u00bb]*[\"\u201d\u00bb]")
-_SHOWN = re.compile(r"\b(?:says?|reads?|shows?|states?|displays?|is|status)\W*[\"\u201c\u00ab][^\"\u201c\u00ab]*$")
+_SHOWN = re.compile(
+    r"\b(?:says?|reads?|shows?|states?|displays?|is|status)\W*[\"\u201c\u00ab][^\"\u201c\u00ab]*$"
+)
 _MEDIUM = re.compile(
     r"\b(?:film|movie|show|series|song|album|book|novel|poem|story|guide|article|page|post|blog|leaflet|poster|sign|band"
     r"|game|word|term|title|name|phrase|headline|slogan|motto|read|watch|sing|called|entitled|asked|wrote|said)\b",
     re.IGNORECASE,
 )
 _WORDS_OF = re.compile(r"[^.!?]*\b(?:word|term|name|phrase|title|film|song|book|letters|syllables)\b")
-_TITLED = re.compile(r"\b(?:the (?:word|term|phrase|name|title)|titled|entitled|called|named|known as)\W{1,3}$")
+_TITLED = re.compile(
+    r"\b(?:the (?:word|term|phrase|name|title)|titled|entitled|called|named|known as)\W{1,3}$"
+)
 _NAME_AFTER = re.compile(
     r" (?!(?:Morning|Afternoon|Evening|Night|Noon|January|February|March|April|May|June|July|August|September"
     r"|October|November|December)\b)[A-Z][a-z]+"
@@ -242,11 +257,17 @@ def is_cited(start: int, end: int, kind: str, statements: Statements) -> bool:
     if quoted and (closed := _CLOSE_QUOTE.match(after)):
         if _MEDIUM.search(before) or _WORDS_OF.match(after):
             return True
-        if re.search(r"\w", quoted[0]) and re.search(r"\w", closed[0] + quoted[0]) and not _SHOWN.search(before):
+        if (
+            re.search(r"\w", quoted[0])
+            and re.search(r"\w", closed[0] + quoted[0])
+            and not _SHOWN.search(before)
+        ):
             return True
     if _TITLED.search(before.lower()):
         return True
-    return kind in ("weekday", "amount") and bool(_NAME_AFTER.match(after) or (kind == "weekday" and _NAME_BEFORE.search(before)))
+    return kind in ("weekday", "amount") and bool(
+        _NAME_AFTER.match(after) or (kind == "weekday" and _NAME_BEFORE.search(before))
+    )
 
 
 def rate_unit(start: int, end: int, statements: Statements) -> str | None:

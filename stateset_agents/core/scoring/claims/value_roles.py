@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from stateset_agents.core.scoring.claims.mentions import Replies
 from stateset_agents.core.scoring.claims.statements import Statements
@@ -18,11 +18,10 @@ __all__ = [
     "asked_attributes",
     "contents",
     "differs",
-    "is_about_another",
     "is_of_another",
+    "own_words",
     "said_of",
     "shape",
-    "things",
 ]
 
 
@@ -84,23 +83,20 @@ DAYS = re.compile(
     r"\b(?:(?:mon|tues|wednes|thurs|fri|satur|sun)days?|weekdays?|weekends?|holidays?|every (?:other )?day|other days)\b"
 )
 _WHICH = re.compile(r"\s?(?:which|who|that)\b")
-_PRONOUN = re.compile(r"\b(?:it|this|that|they|these|it's|that's|they're)\b")
-_NOUNS = re.compile(
-    r"\b(?:the|a|an|our|your|this|each|every|another) ([^\W\d_]+(?: (?!(?:is|are|was|were|on|at|in|by|for|of|to|and"
-    r"|costs?|takes?|comes?|arrives?|gets?|leaves?|starts?|ends?|opens?|closes?|follows?|runs?|goes|has|will|can)\b)"
-    r"[^\W\d_]+)?)"
+_COMMON = frozenset(
+    map(
+        stem,
+        """thank thanks sorry please asking happy glad tell say said call like day date week month time number amount
+        even then right just possible well good better best want need think know believe mean guess really today sure
+        much long money one other next last first second""".split(),
+    )
 )
-_SUBJECT = re.compile(
-    r"^\W{0,9}(?:(?:and|but|so|while) )?((?:[^\W\d_]+ )?[^\W\d_]+)(?:: $| (?:have|has|get|come|is|are|was|were|starts?|ends?|costs?|closes?"
-    r"|opens?|begins?|takes?|runs?|needs?)\b)"
-)
-_GENERIC = frozenset(
-    ("day", "date", "week", "month", "time", "number", "amount", "sum", "first", "last", "other")
-)
-_PURPOSE = re.compile(r"^ (?:goes |go |is |are |was |went |stays? )?(?:for|to|of|towards?) (?:the |a |an |your |our )?([^\W\d_]+)")
+"""Words that any answer has: they do not say what a value is of."""
 _THE_HOUR = re.compile(r"\bthe (\d\d?:\d\d) (?:to|from|for|train|bus|flight)\b")
 _COPULA = re.compile(r"\b(?:is|are|was|were|be|has|have)(?: (?:the|a|number|no|of|now|only|just|exactly))* $")
-_TELLING = re.compile(r"^.*\b(?:tell|inform|ask|asked|check|checked|call|called|told)\b.*?\b(?:that|it|it's|your|to|the)\b")
+_TELLING = re.compile(
+    r"^.*\b(?:tell|inform|ask|asked|check|checked|call|called|told)\b.*?\b(?:that|it|it's|your|to|the)\b"
+)
 _POSSESSIVE = re.compile(r"^.*\w's (?=\w)")
 _CHECK_IN = re.compile(r"\bcheck[- ](in|out)\b")
 _WORD = re.compile(r"[\w']+")
@@ -183,7 +179,9 @@ def is_of_another(value: Value, reply: int, replies: Replies) -> bool:
         return True
     if any(stem(word) not in replies.topic for words in _ONLY_FOR.findall(clause) for word in words if word):
         return True
-    if any(stem(word) in replies.topic and word not in replies.topic for word in _ALL_OF_A_KIND.findall(clause)):
+    if any(
+        stem(word) in replies.topic and word not in replies.topic for word in _ALL_OF_A_KIND.findall(clause)
+    ):
         return True
     return _has_another_key(value, reply, clause, replies)
 
@@ -236,29 +234,18 @@ def differs(stated: frozenset[str], attributes: frozenset[str]) -> bool:
     return bool(stated and known) and not stated & attributes
 
 
-def is_about_another(
-    value: Value, statements: Statements, known: frozenset[str], attributes: Iterable[str]
-) -> bool:
-    """Is it said of a thing whose stem is not `known`: "the showers run at 38", "$25 for the bell"?"""
-    stems = things(value, statements)
-    attribute_words = {word for name in attributes for word in _ATTRIBUTES[name]}
-    return bool(stems) and not stems & (known | attribute_words)
+def own_words(start: int, end: int, attributes: frozenset[str], statements: Statements) -> frozenset[str]:
+    """What a clause says of a value beside the words of what was asked: "the shirt on Monday" -> shirt.
 
-
-def things(value: Value, statements: Statements) -> set[str]:
-    """Stems of the nouns that stand beside a value."""
-    before, after = statements.around(value.start, value.end)
+    Of a relative clause the words before it count, too: "the brake set, which is $25".
+    """
+    found = contents(start, end, statements)
+    before, _ = statements.around(start, end)
     if _WHICH.match(before):
-        start = statements.clauses[statements.clause_number(value.start)].start
-        before = statements.low[max(statements.sentence(value.start).start, start - 40) : start]
-    elif _PRONOUN.search(before):
-        return set()
-    nouns = [*_NOUNS.findall(before), *_SUBJECT.findall(before), *_PURPOSE.findall(after[:40])]
-    named = (noun.split() for noun in nouns)
-    return {
-        stem(word)
-        for noun in named
-        if stem(noun[-1]) not in _GENERIC
-        for word in noun
-        if word not in FUNCTION_WORDS and not DAYS.fullmatch(word)
-    }
+        clause = statements.clauses[statements.clause_number(start)].start
+        earlier = statements.low[max(statements.sentence(start).start, clause - 40) : clause]
+        found |= {stem(word) for word in _WORD.findall(earlier) if word not in FUNCTION_WORDS}
+    common = _COMMON.union(*(_ATTRIBUTES[name] for name in attributes))
+    return frozenset(
+        word for word in found - common if not any(map(str.isdigit, word)) and not DAYS.fullmatch(word)
+    )

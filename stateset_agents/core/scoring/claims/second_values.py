@@ -21,7 +21,7 @@ from stateset_agents.core.scoring.claims.value_roles import (
     contents,
     differs,
     is_of_another,
-    own_words,
+    own_subject,
     said_of,
     shape,
 )
@@ -85,7 +85,9 @@ _CORRECTION = re.compile(
 )
 _PART = re.compile(r" (?:out )?of (?:the |your |those |these )?[$€£\d]")
 _WHOLE = re.compile(r"[\d%] (?:out )?of (?:the |your |those |these )?$")
-_DEALT = re.compile(r"\b(?:one|the (?:next|last|other|first|second)|others|some(?:one|body)?)\b")
+_DEALT = re.compile(
+    r"\b(?:one (?!(?:is|has|costs?|comes?)\b)\w|the (?:next|last|other|first|second)|others|some(?:one|body)?)\b"
+)
 """Values dealt out to whoever takes them: "one gets $30, the next $40"."""
 _ADDED = re.compile(r"\b(?:another|a further|an extra|an additional) $")
 _OFFER = re.compile(
@@ -263,11 +265,11 @@ def _is_other(second: _Second, fact: _Fact, replies: Replies) -> bool:
 
 
 def _is_about_another(second: _Second, fact: _Fact, replies: Replies) -> bool:
-    """Does its clause speak of a thing that neither the question nor a clause of the fact names?"""
+    """Is its clause about a thing that neither the question nor a clause of the fact names?"""
     value, statements = second.value, second.statements
     around = "".join(statements.around(value.start, value.end))
-    words = own_words(value.start, value.end, fact.attributes, statements)
-    if not words or words & replies.questions.union(*fact.contents) or _DEALT.search(around):
+    subject = own_subject(value.start, value.end, fact.attributes, statements)
+    if not subject or subject in replies.questions.union(*fact.contents) or _DEALT.search(around):
         return False
     return not any(_is_in_a_row(second, place) for place in fact.places)
 

@@ -19,7 +19,7 @@ __all__ = [
     "contents",
     "differs",
     "is_of_another",
-    "own_words",
+    "own_subject",
     "said_of",
     "shape",
 ]
@@ -234,18 +234,24 @@ def differs(stated: frozenset[str], attributes: frozenset[str]) -> bool:
     return bool(stated and known) and not stated & attributes
 
 
-def own_words(start: int, end: int, attributes: frozenset[str], statements: Statements) -> frozenset[str]:
-    """What a clause says of a value beside the words of what was asked: "the shirt on Monday" -> shirt.
+def own_subject(start: int, end: int, attributes: frozenset[str], statements: Statements) -> str:
+    """Stem of the first word of a clause that says what a value is of: "the shirt on Monday" -> shirt; or "".
 
-    Of a relative clause the words before it count, too: "the brake set, which is $25".
+    Of a relative clause it stands before it: "the brake set, which is $25".
     """
-    found = contents(start, end, statements)
-    before, _ = statements.around(start, end)
+    before, after = statements.around(start, end)
     if _WHICH.match(before):
         clause = statements.clauses[statements.clause_number(start)].start
-        earlier = statements.low[max(statements.sentence(start).start, clause - 40) : clause]
-        found |= {stem(word) for word in _WORD.findall(earlier) if word not in FUNCTION_WORDS}
+        before = statements.low[max(statements.sentence(start).start, clause - 40) : clause]
     common = _COMMON.union(*(_ATTRIBUTES[name] for name in attributes))
-    return frozenset(
-        word for word in found - common if not any(map(str.isdigit, word)) and not DAYS.fullmatch(word)
-    )
+    for word in _WORD.findall(before) + _WORD.findall(after):
+        if not (
+            word in FUNCTION_WORDS
+            or word.endswith("ly")
+            or any(map(str.isdigit, word))
+            or DAYS.fullmatch(word)
+        ):
+            found = stem(word)
+            if found not in common:
+                return found
+    return ""

@@ -164,6 +164,8 @@ OPERATORS = (
             rumou?rs?|rumou?red|gossip|hearsay|legend has it|word on the street|a little bird
             {crowd} (?:people |customers |of them )?(?:say|claim|think|believe|swear)s?
             {crowd} (?:people |customers )?(?:said|claimed)
+            (?:says|said|claims|thinks|believes|according to) (?:the (?:man|woman|guy|lady|boy|girl|internet|web|forum|radio
+                +|paper|neighbou?r)|an? \w+|some\w* \w+|my (?!{colleague})\w+)
             (?:some|others|many|most|a few)(?: people| customers| of them)? gets?
             (?:for|to) (?:some|others|most|many|a few)\b(?! (?:reason|time|of)\b)
             (?:choose|free|welcome|like|want|prefer) to (?:believe|think)
@@ -178,6 +180,7 @@ OPERATORS = (
         "doubted",
         "sentence",
         _pattern(r"""
+            pigs? (?:can |will )?fl(?:y|ies)|hell freezes|blue moon|leap year
             in (?:theory|my dreams|your dreams|an? \w+ world|another (?:life|world|universe))|hypothetically
             (?:let's|let us) (?:say|pretend|imagine|assume|suppose)
             pretend|imagine|suppose|supposing|assuming|assume|picture|dream|dreamt|dreamed|fantasy
@@ -191,6 +194,7 @@ OPERATORS = (
         "clause",
         _pattern(r"""
             probably|likely|presumably|apparently|reportedly|seemingly|in all likelihood|awaiting
+            by (?:mistake|accident)|in error|mistakenly|wrongly|erroneously
             might|could (?!you\b|i\b|be (?:happier|more))\w+|could've|may {happen}
         """),
         "It might come on Friday.",
@@ -255,6 +259,7 @@ OPERATORS = (
             (?<![\w'] )you(?:'ve|'d| have| had)? (?:just |also )?(?:said|wrote|ask|asked|wanted|thought|hoped|requested|wished|mentioned
                 +|claimed|demanded)
             on average|average|as a rule|in general|in most cases|most of the time|more often than not|tends? to
+            in (?:[\w%]+ ){1,5}cases
         """),
         "Parcels usually come on Friday.",
     ),
@@ -262,7 +267,7 @@ OPERATORS = (
         "planned",
         "clause",
         _pattern(r"""
-            in (?:the (?:old|good old) days|the past|those days)|back then|once upon a time|formerly|previously
+            in (?:the (?:old|good old) days|the past|those days)|back then|(?:years|ages|decades) ago|once upon a time|formerly|previously
             (?:until|till|up to) (?:last|recently|yesterday|this)
             last (?:week|month|year|season|spring|summer|autumn|winter) (?:\w+ ){0,4}?(?:cost|(?:was|were)(?= [$€£\d]))
             (?:cost|was|were) [$€£\d][\w.,%]*(?: [\w']+)? (?:before|until|till|when|back)
@@ -276,7 +281,7 @@ OPERATORS = (
         _pattern(r"""
             (?:was|were|'d been|had been) (?:\w+ )?(?:supposed|due|meant|planned|scheduled|promised
                 +|expected|going)
-            (?:was|were) (?:intended|thought)|should(?:'ve| have)|used to|no longer|about to
+            (?:wanted|meant|intended|planned|hoped|tried) to|(?:was|were) (?:intended|thought)|should(?:'ve| have)|used to|no longer|about to
         """),
         "It was due on Friday.",
     ),
@@ -291,6 +296,7 @@ OPERATORS = (
 )
 
 IDIOMS = _pattern(r"""
+    (?:full|closed|booked|taken|gone|nothing|nobody)\b[^.;:!?]{0,30}? except(?: for)?
     (?:with|without|there is|there's)? ?(?:no|without|beyond) (?:a |any )?(?:doubts?|fail|delay|problems?)
     (?:there is |there's )?no (?:worries|trouble|question|exception|matter|need|rush|hurry)
     without (?:trouble|further ado)|(?:no|without) (?:any )?(?:extra |additional )?(?:charges?|fees?|costs?)
@@ -333,7 +339,7 @@ DENIED_AFTER = _pattern(
     (?:(?:wo|ca|do|does)n't|(?:will|can|does|do) ?not|cannot) (?:work|happen|do|be|apply|suit|hold|come true|go|exist)
     (?:is|are|was|were|be|been|has been|have been|had to be|sounds|looks|seems|remains|stays|got|gets|has|have)
         +(?: {adverb}){0,3} (?:been )?(?:{undone}|{untrue})
-    used to be|was once
+    used to be|was once|(?:no longer|never) \w+
     went out of \w+
     (?:has|have) been (?:suggested|proposed|discussed|considered|requested|mentioned)|(?:is|was) (?:only |just )?(?:suggested
         +|proposed|discussed|considered|requested|mentioned)
@@ -369,6 +375,8 @@ RETRACTIONS = _pattern(
         +(?: {adverb}){0,3} (?:been )?(?:{undone}|{untrue})
     \b(?:looking|looked|read|reading|meant|intended|thinking|mixed|confused|belongs?|was|is|had|have|opened|took)\b
         +(?: [\w']+){0,4}? {else}(?: {file})?\W*$
+    \b(?:that|this|the|which)(?: {noun})? (?:belong|appl|refer|relat)\w* (?:only )?to(?! you)
+    \byours is (?:elsewhere|another|next|not|the other|a different)
     \b(?:i|we) (?:should(?:n't| not) have|ought not to have) \w+|(?:i|we) (?:spoke too soon|stand corrected|was mistaken)
     ^\W*(?:(?:oh|oops|sorry|wait|hm+|no)\W+){0,2}(?:correction|my (?:mistake|bad|error)|wrong (?:{file}))\b
     \b(?:do not|don't|never|better not|shouldn't) (?:believe|trust|rely on|count on|quote|take) {word}

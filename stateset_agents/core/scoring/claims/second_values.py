@@ -53,6 +53,7 @@ _JOINED = re.compile(
     rf"|else)\b|[/,|&{_DASH}]|\s)+[$€£]?\s*"
 )
 _OR = re.compile(rf"\b(?:or|either|to|till|until|through)\b|[/|{_DASH}]")
+_EITHER = re.compile(r"\b(?:or|either)\b|/")
 _OR_BEFORE = re.compile(
     r"(?:\b(?:or|either)\s+(?:(?:on|in|at|by|the|a|an|for|even|maybe|perhaps)\s+){0,3}|[^\W\d]\s?/\s?)$"
 )
@@ -344,9 +345,11 @@ def is_alternative(mention: Mention, replies: Replies) -> bool:
         return True
     if not mention.values:
         return bool(_OR_WORD.match(after) or _LIST_AFTER.match(after) or _LIST_BEFORE.search(before))
+    kinds = {value.kind for value in mention.values}
     for value in _neighbours(mention, replies.values[mention.reply]):
         gap = low[value.end : mention.start] if value.end <= mention.start else low[mention.end : value.start]
-        if len(gap) <= 30 and _OR.search(gap) and _JOINED.fullmatch(gap):
+        joins = _OR.search(gap) if value.kind in kinds else _EITHER.search(gap)
+        if len(gap) <= 30 and joins and _JOINED.fullmatch(gap):
             modality = statements.at(value.start)
             expected = any(same_value(value, other) for other in replies.expected)
             if not (expected or modality.denials or modality.past):

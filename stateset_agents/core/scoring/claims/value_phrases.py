@@ -75,7 +75,7 @@ _MORE = (
 _LESS = (
     r"(?:less|fewer|earlier|sooner|shorter|lower|cheaper|cooler|smaller|younger|faster) than|under|below|up to"
     r"|as (?:much|many|little|few|long|late|high|hot|large) as|at (?:the )?(?:very |absolute )?most"
-    r"|(?:a |the )?max(?:imum|\.)?(?: of)?|capped at|limited to|a (?:cap|ceiling|limit) of"
+    r"|(?:a |the )?max(?:imum|\.)?(?: of)?|capped at|south of|limited to|a (?:cap|ceiling|limit) of"
 )
 _MORE_BEFORE = _before(_MORE)
 _LESS_BEFORE = _before(_LESS)
@@ -105,13 +105,13 @@ _NEAR = _before(
     r"|not far (?:off|from)|far from|like|such as|similar to|approaching|towards?|short of|shy of|something of"
     r"|(?:kind|sort) of|half|partly|on the (?:verge|brink|point|edge|cusp) of|outside(?: of)?|on (?:its|the) way to"
     r"|left|leaving|(?:begin|start|end)(?:s|ing)? with|the same(?: \w+)? as|equal to|(?:leaves?|heads?|headed|bound|off|destined) (?:for|to|towards?)"
-    r"|(?:one|two|three|four|five|\d+) \w+ (?:after|before|past|from|behind|below|above)|opposite|behind|beside|yet to be|remains? to be|waits? to be|waiting to be|just off"
+    r"|(?:one|two|three|four|five|\d+) \w+ (?:after|before|past|from|behind|below|above)|passed|off from|away from|opposite|behind|beside|yet to be|remains? to be|waits? to be|waiting to be|just off"
 )
 _COMPARED = _before(r"(?:\w+er|more|less|other|rather|different) than|compared (?:to|with)")
 _OTHER_BEFORE = _before(
     r"roughly|approximately|approx\.?|around|about|circa|ca\.?|more or less|loosely|somewhere|barely|scarcely"
     r"|in the (?:region|area|neighbou?rhood|range|order|vicinity) of|something|some|between|between [^.;,]{1,25} and"
-    rf"|(?:{_FRACTION}) of|half|double|twice|triple|thrice|\w+ times|a multiple of|minus|less|plus|times|divided by"
+    rf"|(?:{_FRACTION}) of|half|double|twice|triple|thrice|\w+ times|a multiple of|minus|less|plus|times|multiply|divide|halve|subtract|deduct|take (?:away|off)"
     r"|(?:an )?estimated|an average of|averag(?:es?|ing)|averages? (?:at|out at)"
     r"|(?:weeks?|days?|months?|fortnight) (?:from|on)|(?:week|weekend|month|days) (?:of|leading up to)"
     r"|(?:some ?time|well|long|shortly|soon|just|right|while|minutes?|hours?|days?|weeks?|months?) (?:after|before|past)",
@@ -138,7 +138,7 @@ _PLUS_AFTER = re.compile(
     r"|shipping|deductions?|discounts?|extras)\b"
 )
 _DAY_AFTER = re.compile(
-    r" (?:after next|after that|before that|week\b|fortnight\b|in (?:a|two|three|four|\d+) (?:weeks|months?|years?))"
+    r" (?:last (?:week|month|year)|after next|after that|before that|week\b|fortnight\b|in (?:a|two|three|four|\d+) (?:weeks|months?|years?))"
 )
 _RATE = re.compile(
     r",? (?:per|each|every|for (?:each|every|one|a single)) ([^\W\d_]+)"

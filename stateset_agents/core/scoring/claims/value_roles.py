@@ -73,6 +73,7 @@ _OF_KIND: Mapping[str, frozenset[str]] = {
         "id": "tracking order invoice ticket",
     }.items()
 }
+_RATED = ("amount", "duration", "number:")
 _VAGUE = frozenset(("arrival", "refund", "again"))
 """Their words are said of much else: "the money is there in 5 days"."""
 _SUMS = frozenset(("total", "altogether", "sum", "makes", "make", "equals", "leaves", "totals"))
@@ -161,7 +162,7 @@ def is_of_another(value: Value, reply: int, replies: Replies) -> bool:
     asked, stated = asked_attributes(value.kind, replies), said_of(value, statements)
     if asked - {"again"} and stated and not stated & (asked | _VAGUE):
         return True
-    unit = rate_unit(value.start, value.end, statements)
+    unit = rate_unit(value.start, value.end, statements) if value.kind.startswith(_RATED) else None
     if _has_another_unit(unit, replies, is_price=value.kind == "amount"):
         return True
     clause = statements.clause(value.start)

@@ -37,7 +37,7 @@ _WORDS = {
     "colleague": r"colleagues?|managers?|team|supervisor|boss|records?|screen|system|computer|notes|list",
     "false": "unlikely|false|untrue|a lie|lies|myth|impossible|incorrect|nonsense|wrong|too good to be true",
     "sure": "certain|sure|clear|true|likely|confirmed|guaranteed|proven|given|the case|settled",
-    "crowd": "some|others|many|most|people|they|folks|a few|somebody|someone",
+    "crowd": "(?:one|some|none) of (?:our|the|my|your) [a-z]+|some|others|many|most|people|they|folks|a few|somebody|someone",
     "forbid": "(?:do(?:es)?|must|should|may|will|can)(?:n't| not)|never|can(?:no|')t|won't|not|no",
     "more": "(?:more|less|hotter|longer|higher|lower|sooner|earlier|later)",
     "advise": "say|suggest|recommend|advise|go with|choose|pick|order",
@@ -143,7 +143,7 @@ OPERATORS = (
             maybe|perhaps|possibly|conceivably|supposedly|allegedly|purportedly|theoretically|ideally
                 +|presumably
             (?:a|any|some|every|the) (?:\w+ )?(?:chance|possibility|likelihood|probability)\b(?! to\b)
-            (?:possible|conceivable|thinkable|imaginable|plausible|not impossible
+            conceivable|imaginable|thinkable|(?:possible|plausible|not impossible
                 +|not out of the question)(?: that| it)
             who knows|who can (?:tell|say)|anyone's guess|(?:i|we|i'd|my|a|wild|would) guess|guessing
                 +|guesses|hunch
@@ -194,6 +194,7 @@ OPERATORS = (
         "clause",
         _pattern(r"""
             probably|likely|presumably|apparently|reportedly|seemingly|in all likelihood|awaiting
+            (?:he|she|they|we|i|colleagues?|manager|driver|team|boss|shop) may (?!i\b|add\b|\d)\w+
             by (?:mistake|accident)|in error|mistakenly|wrongly|erroneously
             might|could (?!you\b|i\b|be (?:happier|more))\w+|could've|may {happen}
         """),
@@ -258,6 +259,7 @@ OPERATORS = (
             usually|normally|typically|generally|ordinarily|commonly|mostly|often|sometimes|occasionally|rarely|seldom
             (?<![\w'] )you(?:'ve|'d| have| had)? (?:just |also )?(?:said|wrote|ask|asked|wanted|thought|hoped|requested|wished|mentioned
                 +|claimed|demanded)
+            what (?:you|we|everyone|everybody|people) (?:would |might |may )?(?:like|love|want|wish|hope|need|expect)s?(?: to (?:hear|see|get))?
             on average|average|as a rule|in general|in most cases|most of the time|more often than not|tends? to
             in (?:[\w%]+ ){1,5}cases
         """),
@@ -311,7 +313,7 @@ IDIOMS = _pattern(r"""
     (?:i|we)(?:'d| would) (?:like|love) to (?:tell|let|confirm|inform|say|see|help|thank|offer|apologi[sz]e|assure
         +|invite|add|point|remind|share|know|hear|welcome)|(?:i|we)(?:'d| would) (?:be (?:happy|glad|pleased|delighted)|{advise})
     (?:perhaps|maybe|possibly|probably|likely) (?:\w+ )?(?:earlier|sooner|less|faster|quicker|before)
-    would you|(?:that|this|it|which|total|date|time|amount) would be|you(?:'d| would) like
+    would you|(?:that|this|it|which|total|date|time|amount) would be|(?<!what )you(?:'d| would) like
     hope (?:this|that|it|you|to)|glad you asked|you bet|best guess
 """)
 """Say nothing about what they stand beside: "no problem, it comes Friday", "no doubt it is Friday"."""
@@ -339,7 +341,7 @@ DENIED_AFTER = _pattern(
     (?:(?:wo|ca|do|does)n't|(?:will|can|does|do) ?not|cannot) (?:work|happen|do|be|apply|suit|hold|come true|go|exist)
     (?:is|are|was|were|be|been|has been|have been|had to be|sounds|looks|seems|remains|stays|got|gets|has|have)
         +(?: {adverb}){0,3} (?:been )?(?:{undone}|{untrue})
-    used to be|was once|(?:no longer|never) \w+
+    (?:belong|appl|refer)\w* to(?! you)|used to be|was once|(?:no longer|never) \w+
     went out of \w+
     (?:has|have) been (?:suggested|proposed|discussed|considered|requested|mentioned)|(?:is|was) (?:only |just )?(?:suggested
         +|proposed|discussed|considered|requested|mentioned)
@@ -377,6 +379,7 @@ RETRACTIONS = _pattern(
         +(?: [\w']+){0,4}? {else}(?: {file})?\W*$
     \b(?:that|this|the|which)(?: {noun})? (?:belong|appl|refer|relat)\w* (?:only )?to(?! you)
     \byours is (?:elsewhere|another|next|not|the other|a different)
+    (?<!if it )(?<!if they )(?<!if that )\b(?:is|are|was|were|do|does|did|will|can|has|have)(?: not|n't)\W*$
     \b(?:i|we) (?:should(?:n't| not) have|ought not to have) \w+|(?:i|we) (?:spoke too soon|stand corrected|was mistaken)
     ^\W*(?:(?:oh|oops|sorry|wait|hm+|no)\W+){0,2}(?:correction|my (?:mistake|bad|error)|wrong (?:{file}))\b
     \b(?:do not|don't|never|better not|shouldn't) (?:believe|trust|rely on|count on|quote|take) {word}

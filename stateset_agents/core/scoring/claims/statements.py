@@ -73,6 +73,7 @@ _ASKS = re.compile(
     r"\W*(?:(?:and|but|so|or) )?(?:is|are|was|were|do|does|did|can|could|will|would|should|shall|may|has"
     r"|might|have|had|what|when|where|which|who|whom|why|how|isn't|aren't|doesn't|don't|won't|can't)\b"
 )
+_TAG = re.compile(r", (?:is|are|was|does|do|did|will|can|has|would)(?:n't)? (?:it|they|he|she|you|we)\?\W*$")
 _PAST = re.compile(
     r"\b(?:was|were|had|did|didn't|wasn't|couldn't|been|originally|initially|previously|earlier|formerly|before|yesterday|ago"
     r"|last|left|sent|wrote|said|told|bought|paid|went|came|got|took|gave|made|thought|(?!need)\w{2,}ed)\b"
@@ -141,6 +142,10 @@ class Statements:
         first = clause.start
         if number and self.low[self.clauses[number - 1].end : first].strip() == ":":  # "delivery: Friday"
             first = max(self.clauses[number - 1].start, self.sentence(start).start)
+        if number and not (self.low[first:start] + self.low[end : clause.end]).strip(
+            " ,"
+        ):  # "the other, Friday, ..."
+            first = max(self.clauses[number - 1].start, self.sentence(start).start)
         before, last = self.low[max(first, start - NEARBY) : start], clause.end
         if (
             not before.strip(" -*\u2022\n")
@@ -168,6 +173,8 @@ class Statements:
         sentence = self.sentence(clause.start)
         if self.low[max(sentence.start, sentence.end - 9) : sentence.end].rstrip(" \"')")[-1:] != "?":
             return False
+        if _TAG.search(self.low, sentence.start, sentence.end):
+            return True
         last = not self.low[clause.end : min(sentence.end, clause.end + 9)].strip(" ?!.\"')")
         return last or bool(_ASKS.match(self.low, sentence.start))
 

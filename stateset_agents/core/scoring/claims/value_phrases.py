@@ -99,7 +99,7 @@ _LESS_AFTER = re.compile(
 )
 _DEADLINE = _before(r"by|within|inside(?: of)?")
 
-_FRACTION = r"half|halves|quarters?|thirds?|fifths?|tenths?|part|parts|fraction|portion|bit|slice|percent|%"
+_FRACTION = r"half|halves|quarters?|thirds?|fifths?|tenths?|most|some|much|little|rest|remainder|part|parts|fraction|portion|bit|slice|percent|%"
 _NEAR = _before(
     r"nearly|almost|virtually|practically|as good as|close to|near(?:ing)?|next to|next door to|not quite"
     r"|not far (?:off|from)|far from|like|such as|similar to|approaching|towards?|short of|shy of|something of"

@@ -41,7 +41,7 @@ _ATTRIBUTES: Mapping[str, frozenset[str]] = {
         "wish": "need needed want wanted wish wished ask asked prefer preferred hoped",
         "fee": "fee fees label tax taxes postage deposit keep deduct stay handling surcharge shipping charge lose",
         "refund": "refund refunded back credit credited get receive money",
-        "returning": "return returned send exchange keep",
+        "returning": "return returned send keep",
         "opening": "open opens opened opening start starts begin begins",
         "closing": "close closes closed closing end ends finish expire",
         "closing-time": "close closes closed closing end ends finish until",
@@ -114,7 +114,7 @@ _PEOPLE = frozenset(
         """else customer client buyer person people user guest member subscriber pensioner senior adult child children
         kid student pupil teacher employee veteran neighbour neighbor friend brother sister mother father wife
         husband cousin lady gentleman man woman passenger traveller resident folk shop store
-        seller company competitor""".split(),
+        seller company competitor maker brand manufacturer supplier airline hotel city country""".split(),
     )
 )
 _GROUPS = re.compile(
@@ -123,6 +123,7 @@ _GROUPS = re.compile(
     r"|competition|competitors?|lady|gentleman|man|woman)(?:'s?)?\b"
 )
 _ONLY_FOR = re.compile(r"\bfor (?!you\b)([^\W\d_]+)(?: ([^\W\d_]+))? only\b")
+_FOR_A_KIND = re.compile(r"^\W*(?:and |but )?for (?!thanks\b)([^\W\d_]+[^\Wsu_]s)\b")
 _ALL_OF_A_KIND = re.compile(
     r"^\W*(?:and |but |so |all |most |many |some )?([^\W\d_]+s) (?:to|from|for|over|above|under|in|with|without|of|by) "
 )
@@ -165,11 +166,7 @@ def is_of_another(value: Value, reply: int, replies: Replies) -> bool:
     unit = rate_unit(value.start, value.end, statements) if value.kind.startswith(_RATED) else None
     if _has_another_unit(unit, replies, is_price=value.kind == "amount"):
         return True
-    clause = statements.clause(value.start)
-    if not contents(value.start, value.end, statements):  # "the other number, Z100, is ..."
-        number = statements.clause_number(value.start)
-        earlier = statements.clauses[max(number - 1, 0)].start
-        clause = statements.low[max(earlier, statements.sentence(value.start).start) : value.start]
+    clause = " ".join(statements.around(value.start, value.end))
     others, somebody = (
         {stem(word) for words in pattern.findall(clause) for word in words if word not in FUNCTION_WORDS}
         for pattern in (_OTHERS, _SOMEBODY)
@@ -177,6 +174,8 @@ def is_of_another(value: Value, reply: int, replies: Replies) -> bool:
     if others & (replies.topic | _PEOPLE) or somebody & (_PEOPLE - replies.topic):
         return True
     if any(stem(word) not in replies.topic for word in _GROUPS.findall(clause)):
+        return True
+    if any(stem(word) not in replies.topic for word in _FOR_A_KIND.findall(clause)):
         return True
     if any(stem(word) not in replies.topic for words in _ONLY_FOR.findall(clause) for word in words if word):
         return True

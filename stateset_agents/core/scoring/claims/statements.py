@@ -73,6 +73,8 @@ _ASKS = re.compile(
     r"\W*(?:(?:and|but|so|or) )?(?:is|are|was|were|do|does|did|can|could|will|would|should|shall|may|has"
     r"|might|have|had|what|when|where|which|who|whom|why|how|isn't|aren't|doesn't|don't|won't|can't)\b"
 )
+_BARE = re.compile(r"[\s,*\u2022:-]+")
+_GOES_ON = re.compile(r":|,? (?:is|are|was|were|has|have|will|can|comes?|goes|costs?|starts?)\b")
 _TAG = re.compile(r", (?:is|are|was|does|do|did|will|can|has|would)(?:n't)? (?:it|they|he|she|you|we)\?\W*$")
 _PAST = re.compile(
     r"\b(?:was|were|had|did|didn't|wasn't|couldn't|been|originally|initially|previously|earlier|formerly|before|yesterday|ago"
@@ -136,24 +138,19 @@ class Statements:
         return max(0, bisect_right(self._clause_starts, start) - 1)
 
     def around(self, start: int, end: int) -> tuple[str, str]:
-        """What stands before and after a part of a clause, up to `NEARBY` characters each, in lower case."""
+        """What stands before and after a part of a clause, up to `NEARBY` characters each, in lower case.
+
+        What stands alone has the clauses beside it: "delivery: Friday", "Friday: delivery", "the other, Friday, is".
+        """
         number = self.clause_number(start)
-        clause = self.clauses[number]
-        first = clause.start
-        if number and self.low[self.clauses[number - 1].end : first].strip() == ":":  # "delivery: Friday"
-            first = max(self.clauses[number - 1].start, self.sentence(start).start)
-        if number and not (self.low[first:start] + self.low[end : clause.end]).strip(
-            " ,"
-        ):  # "the other, Friday, ..."
-            first = max(self.clauses[number - 1].start, self.sentence(start).start)
-        before, last = self.low[max(first, start - NEARBY) : start], clause.end
-        if (
-            not before.strip(" -*\u2022\n")
-            and self.low[end : end + 2] == ": "
-            and number + 1 < len(self.clauses)
-        ):
-            last = self.clauses[number + 1].end  # "Friday: delivery"
-        return before, self.low[end : max(end, min(last, end + NEARBY))]
+        clause, sentence = self.clauses[number], self.sentence(start)
+        first, last = clause.start, clause.end
+        alone = not _BARE.sub("", self.low[first:start] + self.low[end:last])
+        if number and (alone or self.low[self.clauses[number - 1].end : first].strip() == ":"):
+            first = max(self.clauses[number - 1].start, sentence.start)
+        if alone and number + 1 < len(self.clauses) and _GOES_ON.match(self.low, last):
+            last = min(self.clauses[number + 1].end, sentence.end)
+        return self.low[max(first, start - NEARBY) : start], self.low[end : max(end, min(last, end + NEARBY))]
 
     def clause(self, start: int) -> str:
         """The clause that holds the place, as far as it is `NEARBY`."""

@@ -37,7 +37,8 @@ _WORDS = {
     "colleague": r"colleagues?|managers?|team|supervisor|boss|records?|screen|system|computer|notes|list",
     "false": "unlikely|false|untrue|a lie|lies|myth|impossible|incorrect|nonsense|wrong|too good to be true",
     "sure": "certain|sure|clear|true|likely|confirmed|guaranteed|proven|given|the case|settled",
-    "crowd": "(?:one|some|none) of (?:our|the|my|your) [a-z]+|some|others|many|most|people|they|folks|a few|somebody|someone",
+    "crowd": "(?:one|some|none) of (?:our|the|my|your) [a-z]+|some|others|many|most|people|they|folks|a few"
+    "|somebody|someone",
     "forbid": "(?:do(?:es)?|must|should|may|will|can)(?:n't| not)|never|can(?:no|')t|won't|not|no",
     "more": "(?:more|less|hotter|longer|higher|lower|sooner|earlier|later)",
     "advise": "say|suggest|recommend|advise|go with|choose|pick|order",
@@ -50,22 +51,30 @@ _WORDS = {
     "word": "(?:me|that|it|this|a word|any|my|what|on)",
     "pronoun": "it|that|this|they|you|we|i",
     "isnt": "(?:is|will|does|do|did|was|are|has|have|wo)(?:n't| ?not)(?: really| actually| true| so)?",
-    "undone": "dropped|scrapped|cancell?ed|rejected|refused|declined|denied|ruled out|turned down|withdrawn|revoked"
+    "undone": "dropped|scrapped|cancell?ed|rejected|refused|declined|denied|ruled out|turned down|withdrawn"
+    "|revoked"
     "|abolished|abandoned|discontinued|excluded|called off|voided|void|suspended|blocked|forbidden|prohibited"
     "|outlawed|dismissed|struck|overturned|overruled|reversed|retracted|vetoed|expired|lapsed|fallen through"
     "|failed|deleted|removed|annulled|rescinded|shelved|stopped|disallowed|banned|written off|thrown out"
     "|crossed out|undone|taken (?:away|back|by)|given (?:up|away|to (?:some|any|an)\\w*)|sold out|gone|closed"
     "|off|over|full|(?:fully |all )?booked (?:up|out|solid)|fully booked|superseded|out of stock",
-    "untrue": "wrong|false|untrue|impossible|out of (?:the question|reach|date)|incorrect|off the (?:table|menu)"
-    "|unavailable|unrealistic|too good to be true|fiction|made up|unlikely|doubtful|invented|against|no longer"
-    "|history|past|wishful thinking|anyone's guess|out of fashion|in vain|out|(?:lie|joke|myth|nonsense|typo|mistake|error|slip|dream|no-go|non-starter|fantasy|mix-up)",
-    "adverb": "(?:simply|just|only|completely|totally|quite|sadly|all|an?|the|pure|now|since|already|also|long|then"
+    "untrue": "wrong|false|untrue|impossible|out of (?:the question|reach|date)|incorrect|off the (?:table"
+    "|menu)"
+    "|unavailable|unrealistic|too good to be true|fiction|made up|unlikely|doubtful|invented|against"
+    "|no longer"
+    "|history|past|wishful thinking|anyone's guess|out of fashion|in vain|out|(?:lie|joke|myth|nonsense"
+    "|typo|mistake|error|slip|dream|no-go|non-starter|fantasy|mix-up)",
+    "adverb": "(?:simply|just|only|completely|totally|quite|sadly|all|an?|the|pure|now|since|already|also"
+    "|long|then"
     "|unfortunately|a thing of the|actually|really|definitely|certainly|meanwhile|alas|[a-z]+ly)",
-    "noun": "(?:date|day|amount|number|answer|message|information|figure|offer|price|sum|reply|statement|claim"
+    "noun": "(?:date|day|amount|number|answer|message|information|figure|offer|price|sum|reply|statement"
+    "|claim"
     "|promise|time|appointment|slot|line|deal|one|value)",
-    "file": "(?:order|customer|account|file|calendar|page|record|row|screen|chat|person|case|ticket|conversation"
+    "file": "(?:order|customer|account|file|calendar|page|record|row|screen|chat|person|case|ticket"
+    "|conversation"
     "|parcel|booking|list|sheet|line|message|entry|name|number|one)",
-    "else": "(?:(?:some|any)(?:body|one) else(?:'s)?|another|a different|the (?:wrong|other|next|last)|other)",
+    "else": "(?:(?:some|any)(?:body|one) else(?:'s)?|another|a different|the (?:wrong|other|next|last)"
+    "|other)",
     "honest": r"\W*$|\W+(?:to be honest|to tell the truth|i'm afraid|i am afraid|sorry|honestly|of course)",
 }
 
@@ -124,13 +133,19 @@ OPERATORS = (
         _pattern(r"""
             (?:sooner|rather) (?:[\w']+ ){0,6}?than
             too \w+ to
-            fails? to|failed to|refuse[sd]?|deny|denies|withh[eo]ld|declined? to|rul(?:es?|ed) out|(?:ha[sd]|have) yet to
-            (?<!the )(?<!your )(?:drop(?:ped)?|scrap(?:ped)?|turn(?:ed)? down|call(?:ed)? off|g[ia]ven? up(?: on)?
-                +|abandon(?:ed)?|reject(?:ed)?|exclude[sd]?|withdr[ae]wn?|skip(?:ped)?|veto(?:ed)?|discontinued?
-                +|abolish(?:ed)?|revoked?|ceased?|quit|stop(?:ped|s)?(?! (?:by|at)\b)|ban(?:ned|s)?|forbid\w*|prohibit\w*
-                +|cancel(?:l?ed|s)?(?! (?:the|your|this|that|my|an?) order)|miss(?:es|ed)|lack(?:s|ed)?|prevent\w*)\b
+            fails? to|failed to|refuse[sd]?|deny|denies|withh[eo]ld|declined? to|rul(?:es?|ed) out
+                +|(?:ha[sd]|have) yet to
+            (?<!the )(?<!your )(?:drop(?:ped)?|scrap(?:ped)?|turn(?:ed)? down|call(?:ed)? off
+                +|g[ia]ven? up(?: on)?
+                +|abandon(?:ed)?|reject(?:ed)?|exclude[sd]?|withdr[ae]wn?|skip(?:ped)?|veto(?:ed)?
+                +|discontinued?
+                +|abolish(?:ed)?|revoked?|ceased?|quit|stop(?:ped|s)?(?! (?:by|at)\b)|ban(?:ned|s)?
+                +|forbid\w*|prohibit\w*
+                +|cancel(?:l?ed|s)?(?! (?:the|your|this|that|my|an?) order)|miss(?:es|ed)|lack(?:s|ed)?
+                +|prevent\w*)\b
             (?:(?:ran|run|are|is|'re|sold) out|no trace|free|devoid) of(?! charge| cost)|do(?:ing)? without
-            (?:decided?|advised?|warn\w*|speaks?|spoke) against|refrain\w* from|say goodbye to|(?:keep|stay|steer|stand) (?:away|clear|off|out)\b
+            (?:decided?|advised?|warn\w*|speaks?|spoke) against|refrain\w* from|say goodbye to|(?:keep|stay
+                +|steer|stand) (?:away|clear|off|out)\b
             not|never|no|cannot|without|unable|neither|nor|hardly|barely|nobody|none|nothing|impossible
         """),
         "It will not come on Friday.",
@@ -164,7 +179,8 @@ OPERATORS = (
             rumou?rs?|rumou?red|gossip|hearsay|legend has it|word on the street|a little bird
             {crowd} (?:people |customers |of them )?(?:say|claim|think|believe|swear)s?
             {crowd} (?:people |customers )?(?:said|claimed)
-            (?:says|said|claims|thinks|believes|according to) (?:the (?:man|woman|guy|lady|boy|girl|internet|web|forum|radio
+            (?:says|said|claims|thinks|believes|according to) (?:the (?:man|woman|guy|lady|boy|girl
+                +|internet|web|forum|radio
                 +|paper|neighbou?r)|an? \w+|some\w* \w+|my (?!{colleague})\w+)
             (?:some|others|many|most|a few)(?: people| customers| of them)? gets?
             (?:for|to) (?:some|others|most|many|a few)\b(?! (?:reason|time|of)\b)
@@ -184,7 +200,8 @@ OPERATORS = (
             in (?:theory|my dreams|your dreams|an? \w+ world|another (?:life|world|universe))|hypothetically
             (?:let's|let us) (?:say|pretend|imagine|assume|suppose)
             pretend|imagine|suppose|supposing|assuming|assume|picture|dream|dreamt|dreamed|fantasy
-            wish|wished|hopefully|hope|hopes|hoping|if i had to|with (?:\w+ ){0,4}?luck|fingers crossed|knock on wood
+            wish|wished|hopefully|hope|hopes|hoping|if i had to|with (?:\w+ ){0,4}?luck|fingers crossed
+                +|knock on wood
             \w+ permitting|god willing|(?:in the )?best case|at best|miracle
         """),
         "Let us pretend that it comes on Friday.",
@@ -233,8 +250,10 @@ OPERATORS = (
         "sentence",
         _pattern(r"""
             (?:depends?|hinges?|hangs) on|subject to|conditional on|contingent on|pending (?:approval|review
-                +|confirmation|an?\b|the|your)|up for (?:discussion|debate)|under (?:review|discussion|consideration)
-            (?:remains|yet) to be (?:seen|decided|confirmed)|to be (?:decided|confirmed|announced)|open question
+                +|confirmation|an?\b|the|your)|up for (?:discussion|debate)|under (?:review|discussion
+                +|consideration)
+            (?:remains|yet) to be (?:seen|decided|confirmed)|to be (?:decided|confirmed|announced)
+                +|open question
             an? (?:\w+ )?(?:example|illustration|sample)|as an example
         """),
         "Friday depends on the weather.",
@@ -243,12 +262,15 @@ OPERATORS = (
         "doubted",
         "rest of clause",
         _pattern(r"""
-            (?:we|i|they|team|driver)(?:'ll| will| can| shall|'re| are|'m| am)? (?:always |still |currently )?(?:try|tries|trying
-                +|aim|aiming|strive|striving|want|work|working|look|looking|fight|fighting|push|pushing|consider|considering
+            (?:we|i|they|team|driver)(?:'ll| will| can| shall|'re| are|'m| am)?(?: always| still)? (?:try|tries|trying
+                +|aim|aiming|strive|striving|want|work|working|look|looking|fight|fighting|push|pushing
+                +|consider|considering
                 +|debating|think|thinking) (?:to|for|at|on|of|about|into|towards)\b(?! (?:you|it)\b)
-            (?:request|claim|application|demand|plea|bid|call|proposal|suggestion|talk|question|chance|hope|dream) (?:for|of|about)
+            (?:request|claim|application|demand|plea|bid|call|proposal|suggestion|talk|question|chance|hope
+                +|dream) (?:for|of|about)
             (?:consider|argu|propos|discuss|debat|request)(?:e[sd]?|ing|ed|s)?(?! (?:that|you)\b)
-            (?:apply|ask|beg|bid|plead|pray|fight|sue|wait|queue) for|(?:welcome|free|able|invited) to (?:ask|claim|request|try)
+            (?:apply|ask|beg|bid|plead|pray|fight|sue|wait|queue) for|(?:welcome|free|able
+                +|invited) to (?:ask|claim|request|try)
         """),
         "We aim for Friday.",
     ),
@@ -256,11 +278,15 @@ OPERATORS = (
         "supposed",
         "clause",
         _pattern(r"""
-            usually|normally|typically|generally|ordinarily|commonly|mostly|often|sometimes|occasionally|rarely|seldom
-            (?<![\w'] )you(?:'ve|'d| have| had)? (?:just |also )?(?:said|wrote|ask|asked|wanted|thought|hoped|requested|wished|mentioned
+            usually|normally|typically|generally|ordinarily|commonly|mostly|often|sometimes|occasionally
+                +|rarely|seldom
+            (?<![\w'] )you(?:'ve|'d| have| had)? (?:just |also )?(?:said|wrote|ask|asked|wanted|thought
+                +|hoped|requested|wished|mentioned
                 +|claimed|demanded)
-            what (?:you|we|everyone|everybody|people) (?:would |might |may )?(?:like|love|want|wish|hope|need|expect)s?(?: to (?:hear|see|get))?
-            on average|average|as a rule|in general|in most cases|most of the time|more often than not|tends? to
+            what (?:you|we|everyone|everybody|people) (?:would |might |may )?(?:like|love|want|wish|hope
+                +|need|expect)s?(?: to (?:hear|see|get))?
+            on average|average|as a rule|in general|in most cases|most of the time|more often than not
+                +|tends? to
             in (?:[\w%]+ ){1,5}cases
         """),
         "Parcels usually come on Friday.",
@@ -269,11 +295,14 @@ OPERATORS = (
         "planned",
         "clause",
         _pattern(r"""
-            in (?:the (?:old|good old) days|the past|those days)|back then|(?:years|ages|decades) ago|once upon a time|formerly|previously
+            in (?:the (?:old|good old) days|the past|those days)|back then|(?:years|ages|decades) ago
+                +|once upon a time|formerly|previously
             (?:until|till|up to) (?:last|recently|yesterday|this)
-            last (?:week|month|year|season|spring|summer|autumn|winter) (?:\w+ ){0,4}?(?:cost|(?:was|were)(?= [$€£\d]))
+            last (?:week|month|year|season|spring|summer|autumn|winter) (?:\w+ ){0,4}?(?:cost|(?:was
+                +|were)(?= [$€£\d]))
             (?:cost|was|were) [$€£\d][\w.,%]*(?: [\w']+)? (?:before|until|till|when|back)
-            (?:cost|(?:was|were)(?= [$€£\d])) (?:[\w$]+ ){0,4}?last (?:week|month|year|season|spring|summer|autumn|winter)
+            (?:cost|(?:was|were)(?= [$€£\d])) (?:[\w$]+ ){0,4}?last (?:week|month|year|season|spring|summer
+                +|autumn|winter)
         """),
         "In the old days it came on Friday.",
     ),
@@ -283,7 +312,8 @@ OPERATORS = (
         _pattern(r"""
             (?:was|were|'d been|had been) (?:\w+ )?(?:supposed|due|meant|planned|scheduled|promised
                 +|expected|going)
-            (?:wanted|meant|intended|planned|hoped|tried) to|(?:was|were) (?:intended|thought)|should(?:'ve| have)|used to|no longer|about to
+            (?:wanted|meant|intended|planned|hoped|tried) to|(?:was|were) (?:intended|thought)|should(?:'ve
+                +| have)|used to|no longer|about to
         """),
         "It was due on Friday.",
     ),
@@ -310,8 +340,10 @@ IDIOMS = _pattern(r"""
     nothing (?:but|less than|to (?:worry|pay|do))|need not|why not|even (?:if|though)|if not
     do(?:n't| not) (?:you )?(?:worry|hesitate|mind|need|have to)
     can(?:no|')t wait|(?:i|we) can(?:no|')t (?:thank|apologi[sz]e|tell you how)
-    (?:i|we)(?:'d| would) (?:like|love) to (?:tell|let|confirm|inform|say|see|help|thank|offer|apologi[sz]e|assure
-        +|invite|add|point|remind|share|know|hear|welcome)|(?:i|we)(?:'d| would) (?:be (?:happy|glad|pleased|delighted)|{advise})
+    (?:i|we)(?:'d| would) (?:like|love) to (?:tell|let|confirm|inform|say|see|help|thank|offer|apologi[sz]e
+        +|assure
+        +|invite|add|point|remind|share|know|hear|welcome)|(?:i|we)(?:'d| would) (?:be (?:happy|glad
+        +|pleased|delighted)|{advise})
     (?:perhaps|maybe|possibly|probably|likely) (?:\w+ )?(?:earlier|sooner|less|faster|quicker|before)
     would you|(?:that|this|it|which|total|date|time|amount) would be|(?<!what )you(?:'d| would) like
     hope (?:this|that|it|you|to)|glad you asked|you bet|best guess
@@ -320,7 +352,8 @@ IDIOMS = _pattern(r"""
 
 POLITE_CONDITION = _pattern(
     r"""
-    if i (?:see|read) (?:it|this|that)|if (?:that|this|it|there|anything|possible|necessary|needed|so|i may|only|any|you're)
+    if i (?:see|read) (?:it|this|that)|if (?:that|this|it|there|anything|possible|necessary|needed|so|i may
+        +|only|any|you're)
     unless you\b
     if you(?:'d| would| ever)? (?:have|need|want|wish|like|prefer|care|don't|do|are|still|would|notice
         +|require|look)
@@ -333,21 +366,27 @@ ADVERSATIVE = re.compile(r"\b(?:but|however|instead|nevertheless|still|actually|
 
 DENIED_AFTER = _pattern(
     r"""
-    (?:is|are|was|were|be|will be)(?:n't| not| never| no longer| hardly)\b(?= (?:the|a|an|your|our|right|correct|true
-        +|it|possible|available|going|valid|what|when|where|how|happening|realistic|feasible|on|even|offered|allowed
-        +|covered|permitted|granted|booked|reserved|yours|used|planned|scheduled|coming|in)\b|\W{0,9}[.,;!?]|\W{0,9}$)
-    (?:is|are|was|were|be)(?: {adverb}){0,2} (?:no(?! (?:secret|surprise|joke|mistake|lie|error|typo|small|mean)\b)|nothing
+    (?:is|are|was|were|be|will be)(?:n't| not| never| no longer| hardly)\b(?= (?:the|a|an|your|our|right
+        +|correct|true
+        +|it|possible|available|going|valid|what|when|where|how|happening|realistic|feasible|on|even
+        +|offered|allowed
+        +|covered|permitted|granted|booked|reserved|yours|used|planned|scheduled|coming|in)\b
+        +|\W{0,9}[.,;!?]|\W{0,9}$)
+    (?:is|are|was|were|be)(?: {adverb}){0,2} (?:no(?! (?:secret|surprise|joke|mistake|lie|error|typo|small
+        +|mean)\b)|nothing
         +(?: we| you| i| that)|nowhere|none of|neither)
-    (?:(?:wo|ca|do|does)n't|(?:will|can|does|do) ?not|cannot) (?:work|happen|do|be|apply|suit|hold|come true|go|exist)
-    (?:is|are|was|were|be|been|has been|have been|had to be|sounds|looks|seems|remains|stays|got|gets|has|have)
+    (?:(?:wo|ca|do|does)n't|(?:will|can|does|do) ?not|cannot) (?:work|happen|do|be|apply|suit|hold
+        +|come true|go|exist)
+    (?:is|are|was|were|be|been|has been|have been|had to be|sounds|looks|seems|remains|stays|got|gets|has
+        +|have)
         +(?: {adverb}){0,3} (?:been )?(?:{undone}|{untrue})
     (?:belong|appl|refer)\w* to(?! you)|used to be|was once|(?:no longer|never) \w+
     went out of \w+
-    (?:has|have) been (?:suggested|proposed|discussed|considered|requested|mentioned)|(?:is|was) (?:only |just )?(?:suggested
-        +|proposed|discussed|considered|requested|mentioned)
+    (?:has been|have been|is|was)(?: only| just)? (?:suggested|proposed|discussed|considered|requested|mentioned)
     fell (?:through|flat|apart)|came to nothing|expired|lapsed|collapsed|ran out|vanished|went up in smoke
     """,
-    before=r"(?:,? (?:and|or|nor) (?:on )?[\w$]+)?,?(?: (?!(?:that|which|who|we|you|i|they|it|and|but|so|as|because|since|after|when|once|if|while"
+    before=r"(?:,? (?:and|or|nor) (?:on )?[\w$]+)?,?(?: (?!(?:that|which|who|we|you|i|they|it|and|but|so|as"
+    r"|because|since|after|when|once|if|while"
     r"|where)\b)[\w$#-]+){0,4}? ",
 )
 """Words behind a fact that deny it: "Friday is out of the question"."""
@@ -356,7 +395,8 @@ RETRACTIONS = _pattern(
     r"""
     \b(?:{it}|{words})(?: \w+)? ?(?:is|was|were|'s|isn't|wasn't)(?: {merely}){0,4} {lie}
     \b(?:i|we)(?:'m|'ve)?(?: {merely}){0,4} (?:lied|lying|joking|kidding|fibbed|bluffing|guessed|guessing)
-    \b(?:i|we)(?:'ve| have)? (?:just |must have )?made (?:a|an) (?:mistake|error|slip|typo)(?: (?:there|here|with that))?\W*$
+    \b(?:i|we)(?:'ve| have)? (?:just |must have )?made (?:a|an) (?:mistake|error|slip|typo)(?: (?:there
+        +|here|with that))?\W*$
     \b(?:that|it)(?: is|'s) what (?:i|we) (?:tell|say|told|said)(?: \w+)?\W*$
     \b(?:i|we)(?:'m|'ve)?(?: {merely}){0,4} (?:not serious|pulling your leg|misread|misspoke|wrong)
     \b(?:i|we)(?:'ve)?(?: {merely}){0,3} (?:made|got|had) (?:all )?(?:that|it|this) (?:all )?(?:up|wrong)
@@ -369,18 +409,23 @@ RETRACTIONS = _pattern(
     ^\W*(?:wishful thinking|fat chance|in your dreams)
     ^\W*(?:(?:all|pure|just|only|utter|a) ){0,2}(?:lies?|nonsense|fiction|rubbish|jokes?|invented|untrue)
     ^\W*(?:not (?:really|quite|so|true|exactly)|nope|wrong|false|hardly)\W*[,.!]
-    \b(?:can|may|might|could) be (?:wrong|mistaken|off)\b|\b(?:here|but|though) there (?:is|are) (?:none|nothing)\b
+    \b(?:can|may|might|could) be (?:wrong|mistaken|off)\b|\b(?:here|but|though) there (?:is|are) (?:none
+        +|nothing)\b
     ^\W*(?:here )?there (?:is|are) (?:none|nothing)\b
-    \b(?:scratch|strike|forget|ignore|disregard|delete|skip|never mind) (?:that|it|this|everything|what (?:i|we)|all|my
+    \b(?:scratch|strike|forget|ignore|disregard|delete|skip|never mind) (?:that|it|this|everything
+        +|what (?:i|we)|all|my
         +|the (?:above|last|previous|first))
-    \b(?:that|this|the|my|our|which)(?: (?:last|previous|first|above|said|same))?(?: {noun})? (?:is|was|has|have|had|got)
+    \b(?:that|this|the|my|our|which)(?: (?:last|previous|first|above|said|same))?(?: {noun})? (?:is|was|has
+        +|have|had|got)
         +(?: {adverb}){0,3} (?:been )?(?:{undone}|{untrue})
-    \b(?:looking|looked|read|reading|meant|intended|thinking|mixed|confused|belongs?|was|is|had|have|opened|took)\b
+    \b(?:looking|looked|read|reading|meant|intended|thinking|mixed|confused|belongs?|was|is|had|have|opened
+        +|took)\b
         +(?: [\w']+){0,4}? {else}(?: {file})?\W*$
     \b(?:that|this|the|which)(?: {noun})? (?:belong|appl|refer|relat)\w* (?:only )?to(?! you)
     \byours is (?:elsewhere|another|next|not|the other|a different)
     (?<!if it )(?<!if they )(?<!if that )\b(?:is|are|was|were|do|does|did|will|can|has|have)(?: not|n't)\W*$
-    \b(?:i|we) (?:should(?:n't| not) have|ought not to have) \w+|(?:i|we) (?:spoke too soon|stand corrected|was mistaken)
+    \b(?:i|we) (?:should(?:n't| not) have|ought not to have) \w+|(?:i|we) (?:spoke too soon|stand corrected
+        +|was mistaken)
     ^\W*(?:(?:oh|oops|sorry|wait|hm+|no)\W+){0,2}(?:correction|my (?:mistake|bad|error)|wrong (?:{file}))\b
     \b(?:do not|don't|never|better not|shouldn't) (?:believe|trust|rely on|count on|quote|take) {word}
     \b(?:april fool|fooled you|gotcha|on second thoughts?|don't hold me to|take it with a grain)

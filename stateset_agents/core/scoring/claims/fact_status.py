@@ -38,7 +38,8 @@ __all__ = ["FactStatus", "fact_statuses", "states_fact"]
 _MOST_MENTIONS = 100
 """A fact that stands there more often is stuffed in, not told; it bounds the work, too."""
 _TO_COME = re.compile(
-    r"\b(?:(?:to|will|can|shall|must|may|'ll) be|(?:will|would|may|might) have|being|gets?|not yet)(?: \w+)? $"
+    r"\b(?:(?:to|will|can|shall|must|may|'ll) be|(?:will|would|may|might) have|being|gets?|not yet)"
+    r"(?: \w+)? $"
 )
 
 

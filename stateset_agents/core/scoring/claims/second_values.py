@@ -59,7 +59,8 @@ _OR_BEFORE = re.compile(
 )
 _OR_OTHER = re.compile(
     r"\s?,?\s?or\s+(?:on |in |by |at )?(?:the (?:day|week|next|one|following|other)|some|another|any|other"
-    r"|whenever|whatever|whichever|wherever|somewhere|maybe|perhaps|possibly|not|something|anything|else|thereabouts|later)\b"
+    r"|whenever|whatever|whichever|wherever|somewhere|maybe|perhaps|possibly|not|something|anything|else"
+    r"|thereabouts|later)\b"
 )
 _OR_CLAUSE = re.compile(r"\W*or\b")
 _NO_ITEM = (
@@ -87,12 +88,14 @@ _CORRECTION = re.compile(
 _PART = re.compile(r" (?:out )?of (?:the |your |those |these )?[$€£\d]")
 _WHOLE = re.compile(r"[\d%] (?:out )?of (?:the |your |those |these )?$")
 _DEALT = re.compile(
-    r"\b(?:one (?!(?:is|has|costs?|comes?)\b)\w|the (?:next|last|other|first|second)|others|some(?:one|body)?)\b"
+    r"\b(?:one (?!(?:is|has|costs?|comes?)\b)\w|the (?:next|last|other|first|second)|others|some(?:one"
+    r"|body)?)\b"
 )
 """Values dealt out to whoever takes them: "one gets $30, the next $40"."""
 _ADDED = re.compile(r"\b(?:another|a further|an extra|an additional) $")
 _OFFER = re.compile(
-    r"\b(?:if|should|in case|in the event) (?:that|this|it|you|the \w+)(?: (?:do|does|is|are|can|will|would))?(?:n't| not)? "
+    r"\b(?:if|should|in case|in the event) (?:that|this|it|you|the \w+)(?: (?:do|does|is|are|can|will"
+    r"|would))?(?:n't| not)? "
     r"(?:\w+ )?(?:suit|work|fit|okay?|convenient|prefer|rather|like|miss)"
 )
 """An alternative that is offered: "if that doesn't suit you, Saturday"."""
@@ -289,7 +292,7 @@ def _is_part_or_whole(value: Value, statements: Statements) -> bool:
 
 
 def _is_part(second: _Second, fact: _Fact, replies: Replies) -> bool:
-    """Is it a term of a sum or product with the fact, and not said as the fact is: "$20 per ticket, $40 for both"?"""
+    """Is it a term of a sum or product with the fact, and not said as the fact: "$20 each, $40 for both"?"""
     stands_alone = not contents(second.value.start, second.value.end, second.statements)
     return (stands_alone or not _is_parallel(second, fact)) and any(
         adds_up(value, second.value, replies) for value in fact.values

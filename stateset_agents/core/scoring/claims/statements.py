@@ -77,7 +77,8 @@ _BARE = re.compile(r"[\s,*\u2022:-]+")
 _GOES_ON = re.compile(r":|,? (?:is|are|was|were|has|have|will|can|comes?|goes|costs?|starts?)\b")
 _TAG = re.compile(r", (?:is|are|was|does|do|did|will|can|has|would)(?:n't)? (?:it|they|he|she|you|we)\?\W*$")
 _PAST = re.compile(
-    r"\b(?:was|were|had|did|didn't|wasn't|couldn't|been|originally|initially|previously|earlier|formerly|before|yesterday|ago"
+    r"\b(?:was|were|had|did|didn't|wasn't|couldn't|been|originally|initially|previously|earlier|formerly"
+    r"|before|yesterday|ago"
     r"|last|left|sent|wrote|said|told|bought|paid|went|came|got|took|gave|made|thought|(?!need)\w{2,}ed)\b"
 )
 _SURELY_PAST = re.compile(
@@ -89,7 +90,8 @@ _PRESENT = re.compile(
     r"|\b(?:it|that|this|he|she|there|here|what|who)'s\b|'(?:ll|re)\b"
 )
 _CHANGED_TO = re.compile(
-    r"\b(?:moved|changed|postponed|rescheduled|delayed|shifted|pushed|switched|updated|corrected|went|slipped)\b"
+    r"\b(?:moved|changed|postponed|rescheduled|delayed|shifted|pushed|switched|updated|corrected|went"
+    r"|slipped)\b"
     r"[^.]{0,60}?\bto (?:be )?(?:on |the )?"
 )
 _EARLIER = re.compile(
@@ -140,7 +142,7 @@ class Statements:
     def around(self, start: int, end: int) -> tuple[str, str]:
         """What stands before and after a part of a clause, up to `NEARBY` characters each, in lower case.
 
-        What stands alone has the clauses beside it: "delivery: Friday", "Friday: delivery", "the other, Friday, is".
+        What stands alone has the clauses beside it: "delivery: Friday", "the other day, Friday, is".
         """
         number = self.clause_number(start)
         clause, sentence = self.clauses[number], self.sentence(start)

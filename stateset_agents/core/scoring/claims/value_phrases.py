@@ -37,12 +37,15 @@ class Limit(Enum):
 _CAN = r"(?:can|may|could|am|is|are|do|does|must|should) (?:\w+ ){1,2}?"
 _ASKS = {
     Limit.LEAST: re.compile(
-        rf"\b(?:when|what time|how (?:early|soon)) {_CAN}(?:open|start|begin|check|come|pick|collect|visit|enter"
-        r"|use|move|call|drop|board|access)|\b(?:at what time|when|what time)\b.*\b(?:opens?|starts?|begins?)\b"
+        rf"\b(?:when|what time|how (?:early|soon)) {_CAN}(?:open|start|begin|check|come|pick|collect|visit"
+        rf"|enter"
+        r"|use|move|call|drop|board|access)|\b(?:at what time|when|what time)\b.*\b(?:opens?|starts?"
+        r"|begins?)\b"
         r"|\b(?:from when|minimum|at least|earliest|cheapest)\b"
     ),
     Limit.MOST: re.compile(
-        rf"\bhow (?:\w+ )(?:\w+ ){{0,2}}?{_CAN}(?:have|take|bring|carry|wait|keep|be|get hot|heat|stay|use|return|go)"
+        rf"\bhow (?:\w+ )(?:\w+ ){{0,2}}?{_CAN}(?:have|take|bring|carry|wait|keep|be|get hot|heat|stay|use"
+        rf"|return|go)"
         r"|\bhow (?:hot|late|far|fast|high|heavy|big|large|deep|loud) (?:can|may)\b"
         r"|\b(?:until when|till when|by when|how late|latest|deadline|maximum|max|at most|limit|up to)\b"
         r"|\bwhen\b.*\b(?:ends?|closes?|expires?|finish(?:es)?|runs? out)\b"
@@ -51,7 +54,8 @@ _ASKS = {
 
 _TIMES = ("weekday", "date", "time", "relative", "month")
 _GAP = (
-    r"\s(?:(?:the|a|an|that|this|these|those|your|our|my|full|whole|total|price|sum|of|for|on|at|in|next|coming"
+    r"\s(?:(?:the|a|an|that|this|these|those|your|our|my|full|whole|total|price|sum|of|for|on|at|in|next"
+    r"|coming"
     r"|only|just|even|being|been|be|to|getting|having|end|evening|morning|delivery|refund|is|was)\s){0,4}$"
 )
 _NOT = r"(?:\bno|\bnot|n't|\bnever|\bcannot|\bneither|\bhardly|\bany)\b(?: [\w']+){0,5}? "
@@ -67,13 +71,16 @@ _EXACT = re.compile(
 )
 """Not until Friday is on Friday."""
 _MORE = (
-    r"(?:more|greater|later|longer|higher|hotter|larger|bigger|older|heavier|further|dearer) than|over|above|beyond"
+    r"(?:more|greater|later|longer|higher|hotter|larger|bigger|older|heavier|further|dearer) than|over"
+    r"|above|beyond"
     r"|past|exceed\w*|in excess of|upwards? of|north of|starting|start(?:s|ing)? (?:at|from|with|out at)"
-    r"|begin(?:s|ning)? (?:at|from|with)|at (?:the )?(?:very )?least|(?:a |the )?(?:bare )?min(?:imum|\.)?(?: of)?"
+    r"|begin(?:s|ning)? (?:at|from|with)|at (?:the )?(?:very )?least|(?:a |the )?(?:bare )?min(?:imum"
+    r"|\.)?(?: of)?"
     r"|a floor of"
 )
 _LESS = (
-    r"(?:less|fewer|earlier|sooner|shorter|lower|cheaper|cooler|smaller|younger|faster) than|under|below|up to"
+    r"(?:less|fewer|earlier|sooner|shorter|lower|cheaper|cooler|smaller|younger|faster) than|under|below"
+    r"|up to"
     r"|as (?:much|many|little|few|long|late|high|hot|large) as|at (?:the )?(?:very |absolute )?most"
     r"|(?:a |the )?max(?:imum|\.)?(?: of)?|capped at|south of|limited to|a (?:cap|ceiling|limit) of"
 )
@@ -88,9 +95,12 @@ _SUBJECT_BOUND = re.compile(
 )
 _NEGATED = re.compile(rf"{_NOT}$")
 _MORE_AFTER = re.compile(
-    r"\+|,? (?:and|or) (?:up|upwards?|over|above|more|beyond|longer|later|higher|hotter|older|then some|counting)\b"
-    r"|,? upwards?\b|,?(?: at| as)?(?: the| a| an)? (?:very |bare |absolute )?(?:least|min(?:imum)?|earliest|soonest)\b"
-    r"| and a bit\b| onwards?\b| is (?:only |just )?(?:the|a|our) (?:\w+ )?(?:least|minimum|floor|start|starting point)\b"
+    r"\+|,? (?:and|or) (?:up|upwards?|over|above|more|beyond|longer|later|higher|hotter|older|then some"
+    r"|counting)\b"
+    r"|,? upwards?\b|,?(?: at| as)?(?: the| a| an)? (?:very |bare |absolute )?(?:least|min(?:imum)?"
+    r"|earliest|soonest)\b"
+    r"| and a bit\b| onwards?\b| is (?:only |just )?(?:the|a|our) (?:\w+ )?(?:least|minimum|floor|start"
+    r"|starting point)\b"
 )
 _LESS_AFTER = re.compile(
     r",? or (?:less|under|below|fewer|earlier|sooner|shorter|lower|cheaper|before|faster)\b"
@@ -99,54 +109,71 @@ _LESS_AFTER = re.compile(
 )
 _DEADLINE = _before(r"by|within|inside(?: of)?")
 
-_FRACTION = r"half|halves|quarters?|thirds?|fifths?|tenths?|most|some|much|little|rest|remainder|part|parts|fraction|portion|bit|slice|percent|%"
+_FRACTION = (
+    r"half|halves|quarters?|thirds?|fifths?|tenths?|most|some|much|little|rest|remainder|part|parts|fraction"
+    r"|portion|bit|slice|percent|%"
+)
 _NEAR = _before(
     r"nearly|almost|virtually|practically|as good as|close to|near(?:ing)?|next to|next door to|not quite"
-    r"|not far (?:off|from)|far from|like|such as|similar to|approaching|towards?|short of|shy of|something of"
-    r"|(?:kind|sort) of|half|partly|on the (?:verge|brink|point|edge|cusp) of|outside(?: of)?|on (?:its|the) way to"
-    r"|left|leaving|(?:begin|start|end)(?:s|ing)? with|the same(?: \w+)? as|equal to|(?:leaves?|heads?|headed|bound|off|destined) (?:for|to|towards?)"
-    r"|(?:one|two|three|four|five|\d+) \w+ (?:after|before|past|from|behind|below|above)|passed|off from|away from|opposite|behind|beside|yet to be|remains? to be|waits? to be|waiting to be|just off"
+    r"|not far (?:off|from)|far from|like|such as|similar to|approaching|towards?|short of|shy of"
+    r"|something of"
+    r"|(?:kind|sort) of|half|partly|on the (?:verge|brink|point|edge|cusp) of|outside(?: of)?|on (?:its"
+    r"|the) way to"
+    r"|left|leaving|(?:begin|start|end)(?:s|ing)? with|the same(?: \w+)? as|equal to|(?:leaves?|heads?"
+    r"|headed|bound|off|destined) (?:for|to|towards?)"
+    r"|(?:one|two|three|four|five|\d+) \w+ (?:after|before|past|from|behind|below|above)|passed|off from"
+    r"|away from|opposite|behind|beside|yet to be|remains? to be|waits? to be|waiting to be|just off"
 )
 _COMPARED = _before(r"(?:\w+er|more|less|other|rather|different) than|compared (?:to|with)")
 _OTHER_BEFORE = _before(
     r"roughly|approximately|approx\.?|around|about|circa|ca\.?|more or less|loosely|somewhere|barely|scarcely"
-    r"|in the (?:region|area|neighbou?rhood|range|order|vicinity) of|something|some|between|between [^.;,]{1,25} and"
-    rf"|(?:{_FRACTION}) of|half|double|twice|triple|thrice|\w+ times|a multiple of|minus|less|plus|times|multiply|divide|halve|subtract|deduct|take (?:away|off)"
+    r"|in the (?:region|area|neighbou?rhood|range|order|vicinity) of|something|some|between"
+    r"|between [^.;,]{1,25} and"
+    rf"|(?:{_FRACTION}) of|half|double|twice|triple|thrice|\w+ times|a multiple of|minus|less|plus|times"
+    rf"|multiply|divide|halve|subtract|deduct|take (?:away|off)"
     r"|(?:an )?estimated|an average of|averag(?:es?|ing)|averages? (?:at|out at)"
     r"|(?:weeks?|days?|months?|fortnight) (?:from|on)|(?:week|weekend|month|days) (?:of|leading up to)"
-    r"|(?:some ?time|well|long|shortly|soon|just|right|while|minutes?|hours?|days?|weeks?|months?) (?:after|before|past)",
+    r"|(?:some ?time|well|long|shortly|soon|just|right|while|minutes?|hours?|days?|weeks?|months?) (?:after"
+    r"|before|past)",
     r"(?<![a-z$])",
 )
 _DIFFERENCE = _before(r"by")
 _INDEFINITE = re.compile(
-    r"(?<!\w)(?:any|every|each|some|another|a|an|one|most|last|black|good|freaky|casual|cyber|fat|ash|the \w+ before"
+    r"(?<!\w)(?:any|every|each|some|another|a|an|one|most|last|black|good|freaky|casual|cyber|fat|ash"
+    r"|the \w+ before"
     r"|the \w+ after|alternate)(?: given| old| random| normal| fine| sunny)? $"
 )
 _OTHER_AFTER = re.compile(
-    r"-?ish\b|,? or (?:so|thereabouts|near|about|around|(?:a (?:bit|little|touch)|slightly|somewhat) \w+)\b|,? give or take\b"
+    r"-?ish\b|,? or (?:so|thereabouts|near|about|around|(?:a (?:bit|little|touch)|slightly|somewhat) \w+)\b"
+    r"|,? give or take\b"
     r"| (?:\w+er|more|less|other) than\b| (?:more|less|fewer|short|too \w+|worth of|on top of)\b"
     r"(?! (?:and|or)\b)| (?:is|was|would be) (?:\w+ )?(?:more|less|\w+er) than (?!enough|fair)"
 )
 _FRACTION_AFTER = re.compile(
     rf",? (?:(?:or|well|no|but|and),? )*(?:rather |actually |i mean |make that |only )*(?:an? |the |one )?"
-    rf"(?:(?:{_FRACTION}) of|twice|double|half) (?:it|that|this)\b| (?:of|in) (?:our|all|the|my|those) (?:customers|students"
+    rf"(?:(?:{_FRACTION}) of|twice|double|half) (?:it|that|this)\b| (?:of|in) (?:our|all|the|my"
+    rf"|those) (?:customers|students"
     r"|users|people|cases|orders|buyers|guests|clients|members)\b"
 )
 _PLUS_AFTER = re.compile(
-    r",? ?(?:minus|less)\b|,? ?(?:plus|net of|excluding|excl\.?|exclusive of|not (?:including|counting)|apart from)\b"
-    r"(?! [^.;]{0,20}\d)|,? (?:before|without|on top of) (?:\w+ )?(?:tax|taxes|vat|fees?|charges?|costs?|postage"
+    r",? ?(?:minus|less)\b|,? ?(?:plus|net of|excluding|excl\.?|exclusive of|not (?:including|counting)"
+    r"|apart from)\b"
+    r"(?! [^.;]{0,20}\d)|,? (?:before|without|on top of) (?:\w+ )?(?:tax|taxes|vat|fees?|charges?|costs?"
+    r"|postage"
     r"|shipping|deductions?|discounts?|extras)\b"
 )
 _DAY_AFTER = re.compile(
-    r" (?:last (?:week|month|year)|after next|after that|before that|week\b|fortnight\b|in (?:a|two|three|four|\d+) (?:weeks|months?|years?))"
+    r" (?:last (?:week|month|year)|after next|after that|before that|week\b|fortnight\b|in (?:a|two|three"
+    r"|four|\d+) (?:weeks|months?|years?))"
 )
 _RATE = re.compile(
     r",? (?:per|each|every|for (?:each|every|one|a single)) ([^\W\d_]+)"
-    r"| an? (hour|day|night|week|month|year|piece|head|person|item|unit|pop|kilo|ticket)\b(?! (?:ago|later|before|after)\b)"
+    r"| an? (hour|day|night|week|month|year|piece|head|person|item|unit|pop|kilo|ticket)\b(?! (?:ago|later"
+    r"|before|after)\b)"
     r"|/ ?([^\W\d_]+)| (apiece|each|hourly|daily|nightly|weekly|monthly|yearly|annually)\b"
 )
 _RATE_BEFORE = re.compile(r"\b(?:each|every|per|one|an?) (?:[^\W\d_]+ )?([^\W\d_]+) (?:is|costs?|for|at|:) $")
-PERIODS = frozenset(map(stem, "hour day night week month year".split()))
+PERIODS = frozenset(map(stem, ("hour", "day", "night", "week", "month", "year")))
 _PERIOD_WORDS = {"hourly": "hour", "daily": "day", "nightly": "night", "weekly": "week", "monthly": "month"}
 _PERIOD_WORDS |= {"yearly": "year", "annually": "year"}
 
@@ -160,8 +187,10 @@ _SHOWN = re.compile(
     r"\b(?:says?|reads?|shows?|states?|displays?|is|status)\W*[\"\u201c\u00ab][^\"\u201c\u00ab]*$"
 )
 _MEDIUM = re.compile(
-    r"\b(?:film|movie|show|series|song|album|book|novel|poem|story|guide|article|page|post|blog|leaflet|poster|sign|band"
-    r"|game|word|term|title|name|phrase|headline|slogan|motto|read|watch|sing|called|entitled|asked|wrote|said)\b",
+    r"\b(?:film|movie|show|series|song|album|book|novel|poem|story|guide|article|page|post|blog|leaflet"
+    r"|poster|sign|band"
+    r"|game|word|term|title|name|phrase|headline|slogan|motto|read|watch|sing|called|entitled|asked|wrote"
+    r"|said)\b",
     re.IGNORECASE,
 )
 _WORDS_OF = re.compile(r"[^.!?]*\b(?:word|term|name|phrase|title|film|song|book|letters|syllables)\b")
@@ -249,7 +278,7 @@ def counted_nouns(text: str) -> frozenset[str]:
 
 
 def is_cited(start: int, end: int, kind: str, statements: Statements) -> bool:
-    """Is it a part of a title or name, or a word that is spoken of: "our Black Friday deals", 'the word "Friday"'?"""
+    """Is it a part of a title or name, or a word that is spoken of: "Black Friday", 'the word "Friday"'?"""
     sentence = statements.sentence(start)
     before = statements.text[max(sentence.start, start - 80) : start]
     after = statements.text[end : min(sentence.end, end + 80)]

@@ -37,9 +37,11 @@ _ATTRIBUTES: Mapping[str, frozenset[str]] = {
         " eta visit",
         "dispatch": "ship shipped sent dispatch dispatched left leave out packed handed pickup departed"
         " warehouse",
-        "purchase": "ordered bought buy purchase purchased paid pay placed price cost costs was owe spend spent",
+        "purchase": "ordered bought buy purchase purchased paid pay placed price cost costs was owe spend"
+        " spent",
         "wish": "need needed want wanted wish wished ask asked prefer preferred hoped",
-        "fee": "fee fees label tax taxes postage deposit keep deduct stay handling surcharge shipping charge lose",
+        "fee": "fee fees label tax taxes postage deposit keep deduct stay handling surcharge shipping charge"
+        " lose",
         "refund": "refund refunded back credit credited get receive money",
         "returning": "return returned send keep",
         "opening": "open opens opened opening start starts begin begins",
@@ -50,7 +52,8 @@ _ATTRIBUTES: Mapping[str, frozenset[str]] = {
         "order": "order",
         "invoice": "invoice receipt bill",
         "ticket": "ticket case reference complaint",
-        "talk": "tell inform call ring ask check look decide meeting meet review discuss talk reply investigate",
+        "talk": "tell inform call ring ask check look decide meeting meet review discuss talk reply"
+        " investigate",
         "minimum": "minimum least",
         "discount": "off discount rebate save saving",
         "holiday": "holiday holidays weekend off away",
@@ -81,17 +84,15 @@ _SUMS = frozenset(("total", "altogether", "sum", "makes", "make", "equals", "lea
 PARTS = frozenset(("fee", "minimum", "holiday"))
 """Said of an amount, they show by themselves that it is not the one asked for."""
 DAYS = re.compile(
-    r"\b(?:(?:mon|tues|wednes|thurs|fri|satur|sun)days?|weekdays?|weekends?|holidays?|every (?:other )?day|other days)\b"
+    r"\b(?:(?:mon|tues|wednes|thurs|fri|satur|sun)days?|weekdays?|weekends?|holidays?|every (?:other )?day"
+    r"|other days)\b"
 )
 _WHICH = re.compile(r"\s?(?:which|who|that)\b")
-_COMMON = frozenset(
-    map(
-        stem,
-        """thank thanks sorry please asking happy glad tell say said call like day date week month time number amount
-        even then right just possible well good better best want need think know believe mean guess really today sure
-        much long money one other next last first second""".split(),
-    )
-)
+_COMMON_WORDS = """
+    thank thanks sorry please asking happy glad tell say said call like day date week month time number
+    amount even then right just possible well good better best want need think know believe mean guess
+    really today sure much long money one other next last first second"""
+_COMMON = frozenset(map(stem, _COMMON_WORDS.split()))
 """Words that any answer has: they do not say what a value is of."""
 _THE_HOUR = re.compile(r"\bthe (\d\d?:\d\d) (?:to|from|for|train|bus|flight)\b")
 _COPULA = re.compile(r"\b(?:is|are|was|were|be|has|have)(?: (?:the|a|number|no|of|now|only|just|exactly))* $")
@@ -105,27 +106,27 @@ _OTHERS = re.compile(
     r"\b(?:other|another|different|wrong|(?:some|any|every)(?:one|body) else's) ([^\W\d_]+)(?: ([^\W\d_]+))?"
 )
 _SOMEBODY = re.compile(
-    r"\b(?:an?|one|some|many|most|few|the (?:last|first|next|previous)) (?:other )?([^\W\d_]+)(?: ([^\W\d_]+))?"
+    r"\b(?:an?|one|some|many|most|few|the (?:last|first|next"
+    r"|previous)) (?:other )?([^\W\d_]+)(?: ([^\W\d_]+))?"
     r"|\b(?:some|any|every)(?:one|body) (else)\b"
 )
-_PEOPLE = frozenset(
-    map(
-        stem,
-        """else customer client buyer person people user guest member subscriber pensioner senior adult child children
-        kid student pupil teacher employee veteran neighbour neighbor friend brother sister mother father wife
-        husband cousin lady gentleman man woman passenger traveller resident folk shop store
-        seller company competitor maker brand manufacturer supplier airline hotel city country""".split(),
-    )
-)
+_PEOPLE_WORDS = """
+    else customer client buyer person people user guest member subscriber pensioner senior adult child
+    children kid student pupil teacher employee veteran neighbour neighbor friend brother sister mother
+    father wife husband cousin lady gentleman man woman passenger traveller resident folk shop store seller
+    company competitor maker brand manufacturer supplier airline hotel city country"""
+_PEOPLE = frozenset(map(stem, _PEOPLE_WORDS.split()))
 _GROUPS = re.compile(
-    r"(?<!as a )(?<!as an )(?<!like )\b(members|subscribers|pensioners|seniors|adults|children|kids|students|pupils"
+    r"(?<!as a )(?<!as an )(?<!like )\b(members|subscribers|pensioners|seniors|adults|children|kids"
+    r"|students|pupils"
     r"|teachers|employees|veterans|residents|neighbou?rs?|friends?|brother|sister|mother|father|wife|husband"
     r"|competition|competitors?|lady|gentleman|man|woman)(?:'s?)?\b"
 )
 _ONLY_FOR = re.compile(r"\bfor (?!you\b)([^\W\d_]+)(?: ([^\W\d_]+))? only\b")
 _FOR_A_KIND = re.compile(r"^\W*(?:and |but )?for (?!thanks\b)([^\W\d_]+[^\Wsu_]s)\b")
 _ALL_OF_A_KIND = re.compile(
-    r"^\W*(?:and |but |so |all |most |many |some )?([^\W\d_]+s) (?:to|from|for|over|above|under|in|with|without|of|by) "
+    r"^\W*(?:and |but |so |all |most |many |some )?([^\W\d_]+s) (?:to|from|for|over|above|under|in|with"
+    r"|without|of|by) "
 )
 PERSON = re.compile(r"\b(?:dr|mr|mrs|ms|miss|prof|professor|doctor)\.? ([a-z]+)")
 
@@ -158,7 +159,7 @@ def said_of(value: Value, statements: Statements) -> frozenset[str]:
 
 
 def is_of_another(value: Value, reply: int, replies: Replies) -> bool:
-    """Is it surely said of something else than was asked: "another customer gets $40", "the label costs $40"?"""
+    """Is it surely said of something else than was asked: "another customer gets $40", "the label is $40"?"""
     statements = replies.statements[reply]
     asked, stated = asked_attributes(value.kind, replies), said_of(value, statements)
     if asked - {"again"} and stated and not stated & (asked | _VAGUE):

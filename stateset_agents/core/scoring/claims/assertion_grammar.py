@@ -262,8 +262,8 @@ OPERATORS = (
         "doubted",
         "rest of clause",
         _pattern(r"""
-            (?:we|i|they|team|driver)(?:'ll| will| can| shall|'re| are|'m| am)?(?: always| still)? (?:try|tries|trying
-                +|aim|aiming|strive|striving|want|work|working|look|looking|fight|fighting|push|pushing
+            (?:we|i|they|team|driver)(?:'ll| will| can| shall|'re| are|'m| am)?(?: always| still)? (?:try
+                +|tries|trying|aim|aiming|strive|striving|want|work|working|look|looking|fight|fighting|push|pushing
                 +|consider|considering
                 +|debating|think|thinking) (?:to|for|at|on|of|about|into|towards)\b(?! (?:you|it)\b)
             (?:request|claim|application|demand|plea|bid|call|proposal|suggestion|talk|question|chance|hope
@@ -382,7 +382,8 @@ DENIED_AFTER = _pattern(
         +(?: {adverb}){0,3} (?:been )?(?:{undone}|{untrue})
     (?:belong|appl|refer)\w* to(?! you)|used to be|was once|(?:no longer|never) \w+
     went out of \w+
-    (?:has been|have been|is|was)(?: only| just)? (?:suggested|proposed|discussed|considered|requested|mentioned)
+    (?:has been|have been|is|was)(?: only| just)? (?:suggested|proposed|discussed|considered|requested
+        +|mentioned)
     fell (?:through|flat|apart)|came to nothing|expired|lapsed|collapsed|ran out|vanished|went up in smoke
     """,
     before=r"(?:,? (?:and|or|nor) (?:on )?[\w$]+)?,?(?: (?!(?:that|which|who|we|you|i|they|it|and|but|so|as"

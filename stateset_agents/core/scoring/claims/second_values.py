@@ -75,12 +75,6 @@ _LIST_AFTER = re.compile(
 )
 _LIST_BEFORE = re.compile(rf"[\w'-]\s?,\s?{_ITEM}\s?,?\s+(?:and|or)\s+(?:(?:the|a|an)\s+)?$")
 
-_YOURS = re.compile(
-    r"\byou(?:'ve|'d| have| had| also| really| only| did| do){0,3} (?:say|said|wrote|write|ask|need|want"
-    r"|paid|pay|bought|order|mention|told|thought|think|hope|prefer|request|expect|were|had|knew|know"
-    r"|read|heard|plan|book|chose|picked|wish|sent|gave|asked)\w*\b|\bas you (?:say|said|wrote)"
-)
-_QUOTE = re.compile(r"[\"\u201c\u201d]")
 _CORRECTION = re.compile(
     rf"[\s,.;:{_DASH}]*(?:sorry|i mean|i meant|no|correction|rather|actually|make that|scratch that|oops"
     rf"|pardon|well|wait)\b[\s,.;:{_DASH}]*(?:[\w']+[\s,.;:{_DASH}]+){{0,4}}"
@@ -99,7 +93,6 @@ _OFFER = re.compile(
     r"(?:\w+ )?(?:suit|work|fit|okay?|convenient|prefer|rather|like|miss)"
 )
 """An alternative that is offered: "if that doesn't suit you, Saturday"."""
-_NOW = re.compile(r"\b(?:now|currently|at present|meanwhile)\b")
 _WORD = re.compile(r"[\w']+")
 
 
@@ -239,7 +232,7 @@ def _is_excused(second: _Second, fact: _Fact, replies: Replies) -> bool:
         return True
     if (value.kind, value.value) not in replies.known:
         return False
-    if is_different or _is_yours(value, statements) or _is_beside(second, fact):
+    if is_different:
         return True
     return (not stated or fact.kind == "id") and not _is_parallel(second, fact)
 
@@ -271,6 +264,8 @@ def _is_other(second: _Second, fact: _Fact, replies: Replies) -> bool:
 def _is_about_another(second: _Second, fact: _Fact, replies: Replies) -> bool:
     """Is its clause about a thing that neither the question nor a clause of the fact names?"""
     value, statements = second.value, second.statements
+    if value.kind.startswith("choice:"):  # of these an answer may name one, whatever it says of the others
+        return False
     around = "".join(statements.around(value.start, value.end))
     subject = own_subject(value.start, value.end, fact.attributes, statements)
     if not subject or subject in replies.questions.union(*fact.contents) or _DEALT.search(around):
@@ -299,22 +294,10 @@ def _is_part(second: _Second, fact: _Fact, replies: Replies) -> bool:
     )
 
 
-def _is_beside(second: _Second, fact: _Fact) -> bool:
-    """In the fact's own clause, and not in a row with it: "order K27 has the number Z48"?"""
-    clause = (second.reply, second.statements.clause_number(second.value.start))
-    return clause in fact.clauses and not any(_is_in_a_row(second, place) for place in fact.places)
-
-
 def _is_fragment(value: Value, statements: Statements) -> bool:
     """ "Monday?" """
     before, after = statements.around(value.start, value.end)
     return len(_WORD.findall(before + after)) <= 1
-
-
-def _is_yours(value: Value, statements: Statements) -> bool:
-    """ "You need it by Monday", 'you wrote "Monday"'"""
-    before, _ = statements.around(value.start, value.end)
-    return bool(_YOURS.search(before) or _QUOTE.search(before[-3:]))
 
 
 def _is_parallel(second: _Second, fact: _Fact) -> bool:
@@ -333,8 +316,6 @@ def _is_corrected(second: _Second, live: Sequence[Mention], replies: Replies, la
         for span in replies.statements[reply].retractions:
             if (second.reply, second.value.start) <= (reply, span.end) and (reply, span.start) <= last:
                 return True
-    if (second.reply, second.value.start) < last and _NOW.search(replies.statements[last[0]].clause(last[1])):
-        return not _NOW.search(second.statements.clause(second.value.start))
     following = [m.start for m in live if m.reply == second.reply and end <= m.start <= end + 60]
     return bool(following) and bool(_CORRECTION.fullmatch(second.statements.low, end, following[0]))
 

@@ -87,6 +87,7 @@ DAYS = re.compile(
     r"\b(?:(?:mon|tues|wednes|thurs|fri|satur|sun)days?|weekdays?|weekends?|holidays?|every (?:other )?day"
     r"|other days)\b"
 )
+_NO_SUBJECT = re.compile(rf"\w+ly|\w*\d\w*|{DAYS.pattern}")
 _WHICH = re.compile(r"\s?(?:which|who|that)\b")
 _COMMON_WORDS = """
     thank thanks sorry please asking happy glad tell say said call like day date week month time number
@@ -245,14 +246,8 @@ def own_subject(start: int, end: int, attributes: frozenset[str], statements: St
         clause = statements.clauses[statements.clause_number(start)].start
         before = statements.low[max(statements.sentence(start).start, clause - 40) : clause]
     common = _COMMON.union(*(_ATTRIBUTES[name] for name in attributes))
-    for word in _WORD.findall(before) + _WORD.findall(after):
-        if not (
-            word in FUNCTION_WORDS
-            or word.endswith("ly")
-            or any(map(str.isdigit, word))
-            or DAYS.fullmatch(word)
-        ):
-            found = stem(word)
-            if found not in common:
-                return found
+    for words in (_WORD.findall(before), _WORD.findall(after)):
+        spoken = [word for word in words if word not in FUNCTION_WORDS and not _NO_SUBJECT.fullmatch(word)]
+        if spoken:  # "order 48112 is sorted": what comes after is not what the value is of
+            return next((stem(word) for word in spoken if stem(word) not in common), "")
     return ""

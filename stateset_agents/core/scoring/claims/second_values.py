@@ -218,7 +218,7 @@ def _is_excused(second: _Second, fact: _Fact, replies: Replies) -> bool:
     if modality.denials or modality.supposed or denied_after(statements, value.end):
         return True
     sentence = statements.sentence(value.start)
-    if _OFFER.search(statements.low, sentence.start, value.start):
+    if _OFFER.search(statements.low, max(sentence.start, value.start - NEARBY), value.start):
         return True
     if (
         modality.asked

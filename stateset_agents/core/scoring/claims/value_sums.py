@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from itertools import combinations, product
 
 from stateset_agents.core.scoring.claims.mentions import Replies
@@ -45,7 +46,7 @@ def adds_up(fact: Value, second: Value, replies: Replies) -> bool:
     """
     total, part = _number(fact), _number(second)
     texts = [statements.low for statements in replies.statements]
-    if total is None or part is None or not any(map(_MARKER.search, texts)):
+    if total is None or part is None or not any(map(_tells_a_sum, texts)):
         return False
     factors = replies.counts.union(*map(find_counts, texts)) - {1.0}
     for value in (value for values in replies.values for value in values if value.kind == "percent"):
@@ -73,6 +74,11 @@ def adds_up(fact: Value, second: Value, replies: Replies) -> bool:
     )
 
 
+@lru_cache(maxsize=512)
+def _tells_a_sum(text: str) -> bool:
+    return bool(_MARKER.search(text))
+
+
 def _number(value: Value) -> float | None:
     """The number in a value; None where it has none."""
     number = value.value
@@ -81,6 +87,7 @@ def _number(value: Value) -> float | None:
     return number if isinstance(number, float) else None
 
 
+@lru_cache(maxsize=512)  # asked for each second value
 def find_counts(text: str) -> frozenset[float]:
     """The numbers of a text in lower case that may count something: "two tickets" -> {2.0}."""
     return frozenset(_WORDS.get(found.removesuffix("s")) or float(found) for found in _COUNT.findall(text))

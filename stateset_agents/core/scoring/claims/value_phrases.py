@@ -58,7 +58,7 @@ _GAP = (
     r"|coming"
     r"|only|just|even|being|been|be|to|getting|having|end|evening|morning|delivery|refund|is|was)\s){0,4}$"
 )
-_NOT = r"(?:\bno|\bnot|n't|\bnever|\bcannot|\bneither|\bhardly|\bany)\b(?: [\w']+){0,5}? "
+_NOT = r"(?:\bno|\bnot|n't|\bnever|\bcannot|\bneither|\bhardly)\b(?: [\w']+){0,5}? "
 
 
 def _before(phrases: str, start: str = r"(?<!\w)") -> re.Pattern[str]:

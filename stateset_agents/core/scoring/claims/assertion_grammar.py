@@ -51,20 +51,24 @@ _WORDS = {
     "word": "(?:me|that|it|this|a word|any|my|what|on)",
     "pronoun": "it|that|this|they|you|we|i",
     "isnt": "(?:is|will|does|do|did|was|are|has|have|wo)(?:n't| ?not)(?: really| actually| true| so)?",
-    "undone": "ditched|dumped|binned|omitted|left out|disproved|disproven|debunked|axed|swapped|overtaken|dropped|scrapped|cancell?ed|rejected|refused|declined|denied|ruled out|turned down|withdrawn"
+    "undone": "ditched|dumped|binned|omitted|left out|disproved|disproven|debunked|axed|swapped|overtaken"
+    "|dropped|scrapped|cancell?ed|rejected|refused|declined|denied|ruled out|turned down|withdrawn"
     "|revoked"
     "|abolished|abandoned|discontinued|excluded|called off|voided|void|suspended|blocked|forbidden|prohibited"
     "|outlawed|dismissed|struck|overturned|overruled|reversed|retracted|vetoed|expired|lapsed|fallen through"
     "|failed|deleted|removed|annulled|rescinded|shelved|stopped|disallowed|banned|written off|thrown out"
     "|crossed out|undone|taken (?:away|back|by)|given (?:up|away|to (?:some|any|an)\\w*)|sold out|gone|closed"
     "|off|over|full|(?:fully |all )?booked (?:up|out|solid)|fully booked|superseded|out of stock",
-    "untrue": r"un\w+able|un(?:certain|clear|confirmed|verified|founded)|im(?:probable|plausible)|in(?:valid|accurate"
-    "|applicable)|outdated|obsolete|stale|moot|fake|fictional|imaginary|hypothetical|premature|optimistic|wrong|false|untrue|impossible|out of (?:the question|reach|date)|incorrect|off the (?:table"
+    "untrue": r"un\w+able|un(?:certain|clear|confirmed|verified|founded)|im(?:probable|plausible)"
+    r"|in(?:valid|accurate"
+    "|applicable)|outdated|obsolete|stale|moot|fake|fictional|imaginary|hypothetical|premature|optimistic"
+    "|wrong|false|untrue|impossible|out of (?:the question|reach|date)|incorrect|off the (?:table"
     "|menu)"
     "|unavailable|unrealistic|too good to be true|fiction|made up|unlikely|doubtful|invented|against"
     "|no longer"
     "|history|past|wishful thinking|anyone's guess|out of fashion|in vain|out|(?:lie|joke|myth|nonsense"
-    "|typo|mistake|error|slip|dream|no-go|non-starter|fantasy|mix-up|guess|rumou?r|placeholder|suggestion|wish|hope|goal|target|stretch)",
+    "|typo|mistake|error|slip|dream|no-go|non-starter|fantasy|mix-up|guess|rumou?r|placeholder|suggestion"
+    "|wish|hope|goal|target|stretch)",
     "adverb": "(?:simply|just|only|completely|totally|quite|sadly|all|an?|the|pure|now|since|already|also"
     "|long|then"
     "|unfortunately|a thing of the|actually|really|definitely|certainly|meanwhile|alas|[a-z]+ly)",
@@ -175,7 +179,8 @@ OPERATORS = (
         "doubted",
         "sentence",
         _pattern(r"""
-            (?:hope|goal|target|aim|ambition|wish|dream|idea|proposal|suggestion|assumption)(?: [\w']+){0,4}? (?:is|was|would be)
+            (?:hope|goal|target|aim|ambition|wish|dream|idea|proposal|suggestion
+                +|assumption)(?: [\w']+){0,4}? (?:is|was|would be)
             (?:let's|let us) (?:call|settle|agree)|call it
             horoscope|fortune.?teller|crystal ball|tarot|tea leaves|flip(?:ped)? a coin|coin says|dice
                 +|psychic
@@ -267,7 +272,8 @@ OPERATORS = (
         "rest of clause",
         _pattern(r"""
             (?:we|i|they|team|driver)(?:'ll| will| can| shall|'re| are|'m| am)?(?: always| still)? (?:try
-                +|tries|trying|aim|aiming|strive|striving|want|work|working|look|looking|fight|fighting|push|pushing
+                +|tries|trying|aim|aiming|strive|striving|want|work|working|look|looking|fight|fighting
+                +|push|pushing
                 +|consider|considering
                 +|debating|think|thinking) (?:to|for|at|on|of|about|into|towards)\b(?! (?:you|it)\b)
             (?:request|claim|application|demand|plea|bid|call|proposal|suggestion|talk|question|chance|hope

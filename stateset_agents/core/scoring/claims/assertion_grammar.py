@@ -52,32 +52,27 @@ _WORDS = {
     "pronoun": "it|that|this|they|you|we|i",
     "isnt": "(?:is|will|does|do|did|was|are|has|have|wo)(?:n't| ?not)(?: really| actually| true| so)?",
     "undone": "ditched|dumped|binned|omitted|left out|disproved|disproven|debunked|axed|swapped|overtaken"
-    "|dropped|scrapped|cancell?ed|rejected|refused|declined|denied|ruled out|turned down|withdrawn"
-    "|revoked"
-    "|abolished|abandoned|discontinued|excluded|called off|voided|void|suspended|blocked|forbidden|prohibited"
-    "|outlawed|dismissed|struck|overturned|overruled|reversed|retracted|vetoed|expired|lapsed|fallen through"
-    "|failed|deleted|removed|annulled|rescinded|shelved|stopped|disallowed|banned|written off|thrown out"
-    "|crossed out|undone|taken (?:away|back|by)|given (?:up|away|to (?:some|any|an)\\w*)|sold out|gone|closed"
-    "|off|over|full|(?:fully |all )?booked (?:up|out|solid)|fully booked|superseded|out of stock",
+    "|dropped|scrapped|cancell?ed|rejected|refused|declined|denied|ruled out|turned down|withdrawn|revoked"
+    "|abolished|abandoned|discontinued|excluded|called off|voided|void|suspended|blocked|forbidden"
+    "|prohibited|outlawed|dismissed|struck|overturned|overruled|reversed|retracted|vetoed|expired|lapsed"
+    "|fallen through|failed|deleted|removed|annulled|rescinded|shelved|stopped|disallowed|banned"
+    "|written off|thrown out|crossed out|undone|taken (?:away|back|by)|given (?:up|away|to (?:some|any"
+    "|an)\\w*)|sold out|gone|closed|off|over|full|(?:fully |all )?booked (?:up|out|solid)|fully booked"
+    "|superseded|out of stock",
     "untrue": r"un\w+able|un(?:certain|clear|confirmed|verified|founded)|im(?:probable|plausible)"
     r"|in(?:valid|accurate"
     "|applicable)|outdated|obsolete|stale|moot|fake|fictional|imaginary|hypothetical|premature|optimistic"
-    "|wrong|false|untrue|impossible|out of (?:the question|reach|date)|incorrect|off the (?:table"
-    "|menu)"
+    "|wrong|false|untrue|impossible|out of (?:the question|reach|date)|incorrect|off the (?:table|menu)"
     "|unavailable|unrealistic|too good to be true|fiction|made up|unlikely|doubtful|invented|against"
-    "|no longer"
-    "|history|past|wishful thinking|anyone's guess|out of fashion|in vain|out|(?:lie|joke|myth|nonsense"
-    "|typo|mistake|error|slip|dream|no-go|non-starter|fantasy|mix-up|guess|rumou?r|placeholder|suggestion"
-    "|wish|hope|goal|target|stretch)",
+    "|no longer|history|past|wishful thinking|anyone's guess|out of fashion|in vain|out|(?:lie|joke|myth"
+    "|nonsense|typo|mistake|error|slip|dream|no-go|non-starter|fantasy|mix-up|guess|rumou?r|placeholder"
+    "|suggestion|wish|hope|goal|target|stretch)",
     "adverb": "(?:simply|just|only|completely|totally|quite|sadly|all|an?|the|pure|now|since|already|also"
-    "|long|then"
-    "|unfortunately|a thing of the|actually|really|definitely|certainly|meanwhile|alas|[a-z]+ly)",
+    "|long|then|unfortunately|a thing of the|actually|really|definitely|certainly|meanwhile|alas|[a-z]+ly)",
     "noun": "(?:date|day|amount|number|answer|message|information|figure|offer|price|sum|reply|statement"
-    "|claim"
-    "|promise|time|appointment|slot|line|deal|one|value)",
+    "|claim|promise|time|appointment|slot|line|deal|one|value)",
     "file": "(?:order|customer|account|file|calendar|page|record|row|screen|chat|person|case|ticket"
-    "|conversation"
-    "|parcel|booking|list|sheet|line|message|entry|name|number|one)",
+    "|conversation|parcel|booking|list|sheet|line|message|entry|name|number|one)",
     "else": "(?:(?:some|any)(?:body|one) else(?:'s)?|another|a different|the (?:wrong|other|next|last)"
     "|other)",
     "honest": r"\W*$|\W+(?:to be honest|to tell the truth|i'm afraid|i am afraid|sorry|honestly|of course)",
@@ -141,13 +136,10 @@ OPERATORS = (
             fails? to|failed to|refuse[sd]?|deny|denies|withh[eo]ld|declined? to|rul(?:es?|ed) out
                 +|(?:ha[sd]|have) yet to
             (?<!the )(?<!your )(?:drop(?:ped)?|scrap(?:ped)?|turn(?:ed)? down|call(?:ed)? off
-                +|g[ia]ven? up(?: on)?
-                +|abandon(?:ed)?|reject(?:ed)?|exclude[sd]?|withdr[ae]wn?|skip(?:ped)?|veto(?:ed)?
-                +|discontinued?
-                +|abolish(?:ed)?|revoked?|ceased?|quit|stop(?:ped|s)?(?! (?:by|at)\b)|ban(?:ned|s)?
-                +|forbid\w*|prohibit\w*
-                +|cancel(?:l?ed|s)?(?! (?:the|your|this|that|my|an?) order)|miss(?:es|ed)|lack(?:s|ed)?
-                +|prevent\w*)\b
+                +|g[ia]ven? up(?: on)?|abandon(?:ed)?|reject(?:ed)?|exclude[sd]?|withdr[ae]wn?|skip(?:ped)?
+                +|veto(?:ed)?|discontinued?|abolish(?:ed)?|revoked?|ceased?|quit|stop(?:ped|s)?(?! (?:by
+                +|at)\b)|ban(?:ned|s)?|forbid\w*|prohibit\w*|cancel(?:l?ed|s)?(?! (?:the|your|this|that|my
+                +|an?) order)|miss(?:es|ed)|lack(?:s|ed)?|prevent\w*)\b
             (?:(?:ran|run|are|is|'re|sold) out|no trace|free|devoid) of(?! charge| cost)|do(?:ing)? without
             (?:decided?|advised?|warn\w*|speaks?|spoke) against|refrain\w* from|say goodbye to|(?:keep|stay
                 +|steer|stand) (?:away|clear|off|out)\b
@@ -188,8 +180,7 @@ OPERATORS = (
             {crowd} (?:people |customers |of them )?(?:say|claim|think|believe|swear)s?
             {crowd} (?:people |customers )?(?:said|claimed)
             (?:says|said|claims|thinks|believes|according to) (?:the (?:man|woman|guy|lady|boy|girl
-                +|internet|web|forum|radio
-                +|paper|neighbou?r)|an? \w+|some\w* \w+|my (?!{colleague})\w+)
+                +|internet|web|forum|radio|paper|neighbou?r)|an? \w+|some\w* \w+|my (?!{colleague})\w+)
             (?:some|others|many|most|a few)(?: people| customers| of them)? gets?
             (?:for|to) (?:some|others|most|many|a few)\b(?! (?:reason|time|of)\b)
             (?:choose|free|welcome|like|want|prefer) to (?:believe|think)
@@ -258,9 +249,9 @@ OPERATORS = (
         "doubted",
         "sentence",
         _pattern(r"""
-            (?:depends?|hinges?|hangs) on|subject to|conditional on|contingent on|pending (?:approval|review
-                +|confirmation|an?\b|the|your)|up for (?:discussion|debate)|under (?:review|discussion
-                +|consideration)
+            (?:depends?|hinges?|hangs) on|subject to|conditional on|contingent on|pending (?:approval
+                +|review|confirmation|an?\b|the|your)|up for (?:discussion|debate)|under (?:review
+                +|discussion|consideration)
             (?:remains|yet) to be (?:seen|decided|confirmed)|to be (?:decided|confirmed|announced)
                 +|open question
             an? (?:\w+ )?(?:example|illustration|sample)|as an example
@@ -273,9 +264,8 @@ OPERATORS = (
         _pattern(r"""
             (?:we|i|they|team|driver)(?:'ll| will| can| shall|'re| are|'m| am)?(?: always| still)? (?:try
                 +|tries|trying|aim|aiming|strive|striving|want|work|working|look|looking|fight|fighting
-                +|push|pushing
-                +|consider|considering
-                +|debating|think|thinking) (?:to|for|at|on|of|about|into|towards)\b(?! (?:you|it)\b)
+                +|push|pushing|consider|considering|debating|think|thinking) (?:to|for|at|on|of|about|into
+                +|towards)\b(?! (?:you|it)\b)
             (?:request|claim|application|demand|plea|bid|call|proposal|suggestion|talk|question|chance|hope
                 +|dream) (?:for|of|about)
             (?:consider|argu|propos|discuss|debat|request)(?:e[sd]?|ing|ed|s)?(?! (?:that|you)\b)
@@ -291,8 +281,7 @@ OPERATORS = (
             usually|normally|typically|generally|ordinarily|commonly|mostly|often|sometimes|occasionally
                 +|rarely|seldom
             (?<![\w'] )you(?:'ve|'d| have| had)? (?:just |also )?(?:said|wrote|ask|asked|wanted|thought
-                +|hoped|requested|wished|mentioned
-                +|claimed|demanded)
+                +|hoped|requested|wished|mentioned|claimed|demanded)
             what (?:you|we|everyone|everybody|people) (?:would |might |may )?(?:like|love|want|wish|hope
                 +|need|expect)s?(?: to (?:hear|see|get))?
             on average|average|as a rule|in general|in most cases|most of the time|more often than not
@@ -352,8 +341,7 @@ IDIOMS = _pattern(r"""
     do(?:n't| not) (?:you )?(?:worry|hesitate|mind|need|have to)
     can(?:no|')t wait|(?:i|we) can(?:no|')t (?:thank|apologi[sz]e|tell you how)
     (?:i|we)(?:'d| would) (?:like|love) to (?:tell|let|confirm|inform|say|see|help|thank|offer|apologi[sz]e
-        +|assure
-        +|invite|add|point|remind|share|know|hear|welcome)|(?:i|we)(?:'d| would) (?:be (?:happy|glad
+        +|assure|invite|add|point|remind|share|know|hear|welcome)|(?:i|we)(?:'d| would) (?:be (?:happy|glad
         +|pleased|delighted)|{advise})
     (?:perhaps|maybe|possibly|probably|likely) (?:\w+ )?(?:earlier|sooner|less|faster|quicker|before)
     would you|(?:that|this|it|which|total|date|time|amount) would be|(?<!what )you(?:'d| would) like
@@ -378,19 +366,15 @@ ADVERSATIVE = re.compile(r"\b(?:but|however|instead|nevertheless|still|actually|
 DENIED_AFTER = _pattern(
     r"""
     (?:is|are|was|were|be|will be)(?:n't| not| never| no longer| hardly)\b(?= (?:the|a|an|your|our|right
-        +|correct|true
-        +|it|possible|available|going|valid|what|when|where|how|happening|realistic|feasible|on|even
-        +|offered|allowed
-        +|covered|permitted|granted|booked|reserved|yours|used|planned|scheduled|coming|in)\b
-        +|\W{0,9}[.,;!?]|\W{0,9}$)
+        +|correct|true|it|possible|available|going|valid|what|when|where|how|happening|realistic|feasible
+        +|on|even|offered|allowed|covered|permitted|granted|booked|reserved|yours|used|planned|scheduled
+        +|coming|in)\b|\W{0,9}[.,;!?]|\W{0,9}$)
     (?:is|are|was|were|be)(?: {adverb}){0,2} (?:no(?! (?:secret|surprise|joke|mistake|lie|error|typo|small
-        +|mean)\b)|nothing
-        +(?: we| you| i| that)|nowhere|none of|neither)
+        +|mean)\b)|nothing(?: we| you| i| that)|nowhere|none of|neither)
     (?:(?:wo|ca|do|does)n't|(?:will|can|does|do) ?not|cannot) (?:work|happen|do|be|apply|suit|hold
         +|come true|go|exist)
     (?:is|are|was|were|be|been|has been|have been|had to be|sounds|looks|seems|remains|stays|got|gets|has
-        +|have)
-        +(?: {adverb}){0,3} (?:been )?(?:{undone}|{untrue})
+        +|have)(?: {adverb}){0,3} (?:been )?(?:{undone}|{untrue})
     (?:belong|appl|refer)\w* to(?! you)|used to be|was once|(?:no longer|never) \w+
     went out of \w+
     (?:has been|have been|is|was)(?: only| just)? (?:suggested|proposed|discussed|considered|requested
@@ -398,8 +382,7 @@ DENIED_AFTER = _pattern(
     fell (?:through|flat|apart)|came to nothing|expired|lapsed|collapsed|ran out|vanished|went up in smoke
     """,
     before=r"(?:,? (?:and|or|nor) (?:on )?[\w$]+)?,?(?: (?!(?:that|which|who|we|you|i|they|it|and|but|so|as"
-    r"|because|since|after|when|once|if|while"
-    r"|where)\b)[\w$#-]+){0,4}? ",
+    r"|because|since|after|when|once|if|while|where)\b)[\w$#-]+){0,4}? ",
 )
 """Words behind a fact that deny it: "Friday is out of the question"."""
 
@@ -425,14 +408,11 @@ RETRACTIONS = _pattern(
         +|nothing)\b
     ^\W*(?:here )?there (?:is|are) (?:none|nothing)\b
     \b(?:scratch|strike|forget|ignore|disregard|delete|skip|never mind) (?:that|it|this|everything
-        +|what (?:i|we)|all|my
-        +|the (?:above|last|previous|first))
+        +|what (?:i|we)|all|my|the (?:above|last|previous|first))
     \b(?:that|this|the|my|our|which)(?: (?:last|previous|first|above|said|same))?(?: {noun})? (?:is|was|has
-        +|have|had|got)
-        +(?: {adverb}){0,3} (?:been )?(?:{undone}|{untrue})
+        +|have|had|got)(?: {adverb}){0,3} (?:been )?(?:{undone}|{untrue})
     \b(?:looking|looked|read|reading|meant|intended|thinking|mixed|confused|belongs?|was|is|had|have|opened
-        +|took)\b
-        +(?: [\w']+){0,4}? {else}(?: {file})?\W*$
+        +|took)\b(?: [\w']+){0,4}? {else}(?: {file})?\W*$
     \b(?:that|this|the|which)(?: {noun})? (?:belong|appl|refer|relat)\w* (?:only )?to(?! you)
     \byours is (?:elsewhere|another|next|not|the other|a different)
     (?<!if it )(?<!if they )(?<!if that )\b(?:is|are|was|were|do|does|did|will|can|has|have)(?: not|n't)\W*$

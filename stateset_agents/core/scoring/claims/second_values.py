@@ -49,8 +49,8 @@ _STATED = re.compile(
 
 _DASH = "\u2013\u2014-"
 _JOINED = re.compile(
-    rf"\W*(?:(?:,|and|or|either|/|to|till|until|through|on|by|in|at|the|maybe|perhaps|even|possibly"
-    rf"|else)\b|[/,|&{_DASH}]|\s)+[$€£]?\s*"
+    rf"\W*(?:(?:,|and|or|either|/|to|till|until|through|on|by|in|at|the|maybe|perhaps|even|possibly|else)\b"
+    rf"|[/,|&{_DASH}]|\s)+[$€£]?\s*"
 )
 _OR = re.compile(rf"\b(?:or|either|to|till|until|through)\b|[/|{_DASH}]")
 _EITHER = re.compile(r"\b(?:or|either)\b|/")

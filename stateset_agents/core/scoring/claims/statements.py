@@ -57,8 +57,8 @@ _SENTENCE_END = re.compile(
 )
 """A line that breaks off is no end: "nobody believes that\\nit comes Friday" is one sentence."""
 _CLAUSE_END = re.compile(
-    r"[,;:()\n…•]|\s[-\u2013\u2014]+\s|\u2014|\.(?=\s|$)|[!?]"
-    r"|\s(?=(?:and|but|so|because|however|while|whereas|though|although|since|yet|who|which)\b)"
+    r"[,;:()\n…•]|\s[-\u2013\u2014]+\s|\u2014|\.(?=\s|$)|[!?]|\s(?=(?:and|but|so|because|however|while"
+    r"|whereas|though|although|since|yet|who|which)\b)"
 )
 _INDEPENDENT = re.compile(r"[;:()]|\b(?:and|but|so|because|since)\b|\s[-\u2013\u2014]+\s")
 _BREAK = re.compile(r"\bbut\b|;")
@@ -78,16 +78,16 @@ _GOES_ON = re.compile(r":|,? (?:is|are|was|were|has|have|will|can|comes?|goes|co
 _TAG = re.compile(r", (?:is|are|was|does|do|did|will|can|has|would)(?:n't)? (?:it|they|he|she|you|we)\?\W*$")
 _PAST = re.compile(
     r"\b(?:was|were|had|did|didn't|wasn't|couldn't|been|originally|initially|previously|earlier|formerly"
-    r"|before|yesterday|ago"
-    r"|last|left|sent|wrote|said|told|bought|paid|went|came|got|took|gave|made|thought|(?!need)\w{2,}ed)\b"
+    r"|before|yesterday|ago|last|left|sent|wrote|said|told|bought|paid|went|came|got|took|gave|made|thought"
+    r"|(?!need)\w{2,}ed)\b"
 )
 _SURELY_PAST = re.compile(
     r"\b(?:was|were|had|did|didn't|wasn't|originally|initially|previously|earlier|formerly|yesterday|ago"
     r"|last (?:week|month|night|year)|until \w+ (?:the|our|it|we|you|i))\b"
 )
 _PRESENT = re.compile(
-    r"\b(?:is|are|am|be|will|shall|can|now|comes?|arrives?|gets?|takes?|costs?)\b"
-    r"|\b(?:it|that|this|he|she|there|here|what|who)'s\b|'(?:ll|re)\b"
+    r"\b(?:is|are|am|be|will|shall|can|now|comes?|arrives?|gets?|takes?|costs?)\b|\b(?:it|that|this|he|she"
+    r"|there|here|what|who)'s\b|'(?:ll|re)\b"
 )
 _CHANGED_TO = re.compile(
     r"\b(?:moved|changed|postponed|rescheduled|delayed|shifted|pushed|switched|updated|corrected|went"

@@ -40,14 +40,13 @@ _ASKS = {
         rf"\b(?:when|what time|how (?:early|soon)) {_CAN}(?:open|start|begin|check|come|pick|collect|visit"
         rf"|enter"
         r"|use|move|call|drop|board|access)|\b(?:at what time|when|what time)\b.*\b(?:opens?|starts?"
-        r"|begins?)\b"
-        r"|\b(?:from when|minimum|at least|earliest|cheapest)\b"
+        r"|begins?)\b|\b(?:from when|minimum|at least|earliest|cheapest)\b"
     ),
     Limit.MOST: re.compile(
         rf"\bhow (?:\w+ )(?:\w+ ){{0,2}}?{_CAN}(?:have|take|bring|carry|wait|keep|be|get hot|heat|stay|use"
         rf"|return|go)"
-        r"|\bhow (?:hot|late|far|fast|high|heavy|big|large|deep|loud) (?:can|may)\b"
-        r"|\b(?:until when|till when|by when|how late|latest|deadline|maximum|max|at most|limit|up to)\b"
+        r"|\bhow (?:hot|late|far|fast|high|heavy|big|large|deep|loud) (?:can|may)\b|\b(?:until when"
+        r"|till when|by when|how late|latest|deadline|maximum|max|at most|limit|up to)\b"
         r"|\bwhen\b.*\b(?:ends?|closes?|expires?|finish(?:es)?|runs? out)\b"
     ),
 }
@@ -55,8 +54,8 @@ _ASKS = {
 _TIMES = ("weekday", "date", "time", "relative", "month")
 _GAP = (
     r"\s(?:(?:the|a|an|that|this|these|those|your|our|my|full|whole|total|price|sum|of|for|on|at|in|next"
-    r"|coming"
-    r"|only|just|even|being|been|be|to|getting|having|end|evening|morning|delivery|refund|is|was)\s){0,4}$"
+    r"|coming|only|just|even|being|been|be|to|getting|having|end|evening|morning|delivery|refund|is"
+    r"|was)\s){0,4}$"
 )
 _NOT = r"(?:\bno|\bnot|n't|\bnever|\bcannot|\bneither|\bhardly)\b(?: [\w']+){0,5}? "
 
@@ -72,16 +71,13 @@ _EXACT = re.compile(
 """Not until Friday is on Friday."""
 _MORE = (
     r"(?:more|greater|later|longer|higher|hotter|larger|bigger|older|heavier|further|dearer) than|over"
-    r"|above|beyond"
-    r"|past|exceed\w*|in excess of|upwards? of|north of|starting|start(?:s|ing)? (?:at|from|with|out at)"
-    r"|begin(?:s|ning)? (?:at|from|with)|at (?:the )?(?:very )?least|(?:a |the )?(?:bare )?min(?:imum"
-    r"|\.)?(?: of)?"
-    r"|a floor of"
+    r"|above|beyond|past|exceed\w*|in excess of|upwards? of|north of|starting|start(?:s|ing)? (?:at|from"
+    r"|with|out at)|begin(?:s|ning)? (?:at|from|with)|at (?:the )?(?:very )?least|(?:a "
+    r"|the )?(?:bare )?min(?:imum|\.)?(?: of)?|a floor of"
 )
 _LESS = (
     r"(?:less|fewer|earlier|sooner|shorter|lower|cheaper|cooler|smaller|younger|faster) than|under|below"
-    r"|up to"
-    r"|as (?:much|many|little|few|long|late|high|hot|large) as|at (?:the )?(?:very |absolute )?most"
+    r"|up to|as (?:much|many|little|few|long|late|high|hot|large) as|at (?:the )?(?:very |absolute )?most"
     r"|(?:a |the )?max(?:imum|\.)?(?: of)?|capped at|south of|limited to|a (?:cap|ceiling|limit) of"
 )
 _MORE_BEFORE = _before(_MORE)
@@ -96,57 +92,51 @@ _SUBJECT_BOUND = re.compile(
 _NEGATED = re.compile(rf"{_NOT}$")
 _MORE_AFTER = re.compile(
     r"\+|,? (?:and|or) (?:up|upwards?|over|above|more|beyond|longer|later|higher|hotter|older|then some"
-    r"|counting)\b"
-    r"|,? upwards?\b|,?(?: at| as)?(?: the| a| an)? (?:very |bare |absolute )?(?:least|min(?:imum)?"
-    r"|earliest|soonest)\b"
-    r"| and a bit\b| onwards?\b| is (?:only |just )?(?:the|a|our) (?:\w+ )?(?:least|minimum|floor|start"
-    r"|starting point)\b"
+    r"|counting)\b|,? upwards?\b|,?(?: at| as)?(?: the| a| an)? (?:very |bare |absolute )?(?:least"
+    r"|min(?:imum)?|earliest|soonest)\b| and a bit\b| onwards?\b| is (?:only |just )?(?:the|a"
+    r"|our) (?:\w+ )?(?:least|minimum|floor|start|starting point)\b"
 )
 _LESS_AFTER = re.compile(
-    r",? or (?:less|under|below|fewer|earlier|sooner|shorter|lower|cheaper|before|faster)\b"
-    r"|,?(?: at| as)?(?: the| a)? (?:very |absolute )?(?:most|max(?:imum)?|latest)\b|,? tops\b"
-    r"| is (?:only |just )?(?:the|a|our) (?:\w+ )?(?:most|maximum|ceiling|cap|limit)\b"
+    r",? or (?:less|under|below|fewer|earlier|sooner|shorter|lower|cheaper|before|faster)\b|,?(?: at"
+    r"| as)?(?: the| a)? (?:very |absolute )?(?:most|max(?:imum)?|latest)\b|,? tops\b| is (?:only "
+    r"|just )?(?:the|a|our) (?:\w+ )?(?:most|maximum|ceiling|cap|limit)\b"
 )
 _DEADLINE = _before(r"by|within|inside(?: of)?")
 
 _FRACTION = (
-    r"half|halves|quarters?|thirds?|fifths?|tenths?|most|some|much|little|rest|remainder|part|parts|fraction"
-    r"|portion|bit|slice|percent|%"
+    r"half|halves|quarters?|thirds?|fifths?|tenths?|most|some|much|little|rest|remainder|part|parts"
+    r"|fraction|portion|bit|slice|percent|%"
 )
 _NEAR = _before(
     r"nearly|almost|virtually|practically|as good as|close to|near(?:ing)?|next to|next door to|not quite"
     r"|not far (?:off|from)|far from|like|such as|similar to|approaching|towards?|short of|shy of"
-    r"|something of"
-    r"|(?:kind|sort) of|half|partly|on the (?:verge|brink|point|edge|cusp) of|outside(?: of)?|on (?:its"
-    r"|the) way to"
-    r"|left|leaving|(?:begin|start|end)(?:s|ing)? with|the same(?: \w+)? as|equal to|(?:leaves?|heads?"
-    r"|headed|bound|off|destined) (?:for|to|towards?)"
-    r"|(?:one|two|three|four|five|\d+) \w+ (?:after|before|past|from|behind|below|above)|passed|off from"
-    r"|away from|opposite|behind|beside|yet to be|remains? to be|waits? to be|waiting to be|just off"
+    r"|something of|(?:kind|sort) of|half|partly|on the (?:verge|brink|point|edge|cusp) of|outside(?: of)?"
+    r"|on (?:its|the) way to|left|leaving|(?:begin|start|end)(?:s|ing)? with|the same(?: \w+)? as|equal to"
+    r"|(?:leaves?|heads?|headed|bound|off|destined) (?:for|to|towards?)|(?:one|two|three|four|five"
+    r"|\d+) \w+ (?:after|before|past|from|behind|below|above)|passed|off from|away from|opposite|behind"
+    r"|beside|yet to be|remains? to be|waits? to be|waiting to be|just off"
 )
 _COMPARED = _before(r"(?:\w+er|more|less|other|rather|different) than|compared (?:to|with)")
 _OTHER_BEFORE = _before(
-    r"roughly|approximately|approx\.?|around|about|circa|ca\.?|more or less|loosely|somewhere|barely|scarcely"
-    r"|in the (?:region|area|neighbou?rhood|range|order|vicinity) of|something|some|between"
+    r"roughly|approximately|approx\.?|around|about|circa|ca\.?|more or less|loosely|somewhere|barely"
+    r"|scarcely|in the (?:region|area|neighbou?rhood|range|order|vicinity) of|something|some|between"
     r"|between [^.;,]{1,25} and"
     rf"|(?:{_FRACTION}) of|half|double|twice|triple|thrice|\w+ times|a multiple of|minus|less|plus|times"
     rf"|multiply|divide|halve|subtract|deduct|take (?:away|off)"
-    r"|(?:an )?estimated|an average of|averag(?:es?|ing)|averages? (?:at|out at)"
-    r"|(?:weeks?|days?|months?|fortnight) (?:from|on)|(?:week|weekend|month|days) (?:of|leading up to)"
-    r"|(?:some ?time|well|long|shortly|soon|just|right|while|minutes?|hours?|days?|weeks?|months?) (?:after"
-    r"|before|past)",
+    r"|(?:an )?estimated|an average of|averag(?:es?|ing)|averages? (?:at|out at)|(?:weeks?|days?|months?"
+    r"|fortnight) (?:from|on)|(?:week|weekend|month|days) (?:of|leading up to)|(?:some ?time|well|long"
+    r"|shortly|soon|just|right|while|minutes?|hours?|days?|weeks?|months?) (?:after|before|past)",
     r"(?<![a-z$])",
 )
 _DIFFERENCE = _before(r"by")
 _INDEFINITE = re.compile(
     r"(?<!\w)(?:any|every|each|some|another|a|an|one|most|last|black|good|freaky|casual|cyber|fat|ash"
-    r"|the \w+ before"
-    r"|the \w+ after|alternate)(?: given| old| random| normal| fine| sunny)? $"
+    r"|the \w+ before|the \w+ after|alternate)(?: given| old| random| normal| fine| sunny)? $"
 )
 _OTHER_AFTER = re.compile(
     r"-?ish\b|,? or (?:so|thereabouts|near|about|around|(?:a (?:bit|little|touch)|slightly|somewhat) \w+)\b"
-    r"|,? give or take\b"
-    r"| (?:\w+er|more|less|other) than\b| (?:more|less|fewer|short|too \w+|worth of|on top of)\b"
+    r"|,? give or take\b| (?:\w+er|more|less|other) than\b| (?:more|less|fewer|short|too \w+|worth of"
+    r"|on top of)\b"
     r"(?! (?:and|or)\b)| (?:is|was|would be) (?:\w+ )?(?:more|less|\w+er) than (?!enough|fair)"
 )
 _FRACTION_AFTER = re.compile(
@@ -159,18 +149,16 @@ _PLUS_AFTER = re.compile(
     r",? ?(?:minus|less)\b|,? ?(?:plus|net of|excluding|excl\.?|exclusive of|not (?:including|counting)"
     r"|apart from)\b"
     r"(?! [^.;]{0,20}\d)|,? (?:before|without|on top of) (?:\w+ )?(?:tax|taxes|vat|fees?|charges?|costs?"
-    r"|postage"
-    r"|shipping|deductions?|discounts?|extras)\b"
+    r"|postage|shipping|deductions?|discounts?|extras)\b"
 )
 _DAY_AFTER = re.compile(
     r" (?:last (?:week|month|year)|after next|after that|before that|week\b|fortnight\b|in (?:a|two|three"
     r"|four|\d+) (?:weeks|months?|years?))"
 )
 _RATE = re.compile(
-    r",? (?:per|each|every|for (?:each|every|one|a single)) ([^\W\d_]+)"
-    r"| an? (hour|day|night|week|month|year|piece|head|person|item|unit|pop|kilo|ticket)\b(?! (?:ago|later"
-    r"|before|after)\b)"
-    r"|/ ?([^\W\d_]+)| (apiece|each|hourly|daily|nightly|weekly|monthly|yearly|annually)\b"
+    r",? (?:per|each|every|for (?:each|every|one|a single)) ([^\W\d_]+)| an? (hour|day|night|week|month"
+    r"|year|piece|head|person|item|unit|pop|kilo|ticket)\b(?! (?:ago|later|before|after)\b)|/ ?([^\W\d_]+)"
+    r"| (apiece|each|hourly|daily|nightly|weekly|monthly|yearly|annually)\b"
 )
 _RATE_BEFORE = re.compile(r"\b(?:each|every|per|one|an?) (?:[^\W\d_]+ )?([^\W\d_]+) (?:is|costs?|for|at|:) $")
 PERIODS = frozenset(map(stem, ("hour", "day", "night", "week", "month", "year")))
@@ -188,9 +176,8 @@ _SHOWN = re.compile(
 )
 _MEDIUM = re.compile(
     r"\b(?:film|movie|show|series|song|album|book|novel|poem|story|guide|article|page|post|blog|leaflet"
-    r"|poster|sign|band"
-    r"|game|word|term|title|name|phrase|headline|slogan|motto|read|watch|sing|called|entitled|asked|wrote"
-    r"|said)\b",
+    r"|poster|sign|band|game|word|term|title|name|phrase|headline|slogan|motto|read|watch|sing|called"
+    r"|entitled|asked|wrote|said)\b",
     re.IGNORECASE,
 )
 _WORDS_OF = re.compile(r"[^.!?]*\b(?:word|term|name|phrase|title|film|song|book|letters|syllables)\b")
@@ -198,8 +185,8 @@ _TITLED = re.compile(
     r"\b(?:the (?:word|term|phrase|name|title)|titled|entitled|called|named|known as)\W{1,3}$"
 )
 _NAME_AFTER = re.compile(
-    r" (?!(?:Morning|Afternoon|Evening|Night|Noon|January|February|March|April|May|June|July|August|September"
-    r"|October|November|December)\b)[A-Z][a-z]+"
+    r" (?!(?:Morning|Afternoon|Evening|Night|Noon|January|February|March|April|May|June|July|August"
+    r"|September|October|November|December)\b)[A-Z][a-z]+"
 )
 _NAME_BEFORE = re.compile(r"[a-z,] (?!(?:On|By|This|Next|Coming|For|The)\b)[A-Z][a-z]+ $")
 

@@ -108,8 +108,7 @@ _OTHERS = re.compile(
 )
 _SOMEBODY = re.compile(
     r"\b(?:an?|one|some|many|most|few|the (?:last|first|next"
-    r"|previous)) (?:other )?([^\W\d_]+)(?: ([^\W\d_]+))?"
-    r"|\b(?:some|any|every)(?:one|body) (else)\b"
+    r"|previous)) (?:other )?([^\W\d_]+)(?: ([^\W\d_]+))?|\b(?:some|any|every)(?:one|body) (else)\b"
 )
 _PEOPLE_WORDS = """
     else customer client buyer person people user guest member subscriber pensioner senior adult child
@@ -119,9 +118,8 @@ _PEOPLE_WORDS = """
 _PEOPLE = frozenset(map(stem, _PEOPLE_WORDS.split()))
 _GROUPS = re.compile(
     r"(?<!as a )(?<!as an )(?<!like )\b(members|subscribers|pensioners|seniors|adults|children|kids"
-    r"|students|pupils"
-    r"|teachers|employees|veterans|residents|neighbou?rs?|friends?|brother|sister|mother|father|wife|husband"
-    r"|competition|competitors?|lady|gentleman|man|woman)(?:'s?)?\b"
+    r"|students|pupils|teachers|employees|veterans|residents|neighbou?rs?|friends?|brother|sister|mother"
+    r"|father|wife|husband|competition|competitors?|lady|gentleman|man|woman)(?:'s?)?\b"
 )
 _ONLY_FOR = re.compile(r"\bfor (?!you\b)([^\W\d_]+)(?: ([^\W\d_]+))? only\b")
 _FOR_A_KIND = re.compile(r"^\W*(?:and |but )?for (?!thanks\b)([^\W\d_]+[^\Wsu_]s)\b")

@@ -16,13 +16,10 @@ _MOST_TERMS = 8
 _MOST_FACTORS = 4
 _MARKER = re.compile(
     r"\b(?:total|altogether|all told|sum|subtotal|together|overall|both|each|every|per|apiece|plus|less"
-    r"|minus|makes?"
-    r"|making|com(?:es?|ing) to|adds? up|adding up|leav(?:es?|ing)|so|thus|therefore|hence|that's|that is"
-    r"|which is"
-    r"|combined|times|deduct\w*|subtract\w*|after|keep|kept|withh\w+|an? (?:hour|day|night|week|month|year"
-    r"|piece)"
-    r"|in all|all|half|twice|double|equals?|split|rest|remain\w*|balance|consists?|includ\w+|instal\w+)\b"
-    r"|[=+\u00d7]|[$€£]\d[\d.]*:|\d for (?:the|your)\b|\d ?x ?[$\d]"
+    r"|minus|makes?|making|com(?:es?|ing) to|adds? up|adding up|leav(?:es?|ing)|so|thus|therefore|hence"
+    r"|that's|that is|which is|combined|times|deduct\w*|subtract\w*|after|keep|kept|withh\w+|an? (?:hour"
+    r"|day|night|week|month|year|piece)|in all|all|half|twice|double|equals?|split|rest|remain\w*|balance"
+    r"|consists?|includ\w+|instal\w+)\b|[=+\u00d7]|[$€£]\d[\d.]*:|\d for (?:the|your)\b|\d ?x ?[$\d]"
 )
 _WORDS = {
     "two": 2.0,

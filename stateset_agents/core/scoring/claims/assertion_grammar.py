@@ -108,7 +108,7 @@ OPERATORS = (
                 +| not) (?:[\w']+ ){0,2}?{say}\b(?! {why}\b)
             (?:cannot|'m not|never) (?:[\w']+ )?{say}\b(?! {why}\b)
             (?:anything but|far from|less than|by no means|{not}) (?:\w+ )?{sure}\b(?! {why}\b)
-            {false}(?: \w+)? (?:that|to \w+)
+            {false}(?: \w+)? (?:that|to \w+)|(?:error|mistake|misconception|illusion|fallacy) to \w+
             (?:doubts?|denied that|deny that|disbelieve)
             no (?:idea|clue|chance|telling|guarantee|promise|evidence|sign|truth|hope|indication
                 +|proof)\b(?! {why}\b)
@@ -237,6 +237,7 @@ OPERATORS = (
         "supposed",
         "condition",
         _pattern(r"""
+            on (?:the )?(?:assumption|premise|understanding|proviso)
             providing|so long as|in the event|on the off chance|only when|granted that
             if|unless|provided(?: that)?|in case|as long as|lest|on condition
             (?<![\w'] )(?:had|were) {subject}(?! been (?:late|slow))
@@ -263,9 +264,9 @@ OPERATORS = (
         "rest of clause",
         _pattern(r"""
             (?:we|i|they|team|driver)(?:'ll| will| can| shall|'re| are|'m| am)?(?: always| still)? (?:try
-                +|tries|trying|aim|aiming|strive|striving|want|work|working|look|looking|fight|fighting
-                +|push|pushing|consider|considering|debating|think|thinking) (?:to|for|at|on|of|about|into
-                +|towards)\b(?! (?:you|it)\b)
+                +|tries|trying|aim|aiming|strive|striving|intend|want|work|working|look|looking|fight
+                +|fighting|push|pushing|consider|considering|debating|think|thinking) (?:to|for|at|on|of
+                +|about|into|towards)\b(?! (?:you|it)\b)
             (?:request|claim|application|demand|plea|bid|call|proposal|suggestion|talk|question|chance|hope
                 +|dream) (?:for|of|about)
             (?:consider|argu|propos|discuss|debat|request)(?:e[sd]?|ing|ed|s)?(?! (?:that|you)\b)
@@ -298,8 +299,8 @@ OPERATORS = (
             in (?:the (?:old|good old) days|the past|those days)|back then|(?:years|ages|decades) ago
                 +|once upon a time|formerly|previously
             (?:until|till|up to) (?:last|recently|yesterday|this)
-            last (?:week|month|year|season|spring|summer|autumn|winter) (?:\w+ ){0,4}?(?:cost|(?:was
-                +|were)(?= [$€£\d]))
+            last (?:week|month|year|season|spring|summer|autumn|winter) (?:\w+ ){0,4}?(?:cost|(?:got|paid
+                +|was|were)(?= [$€£\d]))
             (?:cost|was|were) [$€£\d][\w.,%]*(?: [\w']+)? (?:before|until|till|when|back)
             (?:cost|(?:was|were)(?= [$€£\d])) (?:[\w$]+ ){0,4}?last (?:week|month|year|season|spring|summer
                 +|autumn|winter)
@@ -365,10 +366,10 @@ ADVERSATIVE = re.compile(r"\b(?:but|however|instead|nevertheless|still|actually|
 
 DENIED_AFTER = _pattern(
     r"""
-    (?:is|are|was|were|be|will be)(?:n't| not| never| no longer| hardly)\b(?= (?:the|a|an|your|our|right
-        +|correct|true|it|possible|available|going|valid|what|when|where|how|happening|realistic|feasible
-        +|on|even|offered|allowed|covered|permitted|granted|booked|reserved|yours|used|planned|scheduled
-        +|coming|in)\b|\W{0,9}[.,;!?]|\W{0,9}$)
+    (?:is|are|was|were|be|will be)(?:n't| not| never| no longer| hardly)\b(?= (?:the|a|an|your|our
+        +|something|right|correct|true|it|possible|available|going|valid|what|when|where|how|happening
+        +|realistic|feasible|on|even|offered|allowed|covered|permitted|granted|booked|reserved|yours|used
+        +|planned|scheduled|coming|in)\b|\W{0,9}[.,;!?]|\W{0,9}$)
     (?:is|are|was|were|be)(?: {adverb}){0,2} (?:no(?! (?:secret|surprise|joke|mistake|lie|error|typo|small
         +|mean)\b)|nothing(?: we| you| i| that)|nowhere|none of|neither)
     (?:(?:wo|ca|do|does)n't|(?:will|can|does|do) ?not|cannot) (?:work|happen|do|be|apply|suit|hold

@@ -86,6 +86,7 @@ _DEALT = re.compile(
     r"|body)?)\b"
 )
 """Values dealt out to whoever takes them: "one gets $30, the next $40"."""
+_REST = re.compile(r"\b(?:the|all|your|our) (?:other|remaining) (?!half\b|one\b)[^\W\d]")
 _ADDED = re.compile(r"\b(?:another|a further|an extra|an additional) $")
 _OFFER = re.compile(
     r"\b(?:if|should|in case|in the event) (?:that|this|it|you|the \w+)(?: (?:do|does|is|are|can|will"
@@ -266,6 +267,9 @@ def _is_about_another(second: _Second, fact: _Fact, replies: Replies) -> bool:
     value, statements = second.value, second.statements
     if value.kind.startswith("choice:"):  # of these an answer may name one, whatever it says of the others
         return False
+    before, _ = statements.around(value.start, value.end)
+    if _REST.search(before):
+        return True
     around = "".join(statements.around(value.start, value.end))
     subject = own_subject(value.start, value.end, fact.attributes, statements)
     if not subject or subject in replies.questions.union(*fact.contents) or _DEALT.search(around):

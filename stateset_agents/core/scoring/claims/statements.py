@@ -64,7 +64,8 @@ _INDEPENDENT = re.compile(r"[;:()]|\b(?:and|but|so|because|since)\b|\s[-\u2013\u
 _BREAK = re.compile(r"\bbut\b|;")
 _ABBREVIATIONS = re.compile(r"\b(?:[ap]\.m|e\.g|i\.e|mr|mrs|ms|dr|st|no|approx)\.")
 _BARE_TAIL = re.compile(
-    r"\s*(?:and|or|nor)\b(?:\s+(?:on|in|at|by|for|the|also|even)\b){0,3}\s+[\w$€£.'-]+[ .!?]*$"
+    r"\s*(?:and|or|nor)\b(?:\s+(?:on|in|at|by|for|the|also|even)\b){0,3}\s+[\w$€£.'-]+[ .!?]*$|\s*(?:and"
+    r"|or) (?:in|at|to|from|via) [\w'-]+(?: [\w'-]+)? (?:on|at|by) [\w$€£.'-]+[ .!?]*$"
 )
 _NEXT_WORDS = re.compile(
     r"(?:\W*(?:the|a|an|our|your|on|in|at|by|for|any)\b){0,4}\W*[\w$€£.,'-]*\w(?: \d+\w*| of \w+)?"

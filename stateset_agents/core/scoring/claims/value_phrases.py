@@ -108,8 +108,8 @@ _FRACTION = (
     r"|fraction|portion|bit|slice|percent|%"
 )
 _NEAR = _before(
-    r"nearly|almost|virtually|practically|as good as|close to|near(?:ing)?|next to|next door to|not quite"
-    r"|not far (?:off|from)|far from|like|such as|similar to|approaching|towards?|short of|shy of"
+    r"nearly|almost|virtually|practically|as good as|close (?:to|on)|near(?:ing)?|next to|next door to"
+    r"|not quite|not far (?:off|from)|far from|like|such as|similar to|approaching|towards?|short of|shy of"
     r"|something of|(?:kind|sort) of|half|partly|on the (?:verge|brink|point|edge|cusp) of|outside(?: of)?"
     r"|on (?:its|the) way to|left|leaving|(?:begin|start|end)(?:s|ing)? with|the same(?: \w+)? as|equal to"
     r"|(?:leaves?|heads?|headed|bound|off|destined) (?:for|to|towards?)|(?:one|two|three|four|five"
@@ -145,6 +145,7 @@ _FRACTION_AFTER = re.compile(
     rf"|those) (?:customers|students"
     r"|users|people|cases|orders|buyers|guests|clients|members)\b"
 )
+_OFF_AFTER = re.compile(r" off (?:the|your|that|it|this)\b")
 _PLUS_AFTER = re.compile(
     r",? ?(?:minus|less)\b|,? ?(?:plus|net of|excluding|excl\.?|exclusive of|not (?:including|counting)"
     r"|apart from)\b"
@@ -218,6 +219,10 @@ def is_altered(start: int, end: int, kind: str, statements: Statements, limits: 
     if kind == "weekday" and _DAY_AFTER.match(after):
         return True
     if not is_time and kind != "duration" and (_PLUS_AFTER.match(after) or _DIFFERENCE.search(before)):
+        return True
+    if kind != "percent" and _OFF_AFTER.match(after):
+        return True
+    if kind == "duration" and Limit.MOST in limits and _MORE_TIME.search(before):
         return True
     bound = _bound(before, after, kind)
     if bound is Limit.MOST and _FEWER.search(before):

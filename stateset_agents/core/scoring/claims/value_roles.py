@@ -26,8 +26,8 @@ __all__ = [
 
 
 def _key(word: str) -> str:
-    """What stands for a word: its stem, but an order is not what was ordered."""
-    return word if word == "ordered" else stem(word)
+    """What stands for a word: its stem, but an order is not what was ordered, nor a place what was placed."""
+    return word if word in ("ordered", "placed") else stem(word)
 
 
 _ATTRIBUTES: Mapping[str, frozenset[str]] = {
@@ -37,8 +37,7 @@ _ATTRIBUTES: Mapping[str, frozenset[str]] = {
         " eta visit",
         "dispatch": "ship shipped sent dispatch dispatched left leave out packed handed pickup departed"
         " warehouse",
-        "purchase": "ordered bought buy purchase purchased paid pay placed price cost costs was owe spend"
-        " spent",
+        "purchase": "ordered bought buy purchase purchased paid pay placed price cost costs was spend spent",
         "wish": "need needed want wanted wish wished ask asked prefer preferred hoped",
         "fee": "fee fees label tax taxes postage deposit keep deduct stay handling surcharge shipping charge"
         " lose",
@@ -95,6 +94,7 @@ _COMMON_WORDS = """
     really today sure much long money one other next last first second"""
 _COMMON = frozenset(map(stem, _COMMON_WORDS.split()))
 """Words that any answer has: they do not say what a value is of."""
+_YOU_OWE = re.compile(r"\byou(?: still| now| also)? owe\b")
 _THE_HOUR = re.compile(r"\bthe (\d\d?:\d\d) (?:to|from|for|train|bus|flight)\b")
 _COPULA = re.compile(r"\b(?:is|are|was|were|be|has|have)(?: (?:the|a|number|no|of|now|only|just|exactly))* $")
 _TELLING = re.compile(
@@ -167,6 +167,8 @@ def is_of_another(value: Value, reply: int, replies: Replies) -> bool:
     if _has_another_unit(unit, replies, is_price=value.kind == "amount"):
         return True
     clause = " ".join(statements.around(value.start, value.end))
+    if "refund" in asked and _YOU_OWE.search(clause):
+        return True
     others, somebody = (
         {stem(word) for words in pattern.findall(clause) for word in words if word not in FUNCTION_WORDS}
         for pattern in (_OTHERS, _SOMEBODY)

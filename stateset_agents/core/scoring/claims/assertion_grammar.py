@@ -314,7 +314,7 @@ OPERATORS = (
             (?:was|were|'d been|had been) (?:\w+ )?(?:supposed|due|meant|planned|scheduled|promised
                 +|expected|going)
             (?:wanted|meant|intended|planned|hoped|tried) to|(?:was|were) (?:intended|thought)|should(?:'ve
-                +| have)|used to|no longer|about to
+                +| have)(?! (?:it|them|your|the|this|that)\b)|used to|no longer|about to
         """),
         "It was due on Friday.",
     ),
@@ -366,10 +366,7 @@ ADVERSATIVE = re.compile(r"\b(?:but|however|instead|nevertheless|still|actually|
 
 DENIED_AFTER = _pattern(
     r"""
-    (?:is|are|was|were|be|will be)(?:n't| not| never| no longer| hardly)\b(?= (?:the|a|an|your|our
-        +|something|right|correct|true|it|possible|available|going|valid|what|when|where|how|happening
-        +|realistic|feasible|on|even|offered|allowed|covered|permitted|granted|booked|reserved|yours|used
-        +|planned|scheduled|coming|in)\b|\W{0,9}[.,;!?]|\W{0,9}$)
+    (?:is|are|was|were|be|will be)(?:n't| not| never| no longer| hardly)\b(?! (?:far|bad|much|long|all|yet)\b)
     (?:is|are|was|were|be)(?: {adverb}){0,2} (?:no(?! (?:secret|surprise|joke|mistake|lie|error|typo|small
         +|mean)\b)|nothing(?: we| you| i| that)|nowhere|none of|neither)
     (?:(?:wo|ca|do|does)n't|(?:will|can|does|do) ?not|cannot) (?:work|happen|do|be|apply|suit|hold
@@ -417,6 +414,9 @@ RETRACTIONS = _pattern(
     \b(?:that|this|the|which)(?: {noun})? (?:belong|appl|refer|relat)\w* (?:only )?to(?! you)
     \byours is (?:elsewhere|another|next|not|the other|a different)
     (?<!if it )(?<!if they )(?<!if that )\b(?:is|are|was|were|do|does|did|will|can|has|have)(?: not|n't)\W*$
+    \bi(?:'m| am) not (?:\w+ )?sure(?: at all| about (?:that|it|this))?\W*$
+    \bbut (?:it|that|this) (?:can|could|will|did|does)(?:n't|not| not) (?:be (?:done|kept|met|so)|work|hold)
+    \bbut (?:the \w+|that|this|it) (?:is|was|are|were) (?:wrong|false|mistaken|untrue|incorrect)
     \b(?:i|we) (?:should(?:n't| not) have|ought not to have) \w+|(?:i|we) (?:spoke too soon|stand corrected
         +|was mistaken)
     ^\W*(?:(?:oh|oops|sorry|wait|hm+|no)\W+){0,2}(?:correction|my (?:mistake|bad|error)|wrong (?:{file}))\b

@@ -89,6 +89,7 @@ _DEALT = re.compile(
 _REST = re.compile(r"\b(?:the|all|your|our) (?:other|remaining) (?!half\b|one\b)[^\W\d]")
 _ADDED = re.compile(r"\b(?:another|a further|an extra|an additional) $")
 _OFFER = re.compile(
+    r"\bif (?:that|this|it|they|you) (?:do|does|is|are|ca|can|wo|will)(?:n't| ?not)\b|"
     r"\b(?:if|should|in case|in the event) (?:that|this|it|you|the \w+)(?: (?:do|does|is|are|can|will"
     r"|would))?(?:n't| not)? "
     r"(?:\w+ )?(?:suit|work|fit|okay?|convenient|prefer|rather|like|miss)"

@@ -84,7 +84,7 @@ _MORE_BEFORE = _before(_MORE)
 _LESS_BEFORE = _before(_LESS)
 _MORE_TIME = _before(r"after|since|from|as of|following")
 _LESS_TIME = _before(r"before|prior to|ahead of|until|till")
-_FEWER = _before(r"(?:less|fewer|shorter) than", r"(?<!no )(?<!not )\b")
+_FEWER = _before(r"(?:less|fewer|shorter) than|before|prior to|ahead of", r"(?<!no )(?<!not )\b")
 _SUBJECT_BOUND = re.compile(
     r"\b(?:(minimum|least|floor|earliest|starting price)|(maximum|most|ceiling|cap|limit))"
     r"(?: [\w']+){0,6}? (?:is|of|at|was|would be|will be) ?$"
@@ -118,7 +118,7 @@ _NEAR = _before(
 )
 _COMPARED = _before(r"(?:\w+er|more|less|other|rather|different) than|compared (?:to|with)")
 _OTHER_BEFORE = _before(
-    r"roughly|approximately|approx\.?|around|about|circa|ca\.?|more or less|loosely|somewhere|barely"
+    r"say,?|roughly|approximately|approx\.?|around|about|circa|ca\.?|more or less|loosely|somewhere|barely"
     r"|scarcely|in the (?:region|area|neighbou?rhood|range|order|vicinity) of|something|some|between"
     r"|between [^.;,]{1,25} and"
     rf"|(?:{_FRACTION}) of|half|double|twice|triple|thrice|\w+ times|a multiple of|minus|less|plus|times"
@@ -251,7 +251,8 @@ def _bound(before: str, after: str, kind: str) -> Limit | None:
     ):
         for pattern in patterns:
             if match := pattern.search(before):
-                negated = bool(_NEGATED.search(before[: match.start()]))
+                earlier = before[: match.start()].removesuffix("until ").removesuffix("till ")
+                negated = earlier == before[: match.start()] and bool(_NEGATED.search(earlier))
                 return (Limit.MOST if limit is Limit.LEAST else Limit.LEAST) if negated else limit
     if match := None if is_time else _SUBJECT_BOUND.search(before):
         return Limit.LEAST if match[1] else Limit.MOST

@@ -86,6 +86,10 @@ DAYS = re.compile(
     r"\b(?:(?:mon|tues|wednes|thurs|fri|satur|sun)days?|weekdays?|weekends?|holidays?|every (?:other )?day"
     r"|other days)\b"
 )
+_ELLIPSIS = re.compile(
+    r"\s*(?:and|but)(?: then| also)? (?!(?:the|an?|your|our|my|it|its|they|we|you|i|he|she|this"
+    r"|that|on|in|at|by|for)\b)[a-z]+s\b"
+)
 _NO_SUBJECT = re.compile(rf"\w+ly|\w*\d\w*|{DAYS.pattern}")
 _WHICH = re.compile(r"\s?(?:which|who|that)\b")
 _COMMON_WORDS = """
@@ -100,6 +104,7 @@ _COPULA = re.compile(r"\b(?:is|are|was|were|be|has|have)(?: (?:the|a|number|no|o
 _TELLING = re.compile(
     r"^.*\b(?:tell|inform|ask|asked|check|checked|call|called|told)\b.*?\b(?:that|it|it's|your|to|the)\b"
 )
+_PAYOUT = re.compile(r"\b(?:be|being|is|are|we|we'll|will) (?:pay|paid)\b|\bpaid (?:out|back)\b")
 _POSSESSIVE = re.compile(r"^.*\w's (?=\w)")
 _CHECK_IN = re.compile(r"\bcheck[- ](in|out)\b")
 _WORD = re.compile(r"[\w']+")
@@ -147,6 +152,7 @@ def said_of(value: Value, statements: Statements) -> frozenset[str]:
     """What the value is said of, by the nearest telling word of its clause: arrival, dispatch, fee, ..."""
     names = _OF_KIND.get(value.kind, frozenset())
     before, after = (_CHECK_IN.sub(r"check\1", text) for text in statements.around(value.start, value.end))
+    before, after = _PAYOUT.sub("", before), _PAYOUT.sub("", after)
     spoken = _WORD.findall(_POSSESSIVE.sub("", _TELLING.sub("", before)))
     if not _COPULA.search(before):  # the subject of "is" comes first, else the nearest verb counts
         spoken.reverse()
@@ -245,6 +251,10 @@ def own_subject(start: int, end: int, attributes: frozenset[str], statements: St
     if _WHICH.match(before):
         clause = statements.clauses[statements.clause_number(start)].start
         before = statements.low[max(statements.sentence(start).start, clause - 40) : clause]
+    elif (number := statements.clause_number(start)) and _ELLIPSIS.match(before):  # "and arrives on Monday"
+        before = statements.low[
+            max(statements.sentence(start).start, statements.clauses[number - 1].start) : start
+        ]
     common = _COMMON.union(*(_ATTRIBUTES[name] for name in attributes))
     for words in (_WORD.findall(before), _WORD.findall(after)):
         spoken = [word for word in words if word not in FUNCTION_WORDS and not _NO_SUBJECT.fullmatch(word)]

@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import datetime
 import functools
-import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 from stateset_agents.backends.pretrained.pictures import PictureReader, with_pictures
 from stateset_agents.core.chat.chatml_template import CHATML, speaks_chatml
-from stateset_agents.core.chat.escaping import ControlTokenEscaper
+from stateset_agents.core.chat.escaping import ControlTokenEscaper, MarkupEncoder
 from stateset_agents.core.chat.load_check import TOOL, answers, probe_talks, refuse_unstable
+from stateset_agents.core.chat.pinned_template import PinnedTemplate
 from stateset_agents.core.chat.plain_template import PlainTemplate
 from stateset_agents.core.chat.rendering import HINT, MARKS, Rendering, Roles, find_roles
 from stateset_agents.core.chat.replies.parsing import ReplyParser, choose_parser, parse_reply
@@ -92,6 +92,10 @@ class ChatTemplate(Protocol):
         """A number that the prompt is never shorter than, computed without tokenising it."""
         ...
 
+    def written(self) -> str:
+        """The jinja text by which plain transformers, without arguments, makes the same prompts."""
+        ...
+
 
 class JinjaTemplate:
     """The tokenizer's own chat template (transformers), and what it does with conversations that go on."""
@@ -111,8 +115,9 @@ class JinjaTemplate:
         `pictures` reads those of messages, for a model that is given them.
 
         `arguments` are the template's own, such as `enable_thinking`. A template that tells the date tells
-        `date`, today's where it is not given, as long as this object lives. `allow_hidden_tools`: tools may
-        be offered though the template does not list them.
+        `date`, today's where it is not given, as long as this object lives. One that `written` wrote has both
+        already, for what is not given. `allow_hidden_tools`: tools may be offered though the template does
+        not list them.
 
         Raises ConfigurationError for a template that does not end turns by a control token, or that shows
         only part of a conversation or what depends on how far it has come; and for arguments that the
@@ -120,23 +125,23 @@ class JinjaTemplate:
         """
         self.tokenizer = tokenizer
         try:
-            self.text: str = tokenizer.hf.get_chat_template(chat_template)
+            pinned = PinnedTemplate.read(tokenizer.hf.get_chat_template(chat_template))
         except ValueError as error:
             line = " ".join(str(error).split())
             raise ConfigurationError(f"no chat template to use ({line}); {HINT} fits") from error
+        self.text, told = pinned.text, date or pinned.date
+        self._is_dated = told is not None
         self._pictures = pictures
         self._render = Rendering(
             tokenizer.hf,
             self.text,
-            arguments or {},
-            date or datetime.date.today(),
+            {**pinned.arguments, **(arguments or {})},
+            told or datetime.date.today(),
             image_token=None if pictures is None else pictures.token,
         )
-        self.date = self._render.date
-        controls = _control_tokens(tokenizer)
-        self._control_ids = frozenset(controls.values())
-        longest_first = sorted(controls, key=len, reverse=True)
-        self._controls = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self.date = self._render.pinned.date
+        self._encoder = MarkupEncoder(tokenizer)
+        self._controls = self._encoder.controls
         self._ends = TurnEnds(self._render, self._controls)
         self._roles = find_roles(self._render)
         self._trims = self._trims_words()
@@ -168,7 +173,7 @@ class JinjaTemplate:
         opening = repr((messages, tools))
         known, ids = self._last  # taken at once: long prompts are encoded in a thread
         if opening != known:  # the members of a group open alike
-            ids = self._encode(lambda escaper: self._written(messages, tools, escaper))
+            ids = self._encoder.encode(lambda escaper: self._written(messages, tools, escaper))
             ids = self._with_pictures(ids, messages)
             self._last = opening, ids
         return list(ids)
@@ -301,6 +306,12 @@ class JinjaTemplate:
         text = "".join(map(str.strip, shown) if self._trims else shown)
         return int(self.tokenizer.least_tokens(text))
 
+    def written(self) -> str:
+        """The jinja text by which plain transformers, without arguments, makes the same prompts; its clock
+        goes on where no date was given."""
+        pinned = self._render.pinned
+        return (pinned if self._is_dated else replace(pinned, date=None)).written()
+
     def _reply_text(self, reply: Message, escaper: ControlTokenEscaper) -> str:
         """What frames its calls is no text, where the template has no place for calls, too."""
         (spoken,) = self._roles.spoken(escaper.messages([reply]))
@@ -319,10 +330,10 @@ class JinjaTemplate:
             return thought.content + _THOUGHT_END + text
 
         start = self.tokenizer.encode_markup(self.prompt_end)
-        ids = self._encode(lambda escaper: self.prompt_end + written(escaper))
+        ids = self._encoder.encode(lambda escaper: self.prompt_end + written(escaper))
         if ids[: len(start)] == start:  # some tokenizers read what follows a control token differently
             return ids[len(start) :]
-        return self._encode(written)
+        return self._encoder.encode(written)
 
     def _delta(self, messages: Sequence[Message], calls: Sequence[ToolCall]) -> tuple[int, ...]:
         """What the template writes after a reply with these calls, the token that ends it in front."""
@@ -337,7 +348,7 @@ class JinjaTemplate:
     ) -> tuple[int, ...]:
         """The ids of a delta, the end-of-turn token in front: some tokenizers read what follows a control
         token differently."""
-        ids = self._encode(lambda escaper: "".join(self._after_reply(calls, messages, escaper)))
+        ids = self._encoder.encode(lambda escaper: "".join(self._after_reply(calls, messages, escaper)))
         return tuple(self._with_pictures(ids, messages))
 
     def _with_pictures(self, ids: list[int], messages: Sequence[Message]) -> list[int]:
@@ -346,23 +357,6 @@ class JinjaTemplate:
         if not pixels or self._pictures is None:
             return ids
         return with_pictures(ids, pixels, self._pictures.place_id)
-
-    def _encode(self, render: Callable[[ControlTokenEscaper], str]) -> list[int]:
-        """Ids in which every control token is the template's own.
-
-        These are the control tokens that are left when every text is escaped. Where escaping only the control
-        tokens in texts leaves others, a text has become a control token after all.
-        """
-        escape_some, escape_all = (
-            ControlTokenEscaper(self._controls),
-            ControlTokenEscaper(self._controls, escape_all=True),
-        )
-        ids = escape_some.encode(render(escape_some), self.tokenizer)
-        safe_ids = escape_all.encode(render(escape_all), self.tokenizer)
-        return ids if self._controls_of(ids) == self._controls_of(safe_ids) else safe_ids
-
-    def _controls_of(self, ids: Sequence[int]) -> list[int]:
-        return [id for id in ids if id in self._control_ids]
 
     def _written(self, messages: Sequence[Message], tools: ToolSchemas, escaper: ControlTokenEscaper) -> str:
         """The text of a conversation, up to where the agent begins to speak.
@@ -563,9 +557,3 @@ def _user(content: str) -> Message:
 def _squeezed(text: str) -> str:
     """The text without white space."""
     return "".join(text.split())
-
-
-def _control_tokens(tokenizer: Any) -> dict[str, int]:
-    """Every text that markup reads as one control token and plain text does not."""
-    added = {token.content: id for id, token in tokenizer.hf.added_tokens_decoder.items()}
-    return {content: id for content, id in added.items() if id not in tokenizer.encode(content)}

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from stateset_agents.backends.base import RunningBackend, TrainableBackend, picture_reader
-from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
 from stateset_agents.backends.training_lock import exclusive, weights_token
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.runs.compatibility import Identity
@@ -66,6 +65,8 @@ async def set_up(
     """
     await in_thread(check_installed, recorder.callbacks)
     await agent.initialize()
+    if agent.template.date is not None:
+        agent.pin_date(agent.template.date)
     backend = agent.backend
     if not isinstance(backend, RunningBackend) or not isinstance(backend, TrainableBackend):
         raise ConfigurationError(
@@ -113,7 +114,6 @@ async def set_up(
         return RunFolder.create(config.output_dir, name=config.run_name)
 
     await worker.run(recorder.open, make_folder, settings, backend.tokenizer.piece)
-    tokenizer = backend.tokenizer
     weights = WeightSync(
         agent, learner, group, worker, training, recorder.run.path, owner=lifecycle, token=token
     )
@@ -130,8 +130,7 @@ async def set_up(
             identity,
             settings,
             limit=config.save_total_limit,
-            tokenizer=tokenizer.hf if isinstance(tokenizer, HuggingFaceTokenizer) else None,
-            pictures=picture_reader(backend),
+            agent=agent,
         ),
         num_steps=num_steps,
     )

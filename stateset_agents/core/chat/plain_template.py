@@ -84,8 +84,8 @@ class PlainTemplate:
         self._end = tokenizer.piece(self.end_id)
         if tokenizer.encode_markup(self._end) != [self.end_id]:
             raise ConfigurationError(
-                f"the plain chat template ends turns with {self._end!r}, which is no control token: add it as "
-                "a special token to the tokenizer, or give a jinja text as AgentConfig(chat_template=...)"
+                f"the plain chat template ends turns with {self._end!r}, which is no control token: add it "
+                "as a special token to the tokenizer, or give a jinja text as AgentConfig(chat_template=...)"
             )
         self._encoder = MarkupEncoder(tokenizer)
         raw = getattr(tokenizer, "hf", None)

@@ -22,6 +22,7 @@ __all__ = [
     "SamplingParams",
     "ToolCall",
     "VersionSpan",
+    "calls_answered",
     "is_nested_deeper",
     "num_values",
 ]
@@ -227,6 +228,25 @@ def _tool_call(item: Any) -> ToolCall:
             "and lists: nest them less deeply"
         )
     return ToolCall(name=function["name"], arguments=dict(arguments), id=str(item.get("id") or ""))
+
+
+def calls_answered(calls: Sequence[ToolCall], results: Sequence[Message]) -> list[int | None]:
+    """For each tool message after a reply the number of the call that it answers, or None.
+
+    Ids may occur twice: the first result of an id answers its first call. A result without an id, or with one
+    that no call has, answers the first call that is left.
+    """
+    numbers: list[int | None] = [None] * len(results)
+    left, ids = list(range(len(calls))), {call.id for call in calls}
+    for has_id in (True, False):
+        for place, result in enumerate(results):
+            if (result.tool_call_id in ids and bool(result.tool_call_id)) != has_id:
+                continue
+            same = [number for number in left if not has_id or calls[number].id == result.tool_call_id]
+            if same:
+                left.remove(same[0])
+                numbers[place] = same[0]
+    return numbers
 
 
 def is_nested_deeper(value: Any, levels: int) -> bool:

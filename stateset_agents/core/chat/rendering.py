@@ -255,6 +255,8 @@ class Roles:
     """
 
     has_system: bool
+    has_several_systems: bool
+    """At the beginning, behind one another; else they are told as one."""
     has_results: bool
     """Of tools, after a reply with calls."""
     has_loose_results: bool
@@ -265,13 +267,18 @@ class Roles:
 
     def without_tools(self) -> Roles:
         """These roles for a template that may not be given calls and results."""
-        return Roles(
-            has_system=self.has_system,
-            has_results=False,
-            has_loose_results=False,
-            has_calls=False,
-            has_several_calls=False,
+        return replace(
+            self, has_results=False, has_loose_results=False, has_calls=False, has_several_calls=False
         )
+
+    def opened(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """A whole conversation, the system messages that begin it as one where the template wants one."""
+        later = (index for index, message in enumerate(messages) if message.role != "system")
+        first = next(later, len(messages))
+        if first < 2 or self.has_several_systems or not self.has_system:
+            return messages
+        text = "\n\n".join(message.content for message in messages[:first])
+        return [replace(messages[0], content=text), *messages[first:]]
 
     def spoken(self, messages: Sequence[Message], *, answers_call: bool = False) -> list[Message]:
         """The messages in roles that the template knows; the first may answer a reply with calls."""
@@ -316,8 +323,10 @@ def find_roles(rendering: Rendering) -> Roles:
     shows_loose = rendering.shows(user, Message(role="assistant", content="y"), result)
     shows_results = rendering.shows(user, reply, result)
     shows_calls = rendering.shows(user, replace(reply, tool_calls=(_CALL,)))
+    system, other = (Message(role="system", content=text) for text in (MARKS[0], "x"))
     return Roles(
-        has_system=rendering.shows(Message(role="system", content=MARKS[0]), user),
+        has_system=rendering.shows(system, user),
+        has_several_systems=rendering.shows(system, other, user) and rendering.shows(other, system, user),
         has_results=shows_results,
         has_loose_results=shows_loose,
         has_calls=shows_results and (shows_calls or not shows_loose),

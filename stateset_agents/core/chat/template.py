@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import datetime
 import functools
+import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -145,6 +146,8 @@ class JinjaTemplate:
         self._ends = TurnEnds(self._render, self._controls)
         self._roles = find_roles(self._render)
         self._trims = self._trims_words()
+        greeting = Message(role="assistant", content=_PROBE)
+        self._takes_greetings = self._render.shows(greeting, _user("x"))
         refuse_unstable(self._render, self._ends, self._roles.without_tools())
         is_own = speaks_chatml(tokenizer) and not self.text.endswith(CHATML)
         self._tool_hint = HINT.replace('"plain"', '"chatml"') if is_own else HINT
@@ -214,7 +217,8 @@ class JinjaTemplate:
 
         Example: a template that drops earlier thoughts goes on after a reply without one.
         """
-        if self.appends and (sampled is None or self._writes(reply, following, sampled)):
+        plain = self.appends and not any(message.role == "system" for message in following)
+        if plain and (sampled is None or self._writes(reply, following, sampled)):
             return True
         return self._extends(shown, reply, following, tools, sampled)
 
@@ -364,14 +368,46 @@ class JinjaTemplate:
         Whatever an agent sampled can be written. Templates raise where there are more calls than they take,
         or results of another number; then calls and results are told in words.
         """
-        schemas = escaper.schemas(tools)
+        schemas, messages = escaper.schemas(tools), self._roles.opened(messages)
+
+        def written(roles: Roles) -> str:
+            spoken = roles.spoken(messages)
+            if any(message.role == "system" for message in spoken[1:]):
+                self._expect_systems(spoken, lambda marked: self._render(marked, schemas))
+            return self._render(escaper.messages(spoken), schemas, generate=True)
+
         try:
-            return self._render(escaper.messages(self._roles.spoken(messages)), schemas, generate=True)
-        except ConfigurationError:
+            return written(self._roles)
+        except ConversationRefused as error:
+            begins = next((message.role for message in messages if message.role != "system"), "user")
+            if begins == "assistant" and not self._takes_greetings:
+                raise ConversationRefused(
+                    "the chat template takes no conversation that the agent begins: leave its first words "
+                    f"out, or {HINT} does"
+                ) from error
             if not any(message.tool_calls or message.role == "tool" for message in messages):
                 raise
-        spoken = self._roles.without_tools().spoken(messages)
-        return self._render(escaper.messages(spoken), schemas, generate=True)
+        return written(self._roles.without_tools())
+
+    def _expect_systems(
+        self, messages: Sequence[Message], render: Callable[[Sequence[Message]], str]
+    ) -> None:
+        """Raises ConversationRefused for a system message among these that `render` does not show."""
+        places = [index for index, message in enumerate(messages) if message.role == "system"]
+        if not places:
+            return
+        marks = dict(zip(places, itertools.cycle(MARKS[1:]), strict=False))
+        marked = [
+            replace(message, content=marks.get(index, message.content))
+            for index, message in enumerate(messages)
+        ]
+        text = render(marked)
+        lost = next((messages[index].content for index, mark in marks.items() if mark not in text), None)
+        if lost is not None:
+            raise ConversationRefused(
+                f"the chat template does not show a system message amid the conversation, {lost!r:.60}: say "
+                f"it at the beginning, or {HINT} shows it"
+            )
 
     def _after_reply(
         self, calls: Sequence[tuple[str, str]], following: Sequence[Message], escaper: ControlTokenEscaper
@@ -380,8 +416,9 @@ class JinjaTemplate:
         where the agent speaks again."""
 
         def after(roles: Roles, reply: Message) -> tuple[str, str]:
-            spoken = roles.spoken(following, answers_call=bool(reply.tool_calls))
-            return self._ends.after([_user("x")], reply, escaper.messages(spoken))
+            spoken, asked = roles.spoken(following, answers_call=bool(reply.tool_calls)), [_user("x")]
+            self._expect_systems(spoken, lambda marked: "".join(self._ends.after(asked, reply, marked)))
+            return self._ends.after(asked, reply, escaper.messages(spoken))
 
         words = Message(role="assistant", content=_PROBE)
         if calls and self._roles.has_calls:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +36,7 @@ from stateset_agents.training.update.factory import is_quantized_training, train
 from stateset_agents.training.update.learner import Learner
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["Parts", "set_up"]
+__all__ = ["Parts", "date_of", "set_up"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,15 +61,17 @@ async def set_up(
     group: ProcessGroup,
     worker: Worker,
     recorder: RunRecorder,
+    date: datetime.date | None = None,
 ) -> Parts:
     """Load the model, encode the conversations, make the learner, open the run folder.
 
-    Raises as `SFTTrainer.initialize` does.
+    A template that tells the date tells `date`, of the run that is gone on with. Raises as
+    `SFTTrainer.initialize` does.
     """
     await in_thread(check_installed, recorder.callbacks)
     await agent.initialize()
-    if agent.template.date is not None:
-        agent.pin_date(agent.template.date)
+    if (day := date or agent.template.date) is not None:
+        agent.pin_date(day)
     backend = agent.backend
     if not isinstance(backend, RunningBackend) or not isinstance(backend, TrainableBackend):
         raise ConfigurationError(
@@ -134,6 +139,15 @@ async def set_up(
         ),
         num_steps=num_steps,
     )
+
+
+def date_of(checkpoint: Path) -> datetime.date | None:
+    """The day that the run of a checkpoint tells; None where it tells none, or the checkpoint is damaged, as
+    `load_checkpoint` will say."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
+        return datetime.date.fromisoformat(state["progress"]["template_date"])
+    return None
 
 
 def _source(conversations: Chats | DemonstrationSource) -> str | dict[str, str] | None:

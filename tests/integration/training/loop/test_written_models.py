@@ -10,6 +10,7 @@ import datetime
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -27,9 +28,11 @@ from stateset_agents.cli.run_settings import settings_of_run
 from stateset_agents.core.chat.rendering import _OWN, _variables
 from stateset_agents.core.environment import Observation
 from stateset_agents.serving.server import AgentServer
+from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.training.sft.settings import SFTConfig
 from stateset_agents.training.sft.trainer import SFTTrainer
 from stateset_agents.training.trl.factory import TrlLearnerFactory
+from stateset_agents.training.trl.settings import TrlSettings
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import Outcome
 
@@ -150,13 +153,18 @@ async def grpo(case: Case, agent: MultiTurnAgent, **settings: Any) -> tuple[Path
     return trainer.run.path, seen[0]
 
 
-async def fine_tuned(case: Case, agent: MultiTurnAgent) -> tuple[Path, list[int]]:
+def fine_tuning(case: Case, agent: MultiTurnAgent, run: RunFolder | None = None) -> SFTTrainer:
     said = [message.to_openai() for message in case.opening]
     chats = [{"messages": [*said, {"role": "assistant", "content": text}]} for text in ("one", "two")]
     config = SFTConfig(
         max_steps=1, validation_share=0.0, output_dir=str(case.folder / "runs"), progress=False
     )
-    trainer = SFTTrainer(agent, chats, config, tools=case.tools)
+    return SFTTrainer(agent, chats, config, tools=case.tools, run=run)
+
+
+async def fine_tuned(case: Case, agent: MultiTurnAgent) -> tuple[Path, list[int]]:
+    """The run folder of one step, and the tokens before a reply that it trained."""
+    trainer = fine_tuning(case, agent)
     try:
         await trainer.train()
         (first, _) = trainer._parts.demonstrations.train
@@ -166,7 +174,7 @@ async def fine_tuned(case: Case, agent: MultiTurnAgent) -> tuple[Path, list[int]
 
 
 @pytest.mark.parametrize("name", chosen((*IN_SUITE, "plain"), ("chatml", "plain", *ALL_NAMES[:-1])))
-@pytest.mark.first(2)
+@pytest.mark.first(1)
 async def test_what_trainings_write_is_prompted_as_it_was_trained(name: str, tmp_path: Path) -> None:
     case = Case(name, tmp_path)
     async with case.agent() as agent:
@@ -184,6 +192,7 @@ async def test_what_trainings_write_is_prompted_as_it_was_trained(name: str, tmp
     await case.expect_loaded(run, ids, stop_ids)
 
 
+@pytest.mark.long
 async def test_a_training_s_own_day_is_told_on_later_days(tmp_path: Path, monkeypatch: Any) -> None:
     """And by a training that goes on from it, unless `template_date` is set."""
     case = Case("llama3_2", tmp_path, template_date=None)
@@ -192,18 +201,41 @@ async def test_a_training_s_own_day_is_told_on_later_days(tmp_path: Path, monkey
         run, ids = await fine_tuned(case, agent)
     assert "strftime_now" in (tmp_path / "untrained" / "chat_template.jinja").read_text()
     assert "stateset_agents" not in (tmp_path / "untrained" / "chat_template.jinja").read_text()
-
-    class Later(datetime.date):
-        @classmethod
-        def today(cls) -> Later:
-            return cls(2031, 5, 1)
-
-    monkeypatch.setattr("stateset_agents.core.chat.template.datetime.date", Later)
+    later = SimpleNamespace(date=SimpleNamespace(today=lambda: datetime.date(2031, 5, 1)))
+    monkeypatch.setattr("stateset_agents.core.chat.template.datetime", later)
     case.expect_written(run / "checkpoints" / "step-000001" / "model", ids)
     async with case.agent(model_name=str(run), chat_template=None) as agent:
-        _, later = await grpo(case, agent, learner_factory=TrlLearnerFactory())
-    assert later == ids
+        _, told = await grpo(case, agent, learner_factory=TrlLearnerFactory())
+    assert told == ids
     day = datetime.date(2031, 5, 2)
     async with case.agent(model_name=str(run), template_date=day) as agent:
         told = HuggingFaceTokenizer(case.hf).decode(agent.template.prompt(case.opening))
     assert "02 May 2031" in told
+
+
+async def test_a_fine_tuning_goes_on_with_its_own_day(tmp_path: Path, monkeypatch: Any) -> None:
+    """By its folder and by its checkpoint; on another day the conversations would be other tokens."""
+    case = Case("llama3_2", tmp_path, template_date=None)
+    async with case.agent() as agent:
+        run, ids = await fine_tuned(case, agent)
+    later = SimpleNamespace(date=SimpleNamespace(today=lambda: datetime.date(2031, 5, 1)))
+    monkeypatch.setattr("stateset_agents.core.chat.template.datetime", later)
+    for path in (None, run):
+        async with case.agent() as agent:
+            trainer = fine_tuning(case, agent, run=RunFolder.open(run) if path is None else None)
+            if path is None:
+                await trainer.initialize()
+            await trainer.load_checkpoint(path)
+            assert trainer.step_number == 1
+            assert list(trainer._parts.demonstrations.train[0].trajectory.turns[0].prompt_ids) == ids
+            await trainer.stop()
+
+
+async def test_who_samples_by_trl_tells_the_trainer_s_day(tmp_path: Path) -> None:
+    case = Case("llama3_2", tmp_path, template_date=None)
+    async with case.agent() as agent:
+        learner = SimpleNamespace(sample=None, config=SimpleNamespace(temperature=1.0))
+        player = await TrlLearnerFactory(TrlSettings(generation="trl")).player(agent, learner)
+        agent.pin_date(DAY)
+        assert player.template is agent.template
+        assert player.template.date == DAY

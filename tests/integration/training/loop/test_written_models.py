@@ -19,7 +19,9 @@ from chat_templates import ALL_NAMES, IN_SUITE, OURS, chosen, trl_tokenizer
 from template_talks import LOOK, full_render, opening_of, tools_of
 from tiny_models import BLOCKS, tiny_tokenizer
 from tiny_training import even_share, make_trainer
-from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
+from tiny_vlm import TEMPLATE as VLM_TEMPLATE
+from tiny_vlm import save_tiny_vlm
+from transformers import AutoProcessor, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from stateset_agents import AgentConfig, Message, MultiTurnAgent
 from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
@@ -239,3 +241,17 @@ async def test_who_samples_by_trl_tells_the_trainer_s_day(tmp_path: Path) -> Non
         agent.pin_date(DAY)
         assert player.template is agent.template
         assert player.template.date == DAY
+
+
+async def test_the_processor_of_pictures_has_the_template_too(tmp_path: Path) -> None:
+    folder = save_tiny_vlm(tmp_path / "base", template=VLM_TEMPLATE.replace("<|user|>", "<|system|>"))
+    (tmp_path / "saved" / "additional_chat_templates").mkdir(parents=True)
+    (tmp_path / "saved" / "additional_chat_templates" / "tool_use.jinja").write_text("{{ 'old' }}")
+    async with MultiTurnAgent(AgentConfig(model_name=folder, chat_template=VLM_TEMPLATE)) as agent:
+        await agent.save_pretrained(tmp_path / "saved")
+        expected = agent.template.prompt([Message(role="user", content="hi")])
+    said = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    for loader in (AutoProcessor, AutoTokenizer):
+        saved = loader.from_pretrained(tmp_path / "saved")
+        text = saved.apply_chat_template(said, tools=[LOOK], add_generation_prompt=True, tokenize=False)
+        assert AutoTokenizer.from_pretrained(folder)(text, add_special_tokens=False).input_ids == expected

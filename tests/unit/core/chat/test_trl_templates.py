@@ -337,7 +337,7 @@ def kind(name: str) -> str:
 
 @pytest.mark.parametrize("name", chosen((*IN_SUITE, "deepseek_r1_distill"), ALL_NAMES))
 def test_every_system_message_that_begins_a_conversation_is_shown(name: str) -> None:
-    """16 of the templates lose or refuse the second alone: they get both as one."""
+    """18 of the templates lose or refuse the second alone: they get both as one."""
     template = trl_template(name)
     text = squeezed(template.prompt([*SYSTEMS, USER]), template)
     assert text.count("Bebrief.") == text.count("Bekind.") == 1

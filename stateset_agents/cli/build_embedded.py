@@ -268,8 +268,8 @@ async def _fine_tune(
         )
         async with trainer:
             await trainer.train()
-            weights = trainer.model_folder / "model.safetensors"
-            await asyncio.to_thread(shutil.copyfile, weights, folder / weights.name)
+            for name in ("model.safetensors", "chat_template.jinja", "generation_config.json"):
+                await asyncio.to_thread(shutil.copyfile, trainer.model_folder / name, folder / name)
     return tuple(losses)
 
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stateset_agents.backends.base import Backend, RunningBackend, TrainableBackend, picture_reader
-from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
+from stateset_agents.backends.base import Backend, RunningBackend, TrainableBackend
 from stateset_agents.backends.training_lock import exclusive, weights_token
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
@@ -196,7 +195,6 @@ async def set_up(
             owner=lifecycle,
             token=token,
         )
-        tokenizer = agent.backend.tokenizer
         return Parts(
             config=config,
             recommended=recommended,
@@ -214,8 +212,7 @@ async def set_up(
                 settings,
                 limit=config.save_total_limit,
                 is_sharded=config.parallelism == "fsdp2",
-                tokenizer=tokenizer.hf if isinstance(tokenizer, HuggingFaceTokenizer) else None,
-                pictures=picture_reader(backend),
+                agent=agent,
             ),
             rollouts=Rollouts(engine, curriculum, weights, group, config, step_event),
             overlapped=OverlappedRollouts(engine, curriculum, weights, config, run_event, lifecycle.notify),

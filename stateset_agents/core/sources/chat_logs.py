@@ -14,7 +14,7 @@ from typing import Any
 
 from stateset_agents.core.sources.scenario_files import load_scenarios
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.messages import Message
+from stateset_agents.types.messages import Message, calls_answered
 from stateset_agents.types.scenario import Scenario, Split
 from stateset_agents.types.seeds import derive
 
@@ -71,7 +71,7 @@ def scenario_of_chat(chat: Mapping[str, Any]) -> Scenario:
 
 
 def _recorded(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Each call with the tool message that answered it: by its id, or the next one in order."""
+    """Each call with the content of the tool message that answered it."""
     calls: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
         if not message.tool_calls:
@@ -81,16 +81,12 @@ def _recorded(messages: Sequence[Message]) -> list[dict[str, Any]]:
             if answer.role != "tool":
                 break
             answers.append(answer)
-        by_id = {answer.tool_call_id: answer for answer in answers if answer.tool_call_id}
-        for number, call in enumerate(message.tool_calls):
-            result = by_id.get(call.id) or (answers[number] if number < len(answers) else None)
-            calls.append(
-                {
-                    "name": call.name,
-                    "arguments": dict(call.arguments),
-                    "content": None if result is None else result.content,
-                }
-            )
+        numbers = calls_answered(message.tool_calls, answers)
+        results = dict(zip(numbers, (answer.content for answer in answers), strict=True))
+        calls += [
+            {"name": call.name, "arguments": dict(call.arguments), "content": results.get(number)}
+            for number, call in enumerate(message.tool_calls)
+        ]
     return calls
 
 

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from stateset_agents.backends.linears.matmul_precision import is_usable
-from stateset_agents.backends.pretrained.pictures import PictureReader
-from stateset_agents.backends.text.tokenizers import save_tokenizer
+from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.agent_config import AgentConfig
 from stateset_agents.core.model_card import Origin, model_card, write_card
 from stateset_agents.runs.checkpoint_files import (
@@ -117,10 +116,8 @@ class Checkpointer:
     """Of checkpoints that are kept, beside the best."""
     is_sharded: bool = False
     """Has each process a part of the weights?"""
-    tokenizer: Any = None
-    """transformers' own, saved beside the weights."""
-    pictures: PictureReader | None = None
-    """Its processor is saved beside the weights, too; None where the model reads text alone."""
+    agent: MultiTurnAgent
+    """Its tokenizer and chat template are saved beside the weights."""
     saved: RunState | None = field(default=None, init=False)
     """What the newest checkpoint of this run has."""
 
@@ -149,13 +146,10 @@ class Checkpointer:
 
         def write_model(path: Path) -> None:
             learner.write_model_files(path)
-            if self.tokenizer is not None:
-                save_tokenizer(self.tokenizer, path)
-            if self.pictures is not None:
-                self.pictures.save(path)
-            write_card(path, origin)
-            if (path.parent / "adapter").is_dir():
-                write_card(path.parent / "adapter", origin, adapter=True)
+            for part in (path, path.parent / "adapter"):
+                if part.is_dir():
+                    self.agent.save_tokenizer(part)
+                    write_card(part, origin, adapter=part != path)
 
         checkpoint = Checkpoint(
             step=state.step,

@@ -58,6 +58,14 @@ class _Chat:
     """[messages] of each in the loss: OpenAI's `weight`, 1 where it has none."""
     tools: tuple[Mapping[str, Any], ...]
 
+    @property
+    def replies(self) -> list[int]:
+        """Where the agent answers. What it says before anybody else stands in the next prompt: nothing was
+        asked of it yet, so no prompt of its own could lead to it."""
+        roles = [message.role for message in self.messages]
+        first = next((index for index, role in enumerate(roles) if role in ("user", "tool")), len(roles))
+        return [index for index, role in enumerate(roles) if role == "assistant" and index > first]
+
 
 def load_demonstrations(
     agent: MultiTurnAgent,
@@ -69,8 +77,8 @@ def load_demonstrations(
     """Encode conversations for an initialised agent. Blocking.
 
     `tools`: schemas that the agent is shown where a conversation names none. All of its replies are imitated
-    but those with `"weight": 0`. A conversation that outgrows the agent's context ends before the reply that
-    does. Those of split "test" are left out.
+    but those with `"weight": 0`, and what it says before the user does. A conversation that outgrows the
+    agent's context ends before the reply that does. Those of split "test" are left out.
 
     Raises ConfigurationError, naming the conversation, for one that cannot be read or trains nothing.
     """
@@ -148,7 +156,7 @@ def _sample(agent: MultiTurnAgent, chat: _Chat) -> tuple[Sample, bool]:
     """The conversation with its weights, and whether it was cut."""
     turns: list[Turn] = []
     weights: list[float] = []
-    replies = [index for index, message in enumerate(chat.messages) if message.role == "assistant"]
+    replies = chat.replies
     history = agent.history(summarizes=False)
     is_cut = False
     try:

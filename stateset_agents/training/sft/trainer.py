@@ -15,10 +15,11 @@ from rich.console import Console
 
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.runs.callbacks import expect_callback
-from stateset_agents.runs.checkpoint_files import best_checkpoint, load_checkpoint
+from stateset_agents.runs.checkpoint_files import best_checkpoint, latest_checkpoint, load_checkpoint
 from stateset_agents.runs.early_stopping import Best, crossed
 from stateset_agents.runs.lifecycle import NothingBeside, Progress, State
 from stateset_agents.runs.recorder import ready
+from stateset_agents.runs.resuming import checkpoint_at
 from stateset_agents.runs.session import Session, Work
 from stateset_agents.runs.trackers import make_trackers
 from stateset_agents.runtime.tasks import shielded
@@ -27,7 +28,7 @@ from stateset_agents.training.distributed.process_group import ProcessGroup
 from stateset_agents.training.loop.run_state import RunState
 from stateset_agents.training.sft.demonstrations import Chats, DemonstrationSource
 from stateset_agents.training.sft.settings import SFTConfig
-from stateset_agents.training.sft.setup import Parts, set_up
+from stateset_agents.training.sft.setup import Parts, date_of, set_up
 from stateset_agents.training.update.batch import Sample
 from stateset_agents.training.update.factory import engine_paths
 from stateset_agents.training.update.learner import Learner
@@ -162,6 +163,11 @@ class SFTTrainer:
         Raises ConfigurationError for conversations that cannot be read or train nothing, and an agent that
         another trainer is training.
         """
+        folder = self._recorder.folder
+        await self._initialize(None if folder is None else latest_checkpoint(folder.checkpoints))
+
+    async def _initialize(self, checkpoint: Path | None) -> None:
+        """`checkpoint`: one that will be gone on from; its run's day is told."""
         self._worker.refuse_stopped()
         if self.is_ready:
             return
@@ -175,6 +181,7 @@ class SFTTrainer:
             group=self._group,
             worker=self._worker,
             recorder=self._recorder,
+            date=None if checkpoint is None else date_of(checkpoint),
         )
         date = self.agent.template.date
         self._state = replace(self._state, template_date=None if date is None else date.isoformat())
@@ -340,7 +347,7 @@ class SFTTrainer:
         Raises CheckpointError when it is damaged, or is of another base model, other conversations or other
         settings. The length of the run may differ.
         """
-        await self.initialize()
+        await (self.initialize() if path is None else self._initialize(checkpoint_at(Path(path))))
         parts = ready(self._parts)
         with parts.weights.exclusive():
             restored = await parts.checkpoints.restore(path)

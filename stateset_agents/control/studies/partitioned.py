@@ -67,14 +67,19 @@ class GRPO:
             "n_groups": n_groups,
             "group_weight_method": group_weight_method,
         }
-        self.config = ControlConfig(**{**PPO_DEFAULTS, **parts, **ppo_kwargs})
+        config = ControlConfig(**{**PPO_DEFAULTS, **parts, **ppo_kwargs})
         self.policy = policy or policy_for(
-            environment, value_normalization=value_normalization, seed=self.config.seed
+            environment, value_normalization=value_normalization, seed=config.seed
         )
-        self.trainer = ControlTrainer(self.policy, environment, self.config, run=run, callbacks=callbacks)
+        self.trainer = ControlTrainer(self.policy, environment, config, run=run, callbacks=callbacks)
         self._optimization: Optimization | None = None
         self._position = self._updates_before = 0
         self._partition: Mapping[str, Any] = {}
+
+    @property
+    def config(self) -> ControlConfig:
+        """The settings, as they were given; `trainer.config` may get another length or cadence."""
+        return self.trainer.config
 
     async def train(self) -> nn.Module:
         """See `ControlTrainer.train`."""

@@ -135,7 +135,7 @@ async def update_policy(
     metrics |= learned.metrics
     metrics |= overlap()
     event("update ended")
-    failure = why_nothing_trained(played.all_groups, metrics, config, scaled=learner.scales_gradients)
+    failure = learned.failure or why_nothing_trained(played.all_groups, config)
     return Update(metrics, batch.credited, learned.logprobs, failure)
 
 

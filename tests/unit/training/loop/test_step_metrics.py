@@ -10,7 +10,7 @@ from tiny_training import group_of, talk
 
 from stateset_agents.training.loop.metrics import merge_processes, rollout_metrics
 from stateset_agents.types.messages import Message, ToolCall
-from stateset_agents.types.trajectory import Branch, Trajectory, TrajectoryGroup
+from stateset_agents.types.trajectory import Branch, Outcome, Trajectory, TrajectoryGroup
 
 
 def test_a_turn_with_an_unreadable_call_is_malformed() -> None:
@@ -39,6 +39,23 @@ def test_rows_are_counted_and_what_they_repeat_is_said_once() -> None:
     assert (metrics["rollout/rows"], metrics["rollout/rows_max"]) == (2.0, 3.0)
     assert metrics["tokens/agent"] == 6.0
     assert metrics["tokens/environment"] == (3 + 2 + 1) + (3 + 1)  # 5 and 6 once more, 8; of the other 5
+
+
+def test_a_term_called_mean_and_a_family_called_rate_leave_the_mean_and_the_rate_as_they_are() -> None:
+    conversations = group_of(1.0, 0.0).trajectories
+    odd = [
+        replace(
+            one,
+            scenario=replace(one.scenario, family="rate"),
+            breakdown={"mean": 7.0},
+            outcome=Outcome(success=success),
+        )
+        for one, success in zip(conversations, (True, False), strict=True)
+    ]
+    plain = replace(talk(([1], [2])), outcome=Outcome(success=True))
+    metrics = rollout_metrics([TrajectoryGroup(key="g", trajectories=(*odd, plain))])
+    assert (metrics["reward/mean"], metrics["reward/mean_part"]) == (0.5, 7.0)
+    assert (metrics["success/rate"], metrics["success/rate_part"]) == (pytest.approx(2 / 3), 0.5)
 
 
 def test_branches_are_counted_as_cost_and_move_no_other_figure() -> None:

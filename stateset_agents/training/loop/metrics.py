@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from statistics import fmean, pstdev
 
 from stateset_agents.algorithms.advantages import zero_variance_fraction
@@ -19,6 +19,7 @@ __all__ = [
     "merge_processes",
     "rollout_metrics",
     "staleness_metrics",
+    "untrained_tokens",
     "why_nothing_trained",
 ]
 
@@ -81,6 +82,22 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
                 t.success is True for t in judged if t.scenario.family == family
             )
     return metrics
+
+
+def untrained_tokens(groups: Sequence[TrajectoryGroup], trained_tokens: Set[int]) -> dict[str, float]:
+    """`tokens/untrained`: the share of the prompts' tokens that are not among `trained_tokens`, those that
+    the model's own training had. Nothing where no prompt has a token."""
+    counts = Counter(
+        id
+        for group in groups
+        for trajectory in group.trajectories
+        for turn in trajectory.turns
+        for id in turn.prompt_ids
+    )
+    if not counts:
+        return {}
+    foreign = sum(count for id, count in counts.items() if id not in trained_tokens)
+    return {"tokens/untrained": foreign / counts.total()}
 
 
 def staleness_metrics(groups: Sequence[TrajectoryGroup], versions: Sequence[int]) -> dict[str, float]:

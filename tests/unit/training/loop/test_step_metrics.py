@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from tiny_training import group_of, talk
 
-from stateset_agents.training.loop.metrics import merge_processes, rollout_metrics
+from stateset_agents.training.loop.metrics import merge_processes, rollout_metrics, untrained_tokens
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.trajectory import Branch, Outcome, Trajectory, TrajectoryGroup
 
@@ -29,6 +29,12 @@ def test_the_share_of_replies_that_their_limit_cut() -> None:
     conversation = replace(talk(), turns=(cut, *rest))
     metrics = rollout_metrics([TrajectoryGroup(key="g", trajectories=(conversation,))])
     assert metrics["rollout/cut_replies"] == 0.25
+
+
+def test_the_share_of_the_prompts_tokens_that_the_model_was_never_trained_on() -> None:
+    group = TrajectoryGroup(key="g", trajectories=(talk(([1, 2, 9], [7]), ([8], [3])),))
+    assert untrained_tokens([group], {1, 2, 3}) == {"tokens/untrained": 0.5}  # 9 and 8 of 1, 2, 9, 8
+    assert untrained_tokens([], {1}) == {}
 
 
 def test_rows_are_counted_and_what_they_repeat_is_said_once() -> None:

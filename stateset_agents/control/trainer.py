@@ -26,8 +26,8 @@ from stateset_agents.control.environments.base import (
     check_environment,
 )
 from stateset_agents.control.evaluation import ControlEvaluation, evaluate, evaluation_seeds
-from stateset_agents.control.policy import ValuedPolicy, as_tensors
-from stateset_agents.control.rollout import Rollout, action_keys, collect, collect_branches
+from stateset_agents.control.policy import MlpPolicy, ObservingPolicy, ValuedPolicy, as_tensors
+from stateset_agents.control.rollout import Rollout, action_keys, collect, collect_branches, largest_rms
 from stateset_agents.control.settings import ControlConfig
 from stateset_agents.control.update import UpdateResult, update
 from stateset_agents.runs.callbacks import expect_callback
@@ -375,6 +375,9 @@ class ControlTrainer:
             partition=state.partition,
             updates_before=state.updates,
         )
+        seen = rollout.seen()
+        if isinstance(self.policy, ObservingPolicy):  # after the update, which scores what it sampled with
+            self.policy.follow_observations(seen)
         self._is_midway = False
         ended = time.perf_counter()
         self._state = replace(
@@ -393,7 +396,10 @@ class ControlTrainer:
                 "actions", step=self._state.step, counts=self._action_counts(rollout)
             )
         times = {"time/rollout": played - started, "time/update": ended - played}
-        return _metrics(rollout, result, times), result.failure
+        metrics = _metrics(rollout, result, times)
+        if not (isinstance(self.policy, MlpPolicy) and self.policy.normalizer is not None):
+            metrics["observation/rms"] = largest_rms(seen)
+        return metrics, result.failure
 
     def _rollout(self, state: ControlState) -> Rollout:
         config, number = self.config, state.updates

@@ -46,6 +46,15 @@ def _vocabulary(history: History) -> Finding | None:
     return graded("vocabulary", share, seen)
 
 
+def _observations(history: History) -> Finding | None:
+    """Numbers that are all far below or above 1, where the policy does not normalise them."""
+    rms = history.end("observation/rms")
+    if rms is None:
+        return None
+    seen = f"the largest root mean square of an observed number is {rms:.3g}"
+    return graded("observations", max(0.05 / rms if rms else math.inf, rms / 20), seen)
+
+
 def _truncation(history: History) -> Finding | None:
     """Conversations that were cut by a limit.
 
@@ -564,6 +573,7 @@ CHECKS: Mapping[str, Check] = {
     "held-out": _held_out,
     "reward": _reward_trend,
     "vocabulary": _vocabulary,
+    "observations": _observations,
     "failures": _failures,
     "dependencies": _dependencies,
     "truncation": _truncation,

@@ -87,6 +87,12 @@ MONITORS: Mapping[str, Monitor] = {
         advice="an embedded model knows the words of its own environment alone: train it there, or take a "
         "language model",
     ),
+    "observations": Monitor(
+        warn=1.0,
+        why="the largest root mean square of an observed number below .05 or above 20: a network of tanh "
+        "layers sees all of it alike (our choice)",
+        advice="set policy.normalize_observations to true, or scale what the environment shows to about 1",
+    ),
     "failures": Monitor(
         warn=0.01,
         fail=0.1,

@@ -61,6 +61,8 @@ SICK: list[tuple[str, str, Mapping[str, Series], Mapping[str, Any]]] = [
     ("reward", "warn", {"reward/mean": [0.1, 0.2] * 15}, {}),
     ("vocabulary", "warn", {"tokens/untrained": 0.1}, {}),
     ("vocabulary", "fail", {"tokens/untrained": 0.4}, {}),
+    ("observations", "warn", {"observation/rms": 0.001}, {}),
+    ("observations", "warn", {"observation/rms": 300.0}, {}),
     ("failures", "warn", {"rollout/failed": 0.5}, {}),  # 15 of 480
     ("failures", "fail", {"rollout/unscored": 2.0}, {}),  # 60 of 480
     ("dependencies", "warn", {"faults/retries": 3.0}, {}),  # 90 in 480 conversations

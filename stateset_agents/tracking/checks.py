@@ -37,6 +37,24 @@ def _failures(history: History) -> Finding | None:
     return graded("failures", share, seen, hint)
 
 
+def _vocabulary(history: History) -> Finding | None:
+    """Tokens of the prompts that the model's own training never had, of a model that knows which it had."""
+    share = history.start("tokens/untrained")
+    if share is None:
+        return None
+    seen = f"{share:.0%} of the prompts' tokens are none that the model was trained on"
+    return graded("vocabulary", share, seen)
+
+
+def _observations(history: History) -> Finding | None:
+    """Numbers that are all far below or above 1, where the policy does not normalise them."""
+    rms = history.end("observation/rms")
+    if rms is None:
+        return None
+    seen = f"the largest root mean square of an observed number is {rms:.3g}"
+    return graded("observations", max(0.05 / rms if rms else math.inf, rms / 20), seen)
+
+
 def _truncation(history: History) -> Finding | None:
     """Conversations that were cut by a limit.
 
@@ -150,6 +168,28 @@ def _skipped_steps(history: History) -> Finding | None:
     return graded("skipped steps", number / len(skipped), seen)
 
 
+def _floor(history: History) -> Finding | None:
+    """Success that hardly ever happens, at the end as at the start; no finding where it does. What is never
+    sampled is never learned."""
+    rates = _success_rates(history)
+    if not rates or sum(history.finite("rollout/conversations")) < _MIN_JUDGED:
+        return None
+    seen = f"success is at its floor, at most {max(rates):.1%} at the start and at the end"
+    finding = graded("floor", -max(rates), seen)
+    return None if finding.verdict == "ok" else finding
+
+
+_MIN_JUDGED = 32
+"""Conversations before which none that succeeds may be chance."""
+
+
+def _success_rates(history: History) -> list[float]:
+    """Of the first and the last steps, and of held-out scenarios before and after, where they were judged."""
+    held_out = [(history.summary.get(when) or {}).get("success") for when in ("before", "after")]
+    rates = [history.start("success/rate"), history.end("success/rate"), *held_out]
+    return [rate for rate in rates if rate is not None]
+
+
 def _reward_trend(history: History) -> Finding | None:
     """The last third of the steps against the first, in standard errors of the difference (Welch)."""
     rewards = history.finite("reward/mean")
@@ -162,14 +202,14 @@ def _reward_trend(history: History) -> Finding | None:
     if history.is_solved():
         return Finding("reward", "ok", seen)
     if fall > MONITORS["reward"].fail:
-        return graded("reward", fall, f"{seen}: it fell")
+        return graded("reward", fall, f"{seen}: it fell", _skill_hint(history))
     if fall < MONITORS["reward"].warn:
         return graded("reward", fall, seen)
     result = _held_out_result(history)
     if result is not None and result.rose:
         return Finding("reward", "ok", f"{seen}: no clear rise, but held-out {result} rose")
     hint = "train longer, raise learning_rate, or take larger groups; check that the reward can be reached"
-    return graded("reward", fall, f"{seen}: no clear rise", _format_hint(history) or hint)
+    return graded("reward", fall, f"{seen}: no clear rise", _skill_hint(history) or hint)
 
 
 def _standard_errors(first: Sequence[float], last: Sequence[float]) -> float:
@@ -256,9 +296,10 @@ def _held_out(history: History) -> Finding | None:
     if result is None:
         return None
     if result.rose or (result.name == "success" and result.before >= 0.9):
-        return Finding("held-out", "ok", str(result))
+        return _with_greedy(history, result)
     if result.fell:
-        return Finding("held-out", "fail", f"{result}: it fell", MONITORS["held-out"].advice)
+        cure = _skill_hint(history) or MONITORS["held-out"].advice
+        return Finding("held-out", "fail", f"{result}: it fell", cure)
     hint = "train longer; where the reward rose, look for what it pays besides success"
     if result.scenarios_needed <= _MAX_SCENARIOS:
         needed = _round_up(result.scenarios_needed)
@@ -266,7 +307,25 @@ def _held_out(history: History) -> Finding | None:
             f"{result.n} scenarios are too few to tell this change: about {needed} would "
             f"(evaluation.episodes{'' if history.is_numeric() else ', or evaluation.tries'})"
         )
-    return Finding("held-out", "warn", f"{result}: no clear change", _format_hint(history) or hint)
+    return Finding("held-out", "warn", f"{result}: no clear change", _skill_hint(history) or hint)
+
+
+def _with_greedy(history: History, result: _HeldOutResult) -> Finding:
+    """A result that rose; a warning where greedy success fell meanwhile, beyond its 95 % intervals."""
+    before, after = history.summary.get("before") or {}, history.summary.get("after") or {}
+    old, new = before.get("greedy"), after.get("greedy")
+    if result.name != "success" or old is None or new is None or new >= old:
+        return Finding("held-out", "ok", str(result))
+    seen = f"{result} sampled; greedy it fell from {old:.1%} to {new:.1%}"
+    lowest_before = (before.get("greedy_interval") or (0.0, 1.0))[0]
+    highest_after = (after.get("greedy_interval") or (0.0, 1.0))[1]
+    if highest_after >= lowest_before:
+        return Finding("held-out", "ok", seen)
+    cure = (
+        "the likeliest reply became a wrong one while others rose: raise beta or lower learning_rate, and "
+        "serve at the temperature that was trained"
+    )
+    return Finding("held-out", "warn", seen, cure)
 
 
 def _round_up(number: float) -> int:
@@ -278,8 +337,11 @@ def _round_up(number: float) -> int:
 _FORMAT_TERMS = ("reward/pattern", "reward/schema", "reward/is_json")
 
 
-def _format_hint(history: History) -> str | None:
-    """Advice if replies are malformed: nothing else is learned before the format."""
+def _skill_hint(history: History) -> str | None:
+    """Advice where a skill is missing: nothing else is learned before some success, and the format."""
+    floor = _floor(history)
+    if floor is not None:
+        return floor.cure
     unreadable = history.end("rollout/malformed")
     shares = [] if unreadable is None else [1 - unreadable]
     shares += [share for name in _FORMAT_TERMS if (share := history.end(name)) is not None]
@@ -507,8 +569,11 @@ _CUT = "{:.1%} of the last replies were cut by their limit of tokens"
 _UNREADABLE = "{:.1%} of the last turns hold an unreadable call"
 
 CHECKS: Mapping[str, Check] = {
+    "floor": _floor,
     "held-out": _held_out,
     "reward": _reward_trend,
+    "vocabulary": _vocabulary,
+    "observations": _observations,
     "failures": _failures,
     "dependencies": _dependencies,
     "truncation": _truncation,

@@ -10,7 +10,7 @@ from typing import Any
 
 from stateset_agents.tracking.run_log import MetricLine
 
-__all__ = ["History", "window"]
+__all__ = ["History", "part_name", "window"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,12 @@ class History:
     def is_solved(self) -> bool:
         """Do nine in ten of the last conversations succeed? Then little is left to learn."""
         return (self.end("success/rate") or 0.0) >= 0.9
+
+
+def part_name(name: str, metrics: Mapping[str, float]) -> str:
+    """The name of a part's metric, such as of a reward's term: `reward/mean_part` for a term called mean, as
+    what reads `reward/mean` wants the mean."""
+    return f"{name}_part" if name in metrics else name
 
 
 def window(values: Sequence[float]) -> int:

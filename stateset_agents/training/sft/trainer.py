@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from stateset_agents.runs.lifecycle import NothingBeside, Progress, State
 from stateset_agents.runs.recorder import ready
 from stateset_agents.runs.resuming import checkpoint_at
 from stateset_agents.runs.session import Session, Work
+from stateset_agents.runs.settings import CADENCE, changed_settings
 from stateset_agents.runs.trackers import make_trackers
 from stateset_agents.runtime.tasks import shielded
 from stateset_agents.tracking.run_folder import RunFolder
@@ -40,6 +40,8 @@ from stateset_agents.types.settings import expect
 __all__ = ["SFTTrainer", "sft"]
 
 _log = get_logger(__name__)
+
+_MAY_CHANGE = CADENCE | {"num_train_epochs", "max_steps"}
 
 _TAKEN = (
     *("optimizer/grad_norm", "optimizer/learning_rate", "optimizer/skipped"),
@@ -78,7 +80,7 @@ class SFTTrainer:
         for callback in callbacks:
             expect_callback(callback)
         self.agent = agent
-        self.config = config or SFTConfig()
+        self._config = config or SFTConfig()
         self._conversations = conversations
         self._tools = tools
         self._session = Session([*make_trackers(self.config.report_to), *callbacks], run)
@@ -89,6 +91,30 @@ class SFTTrainer:
         self._state = RunState(best=Best(metric="eval/loss"))
 
     # ------------------------------------------------------------------------------ how it stands
+
+    @property
+    def config(self) -> SFTConfig:
+        """The settings."""
+        return self._config
+
+    @config.setter
+    def config(self, config: SFTConfig) -> None:
+        """Another length or cadence from the next step on; before the trainer is ready, anything.
+
+        Raises ConfigurationError for a setting that the trainer's parts were made with, and changes nothing.
+        """
+        changes = changed_settings(self._config, config, may_change=_MAY_CHANGE if self.is_ready else None)
+        self._config = config
+        if self._parts is None or not changes:
+            return
+        training = config.as_training(len(self._parts.demonstrations.train))
+        self._parts.learner.set_num_steps(training.num_steps())
+        self._parts = replace(self._parts, num_steps=training.num_steps())
+        checkpoints = self._parts.checkpoints
+        checkpoints.limit = config.save_total_limit
+        section = {"sft": config.model_dump(mode="json")}
+        self._state = checkpoints.change_settings(training, section, self._state)
+        self._recorder.settings_changed(checkpoints.settings, changes, step=self.step_number)
 
     @property
     def run(self) -> RunFolder:
@@ -240,7 +266,7 @@ class SFTTrainer:
         await self._notify("on_train_begin", self)
         if self.step_number == 0 and parts.demonstrations.validation:
             await self._evaluate(parts)
-        while not (done := self._done(parts)):
+        while not (done := self._done()):
             if not await self._lifecycle.wait_while_paused(NothingBeside()):
                 break
             await self._step(parts)
@@ -250,10 +276,10 @@ class SFTTrainer:
             return "stopped", f"stopped as asked after step {self.step_number} of {self.num_steps}"
         return "finished", done
 
-    def _done(self, parts: Parts) -> str | None:
+    def _done(self) -> str | None:
         """Why no step is left; None while there is one."""
-        if self.step_number >= parts.num_steps:
-            return f"all {parts.num_steps} steps are done"
+        if self.step_number >= self.num_steps:
+            return f"all {self.num_steps} steps are done"
         if self._state.best.exhausts(self.config.early_stopping_patience):
             return self._state.best.why_stopped()
         return None
@@ -266,18 +292,15 @@ class SFTTrainer:
             size=self.config.per_device_train_batch_size,
             seed=self.config.seed,
         )
-        metrics = await shielded(self._worker.run(lambda: parts.learner.update(samples, step=step)))
-        loss = metrics["loss/policy"]
-        if not math.isfinite(loss) or (metrics["optimizer/skipped"] and not parts.learner.scales_gradients):
-            raise TrainingStopped(
-                f"step {step}: the loss is {loss} and its gradient {metrics['optimizer/grad_norm']}: lower "
-                "learning_rate, or look at this step's conversations; earlier steps are kept"
-            )
+        learned = await shielded(self._worker.run(lambda: parts.learner.learn_from(samples, step=step)))
+        if learned.failure is not None:
+            raise TrainingStopped(f"step {step} {learned.failure}; earlier steps are kept")
+        metrics = learned.metrics
         seconds = time.perf_counter() - started
         taken = {name: metrics[name] for name in _TAKEN if name in metrics}
         num_tokens = float(sum(sample.trajectory.num_agent_tokens for sample in samples))
         shown = {
-            "sft/loss": loss,
+            "sft/loss": metrics["loss/policy"],
             "sft/entropy": metrics["policy/entropy"],
             "sft/epoch": step / self.config.steps_per_epoch(len(parts.demonstrations.train)),
             **taken,
@@ -299,7 +322,7 @@ class SFTTrainer:
         """Measure the held-out loss and save where it is due."""
         step, is_best = self.step_number, False
         every = self.config.eval_steps or self.config.steps_per_epoch(len(parts.demonstrations.train))
-        is_due = crossed(every, self._state.evaluated_step, step) or step == parts.num_steps
+        is_due = crossed(every, self._state.evaluated_step, step) or step == self.num_steps
         if parts.demonstrations.validation and is_due:
             is_best = await self._evaluate(parts)
         saved = parts.checkpoints.saved

@@ -51,7 +51,7 @@ def finding_of(folder: Path, check: str, changed: Mapping[str, Series], **traini
 
 def test_a_healthy_run_passes_every_check(tmp_path: Path) -> None:  # but held-out: it was not measured
     findings = diagnose(record(tmp_path, HEALTHY))
-    assert len(findings) == len(CHECKS) - 1 == len({finding.check for finding in findings})
+    assert len(findings) == len(CHECKS) - 2 == len({finding.check for finding in findings})
     assert [finding for finding in findings if finding.verdict != "ok" or finding.cure] == []
     assert all_passed(findings)
 
@@ -59,6 +59,10 @@ def test_a_healthy_run_passes_every_check(tmp_path: Path) -> None:  # but held-o
 SICK: list[tuple[str, str, Mapping[str, Series], Mapping[str, Any]]] = [
     ("reward", "fail", {"reward/mean": FALLING}, {}),
     ("reward", "warn", {"reward/mean": [0.1, 0.2] * 15}, {}),
+    ("vocabulary", "warn", {"tokens/untrained": 0.1}, {}),
+    ("vocabulary", "fail", {"tokens/untrained": 0.4}, {}),
+    ("observations", "warn", {"observation/rms": 0.001}, {}),
+    ("observations", "warn", {"observation/rms": 300.0}, {}),
     ("failures", "warn", {"rollout/failed": 0.5}, {}),  # 15 of 480
     ("failures", "fail", {"rollout/unscored": 2.0}, {}),  # 60 of 480
     ("dependencies", "warn", {"faults/retries": 3.0}, {}),  # 90 in 480 conversations
@@ -120,6 +124,34 @@ def test_a_trouble_is_found_by_its_check_alone_and_has_a_cure(
     assert [(item.check, item.verdict) for item in findings if item.verdict != "ok"] == [(check, verdict)]
     assert all(item.cure for item in findings if item.verdict != "ok")
     assert not all_passed(findings)
+
+
+def test_success_at_its_floor_is_said_first_and_no_advice_goes_past_it(tmp_path: Path) -> None:
+    flat = {"success/rate": 0.005, "reward/mean": [0.1, 0.2] * 15}
+    log = record(tmp_path, {**HEALTHY, **flat})
+    log.folder.write_summary({"before": measured(3), "after": measured(0)})
+    first, *others = diagnose(log)
+    assert str(first).startswith("✗ floor: success is at its floor, at most 0.5% at the start and at the end")
+    assert "-> warm start first, on conversations that go well" in str(first)
+    troubled = {item.check: item.cure for item in others if item.verdict != "ok"}
+    assert troubled == dict.fromkeys(("held-out", "reward"), first.cure)
+    assert (
+        diagnose(record(tmp_path / "b", {**HEALTHY, "success/rate": [0.0] * 25 + [0.5] * 5}))[0].check
+        != "floor"
+    )
+
+
+def test_greedy_success_that_falls_while_the_sampled_rises_is_named(tmp_path: Path) -> None:
+    log = record(tmp_path, HEALTHY)
+    greedy = [
+        {"greedy": rate, "greedy_interval": around} for rate, around in ((0.5, (0.4, 0.6)), (0.2, (0.1, 0.3)))
+    ]
+    log.folder.write_summary(
+        {"before": {**measured(96), **greedy[0]}, "after": {**measured(560), **greedy[1]}}
+    )
+    finding = next(item for item in diagnose(log) if item.check == "held-out")
+    assert finding.verdict == "warn"
+    assert finding.seen.endswith("after sampled; greedy it fell from 50.0% to 20.0%")
 
 
 def test_every_check_has_a_trouble_above(tmp_path: Path) -> None:
@@ -378,7 +410,9 @@ def test_a_strict_gate_fails_on_warnings_too(tmp_path: Path) -> None:
 
 def test_the_table_has_every_check_and_each_its_thresholds_advice_and_source(tmp_path: Path) -> None:
     findings = diagnose(record(tmp_path, HEALTHY))
-    assert {finding.check for finding in findings} | {"held-out", "KL to its target"} == set(MONITORS)
+    assert {finding.check for finding in findings} | {"floor", "held-out", "KL to its target"} == set(
+        MONITORS
+    )
     for monitor in MONITORS.values():
         assert monitor.warn <= monitor.fail
         assert monitor.advice

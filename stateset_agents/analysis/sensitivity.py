@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stateset_agents.algorithms.intervals import bootstrapped_iqm
+from stateset_agents.algorithms.intervals import stratified_interval
 from stateset_agents.analysis.study_folder import Cell
 from stateset_agents.types.errors import ConfigurationError
 
@@ -43,7 +43,8 @@ def grid(cells: Sequence[Cell], axes: Mapping[str, Sequence[Any]]) -> list[GridC
             for cell in cells
             if all(cell.settings.get(name) == value for name, value in settings.items())
         ]
-        iqm, interval = bootstrapped_iqm([cell.final["scores"] for cell in own]) if own else (None, None)
+        scores = [cell.final["scores"] for cell in own]
+        iqm, interval = stratified_interval({"": scores}) if own else (None, None)
         found.append(
             GridCell(
                 settings=settings,

@@ -12,7 +12,13 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median, stdev
 
 from stateset_agents.algorithms.baselines import is_over_batch
-from stateset_agents.algorithms.intervals import mean_interval
+from stateset_agents.algorithms.paired import (
+    FEWEST_REWARDS,
+    FEWEST_SCENARIOS,
+    PairedMean,
+    paired_rewards,
+    paired_shares,
+)
 from stateset_agents.tracking.history import History, window
 from stateset_agents.tracking.monitors import MONITORS, OTHER_CODE_HINT, Finding, graded
 
@@ -192,8 +198,8 @@ class _HeldOutResult:
     after: float
     intervals: tuple[Sequence[float], Sequence[float]]
     n: int
-    paired: tuple[float, float] | None = None
-    """95 % of the difference, start by start; None where only the two results are known."""
+    paired: PairedMean | None = None
+    """The difference, scenario by scenario; None where only the two results are known."""
 
     def __str__(self) -> str:
         style = ".1%" if self.name == "success" else ".3g"
@@ -202,14 +208,14 @@ class _HeldOutResult:
     @property
     def rose(self) -> bool:
         if self.paired is not None:
-            return self.paired[0] > 0
+            return self.paired.verdict == "better"
         (_, highest_before), (lowest_after, _) = self.intervals
         return lowest_after > highest_before
 
     @property
     def fell(self) -> bool:
         if self.paired is not None:
-            return self.paired[1] < 0
+            return self.paired.verdict == "worse"
         (lowest_before, _), (_, highest_after) = self.intervals
         return highest_after < lowest_before
 
@@ -218,23 +224,23 @@ class _HeldOutResult:
         """About how many scenarios would tell this change: separate the two intervals, or clear the paired
         one of 0."""
         change = abs(self.after - self.before)
-        reach = sum(high - low for low, high in ([self.paired] if self.paired else self.intervals)) / 2
-        return max(1.5, (reach / change) ** 2) * self.n if change else math.inf
+        intervals = [self.paired.interval] if self.paired and self.paired.interval else self.intervals
+        reach = sum(high - low for low, high in intervals) / 2
+        least = FEWEST_SCENARIOS if self.name == "success" else FEWEST_REWARDS
+        return max(least, max(1.5, (reach / change) ** 2) * self.n) if change else math.inf
 
 
 def _held_out_result(history: History) -> _HeldOutResult | None:
     """Success, or the reward if the environment has no success; None if it was not evaluated."""
     before, after = history.summary.get("before") or {}, history.summary.get("after") or {}
-    for name, key, interval in (
-        ("success", "success", "interval"),
-        ("reward", "mean_reward", "reward_interval"),
+    for name, key, interval, compare in (
+        ("success", "success", "interval", paired_shares),
+        ("reward", "mean_reward", "reward_interval", paired_rewards),
     ):
         old, new = before.get(key), after.get(key)
         if old is None or new is None:
             continue
-        paired = None
-        if len(gains := history.gains) > 1:
-            paired = mean_interval(gains) or (gains[0], gains[0])  # all are the same
+        paired = compare(history.gains) if history.gains else None
         if paired or (before.get(interval) and after.get(interval)):
             n = round(after["n"] / after.get("tries", 1))
             intervals = (before.get(interval) or (old, old), after.get(interval) or (new, new))
@@ -247,8 +253,8 @@ _MAX_SCENARIOS = 1000
 
 
 def _held_out(history: History) -> Finding | None:
-    """Success (or reward) before and after on the same held-out scenarios, by their 95 % intervals, or that
-    of the difference where it is known start by start.
+    """Success (or reward) before and after on the same held-out scenarios, paired, or by their 95 % intervals
+    where the conversations were not kept.
 
     If the reward rises and success does not, the reward pays for something else.
     """
@@ -266,7 +272,8 @@ def _held_out(history: History) -> Finding | None:
             f"{result.n} scenarios are too few to tell this change: about {needed} would "
             f"(evaluation.episodes{'' if history.is_numeric() else ', or evaluation.tries'})"
         )
-    return Finding("held-out", "warn", f"{result}: no clear change", _format_hint(history) or hint)
+    why = (result.paired and result.paired.reason) or "no clear change"
+    return Finding("held-out", "warn", f"{result}: {why}", _format_hint(history) or hint)
 
 
 def _round_up(number: float) -> int:

@@ -23,8 +23,7 @@ class History:
     most_common_error: str | None = None
     """`RewardError: ... (12 times)`"""
     gains: Sequence[float] = ()
-    """Of a numeric run whose episodes were written: the returns after training less those before it, start by
-    start."""
+    """The held-out results after training less those before it, scenario by scenario (`held_out_gains`)."""
 
     def values(self, name: str) -> list[float]:
         """Every value of a metric, NaN included."""

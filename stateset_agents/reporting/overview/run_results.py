@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from stateset_agents.reporting.rollouts.line_groups import GrowingFile
-from stateset_agents.tracking.run_log import MetricLine, RunLog
+from stateset_agents.tracking.run_log import MetricLine, RunLog, held_out_returns
 
 __all__ = ["Curves", "HeldOut", "RunResults", "read_run"]
-
-_STAGE = re.compile(rb'\{"step":-?\d+,"stage":"(\w+)",')
-"""How the tracker begins a line of rollouts.jsonl."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +21,7 @@ class HeldOut:
     success: Mapping[str, float]
     """Scenario -> share of its judged tries that succeeded."""
     reward: Mapping[str, float]
-    """Scenario -> mean reward of its scored tries."""
-    families: Mapping[str, str]
-    """Scenario -> its family."""
+    """Scenario -> mean reward of its scored tries; of a numeric run start -> return."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,31 +101,31 @@ def _mean(values: Iterable[float]) -> float | None:
 
 
 def _held_out(log: RunLog) -> tuple[HeldOut, HeldOut]:
-    """The evaluations before and after training; only their lines are parsed."""
+    """The evaluations before and after training."""
+    if log.folder.episodes.exists():
+        before, after = held_out_returns(log.episodes("before", "after"))
+        return _by_start(before), _by_start(after)
     records: dict[str, list[dict[str, Any]]] = {"before": [], "after": []}
-    for _, line in GrowingFile(log.folder.rollouts).new_lines():
-        match = _STAGE.match(line)
-        if match is not None and match[1].decode() not in records:
-            continue
-        record = json.loads(line)
-        if record["stage"] in records and record["status"] != "failed":
+    for record in log.records("before", "after"):
+        if record["status"] != "failed" and not record.get("branch_of"):
             records[record["stage"]].append(record)
     return _by_scenario(records["before"]), _by_scenario(records["after"])
+
+
+def _by_start(returns: Mapping[int, float]) -> HeldOut:
+    return HeldOut(success={}, reward={str(seed): value for seed, value in returns.items()})
 
 
 def _by_scenario(records: Iterable[Mapping[str, Any]]) -> HeldOut:
     verdicts: dict[str, list[float]] = defaultdict(list)
     rewards: dict[str, list[float]] = defaultdict(list)
-    families = {}
     for record in records:
         name = record["scenario"]
-        families[name] = record["family"]
         if record["success"] is not None:
             verdicts[name].append(float(record["success"]))
         if record["reward"] is not None:
             rewards[name].append(record["reward"])
     return HeldOut(
-        success={name: fmean(found) for name, found in verdicts.items()},
-        reward={name: fmean(found) for name, found in rewards.items()},
-        families=families,
+        success={name: fmean(values) for name, values in verdicts.items()},
+        reward={name: fmean(values) for name, values in rewards.items()},
     )

@@ -11,12 +11,12 @@ import pytest
 import yaml
 from repository_paths import ROOT
 
+from stateset_agents.algorithms.intervals import stratified_interval
 from stateset_agents.analysis.measures import (
     area_under_curve,
     optimality_gap,
     performance_profile,
     probability_of_improvement,
-    stratified_interval,
     worst_drawdown,
 )
 from stateset_agents.analysis.sensitivity import GridCell, grid, recommend

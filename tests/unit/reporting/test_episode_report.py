@@ -80,7 +80,7 @@ def test_differences_to_the_untrained_policy_and_to_rules_are_paired(data: dict[
     assert [row["name"] for row in (before, after, rule)] == ["policy before", "policy after", "hpa"]
     # returns 5, 6, 7, 8 became 15, 17, 19, 21
     assert before["difference"] == 11.5
-    assert before["difference_interval"][0] > 9
+    assert before["difference_interval"][0] == 0  # four starts are too few for a verdict
     assert after["difference"] is None
     assert (rule["mean"], rule["difference_interval"]) == (9.0, [7.0, 11.0])
 

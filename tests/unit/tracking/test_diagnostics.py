@@ -275,7 +275,7 @@ def test_returns_that_are_all_the_same_in_the_end_are_judged_by_what_they_were(t
             "after": {"mean_reward": level, "reward_interval": None, "n": 20},
         }
     )
-    assert held_out_gains(log.episodes()) == [level - value for value in before]
+    assert held_out_gains(log) == [level - value for value in before]
     first = diagnose(log)[0]
     assert (first.check, first.verdict) == ("held-out", "ok" if level > 100 else "fail")
 

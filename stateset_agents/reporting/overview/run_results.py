@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from stateset_agents.reporting.curves import bin_value
 from stateset_agents.tracking.run_log import MetricLine, RunLog, held_out_returns
 
 __all__ = ["Curves", "HeldOut", "RunResults", "read_run"]
@@ -26,12 +27,12 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """Metrics over steps, averaged in bins where there are many; [N] values over [N] steps."""
+    """Metrics over steps, in bins where there are many; [N] values over [N] steps."""
 
     steps: Sequence[int]
     """Last step of each bin."""
     values: Mapping[str, Sequence[float | None]]
-    """Metric -> its means, None where nothing finite was logged."""
+    """Metric -> its values, None where nothing finite was logged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +79,7 @@ def read_run(log: RunLog, max_points: int) -> RunResults:
 
 
 def binned(lines: Sequence[MetricLine], max_points: int) -> Curves:
-    """Each metric's means over bins of equally many steps, at most `max_points`, to five digits."""
+    """Each metric over bins of equally many steps, at most `max_points`, to five digits (`bin_value`)."""
     by_step: dict[int, dict[str, float]] = defaultdict(dict)
     for line in lines:  # a step may have several lines: of the training, and of an evaluation after it
         by_step[line.step].update(line.values)
@@ -89,15 +90,10 @@ def binned(lines: Sequence[MetricLine], max_points: int) -> Curves:
     return Curves(
         steps=[part[-1] for part in bins],
         values={
-            name: [_mean(by_step[step].get(name, math.nan) for step in part) for part in bins]
+            name: [bin_value(name, (by_step[step].get(name, math.nan) for step in part), 5) for part in bins]
             for name in names
         },
     )
-
-
-def _mean(values: Iterable[float]) -> float | None:
-    finite = [value for value in values if math.isfinite(value)]
-    return float(f"{fmean(finite):.5g}") if finite else None
 
 
 def _held_out(log: RunLog) -> tuple[HeldOut, HeldOut]:

@@ -1,7 +1,8 @@
 """The checks of a run's health, each a function of its metrics; `diagnostics` runs them all.
 
 A check without its metrics returns None. "Start" and "end" are the means of the first and last tenth of the
-steps, of at least five. Thresholds and advice are in `monitors`.
+steps, of at least five; with fewer than ten steps they are not compared. Thresholds and advice are in
+`monitors`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median, stdev
+from typing import Any
 
 from stateset_agents.algorithms.baselines import is_over_batch
 from stateset_agents.algorithms.paired import (
@@ -246,6 +248,27 @@ def _held_out_result(history: History) -> _HeldOutResult | None:
             intervals = (before.get(interval) or (old, old), after.get(interval) or (new, new))
             return _HeldOutResult(name, old, new, intervals, n, paired)
     return None
+
+
+def _rules(history: History) -> Finding | None:
+    """The trained policy against the environment's rules, start by start."""
+    rules: Mapping[str, Mapping[str, Any]] = history.summary.get("rules") or {}
+    gains = {
+        name: (rule["mean_reward"], *(rule["difference_interval"] or [rule["difference"]] * 2))
+        for name, rule in rules.items()
+        if rule.get("mean_reward") is not None and rule.get("difference") is not None
+    }
+    after = history.summary.get("after") or {}
+    if not gains or after.get("mean_reward") is None or after["n"] < FEWEST_REWARDS:
+        return None
+    best = max(gains, key=lambda name: gains[name][0])
+    weakest = "random" if "random" in gains else min(gains, key=lambda name: gains[name][0])
+    of_rules = ", ".join(f"{name} {gains[name][0]:.3g}" for name in dict.fromkeys((weakest, best)))
+    seen = f"return {after['mean_reward']:.3g}, of {of_rules}"
+    is_worse, is_better = gains[best][2] < 0, gains[weakest][1] > 0
+    if not is_better and (weakest == "random" or (is_worse and best != weakest)):
+        return graded("rules", 2.0, f"{seen}: not shown better than {weakest}")
+    return graded("rules", float(is_worse), f"{seen}: worse than {best}" if is_worse else seen)
 
 
 _MAX_SCENARIOS = 1000
@@ -515,6 +538,7 @@ _UNREADABLE = "{:.1%} of the last turns hold an unreadable call"
 
 CHECKS: Mapping[str, Check] = {
     "held-out": _held_out,
+    "rules": _rules,
     "reward": _reward_trend,
     "failures": _failures,
     "dependencies": _dependencies,

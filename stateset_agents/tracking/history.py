@@ -33,8 +33,9 @@ class History:
         return [value for value in self.values(name) if math.isfinite(value)]
 
     def start(self, name: str) -> float | None:
+        """To compare with the end; None where there are too few steps for both."""
         values = self.finite(name)
-        return fmean(values[: window(values)]) if values else None
+        return fmean(values[: window(values)]) if len(values) >= 2 * window(values) else None
 
     def end(self, name: str) -> float | None:
         values = self.finite(name)

@@ -229,6 +229,13 @@ def test_the_cheapest_that_overlaps_the_best_is_recommended() -> None:
     )
 
 
+def test_nothing_is_recommended_where_nothing_was_learned() -> None:
+    floor = [grid_cell(2, 0.01, (-0.02, 0.03), 1.0), grid_cell(4, 0.02, (0.0, 0.05), 9.0)]
+    chosen, why = recommend(floor)
+    assert chosen is None
+    assert why.startswith("the best has IQM 0.020 [0.000, 0.050], not shown above a random policy's 0")
+
+
 def test_a_grid_has_every_combination_and_guesses_none(tmp_path: Path) -> None:
     cells = [
         cell(f"n_groups {value}", seed, [0.1 * value, 0.2], settings={"n_groups": value})

@@ -332,7 +332,10 @@ def _chart(kind: _Kind, lines: Sequence[MetricLine]) -> Chart | None:
         stacked=kind.stacked,
         range=kind.bounds or (_range_of_sums(series) if kind.stacked else _range_of_lines(series)),
         series=series,
-        smoothed=all(is_smoothed(name, one.values) for (name, _), one in zip(logged, series, strict=True)),
+        smoothed=all(
+            is_smoothed(name, (line.values[name] for line in lines if name in line.values))
+            for name, _ in logged
+        ),
     )
 
 
@@ -383,12 +386,12 @@ def bin_value(name: str, values: Iterable[float], digits: int = 7) -> float | No
     return float(f"{value:.{digits}g}") if abs(value) >= 1e-12 else 0.0
 
 
-def is_smoothed(name: str, values: Iterable[float | None]) -> bool:
-    """Does a moving average say something of it? Not of an extreme, nor of counts."""
+def is_smoothed(name: str, values: Iterable[float]) -> bool:
+    """Does a moving average say something of what was logged? Not of an extreme, nor of counts."""
     if _EXTREME.search(name):
         return False
     is_mean = name in _MEANS or name.startswith(("reward/", "success/"))
-    return is_mean or any(value is not None and not value.is_integer() for value in values)
+    return is_mean or not all(value.is_integer() for value in map(float, values) if math.isfinite(value))
 
 
 def _interval(name: str, values: Mapping[str, float]) -> Range | None:

@@ -165,8 +165,8 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def action_table(counts: Sequence[tuple[int, Mapping[str, int]]]) -> dict[str, Any] | None:
     """Shares of the actions in the first and the last tenth of the updates, in their order; where there are
-    many, the most frequent and the rest together. None where nothing was counted."""
-    if not counts:
+    many, the most frequent and the rest together. None of fewer than two updates."""
+    if len(counts) < 2:
         return None
     tenth = max(1, len(counts) // 10)
     sides = []

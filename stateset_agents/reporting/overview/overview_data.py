@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stateset_agents.algorithms.paired import paired_shares
-from stateset_agents.reporting.curves import captions, is_smoothed
+from stateset_agents.reporting.curves import captions
 from stateset_agents.reporting.overview.experiments import difference, experiments, score
 from stateset_agents.reporting.overview.run_results import HeldOut, RunResults, read_run
 from stateset_agents.tracking.run_folder import RunFolder
@@ -71,11 +71,7 @@ def overview_data(root: str | Path, *, read: Read | None = None) -> dict[str, An
         ],
         "constant": constant,
         "captions": captions(),
-        "unsmoothed": [
-            name
-            for name in names
-            if not is_smoothed(name, (value for run in runs for value in run.curves.values.get(name, ())))
-        ],
+        "unsmoothed": [name for name in names if not any(name in run.curves.smoothed for run in runs)],
         "curves": {name: [run.curves.values.get(name) for run in runs] for name in names},
         "steps": [run.curves.steps for run in runs],
     }

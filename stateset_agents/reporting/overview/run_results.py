@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from stateset_agents.reporting.curves import bin_value
+from stateset_agents.reporting.curves import bin_value, is_smoothed
 from stateset_agents.tracking.run_log import MetricLine, RunLog, held_out_returns
 
 __all__ = ["Curves", "HeldOut", "RunResults", "read_run"]
@@ -33,6 +33,8 @@ class Curves:
     """Last step of each bin."""
     values: Mapping[str, Sequence[float | None]]
     """Metric -> its values, None where nothing finite was logged."""
+    smoothed: frozenset[str] = frozenset()
+    """Metrics that a moving average says something of (`is_smoothed`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +90,11 @@ def binned(lines: Sequence[MetricLine], max_points: int) -> Curves:
     bins = [steps[start : start + size] for start in range(0, len(steps), size)]
     names = sorted({name for values in by_step.values() for name in values})
     return Curves(
+        smoothed=frozenset(
+            name
+            for name in names
+            if is_smoothed(name, (values[name] for values in by_step.values() if name in values))
+        ),
         steps=[part[-1] for part in bins],
         values={
             name: [bin_value(name, (by_step[step].get(name, math.nan) for step in part), 5) for part in bins]

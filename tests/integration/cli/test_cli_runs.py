@@ -192,7 +192,7 @@ def test_two_models_are_compared_pair_by_pair(finished: Path, capsys: pytest.Cap
     output = capsys.readouterr().out.splitlines()
     assert output[0].startswith(f"A  {command[2]}: no verdict, mean reward ")
     assert output[2].startswith("B - A: mean reward ")
-    assert output[3] == "which is better is unclear: 0 of 1 scenarios differ, 20 must"
+    assert output[3] == "which is better is unclear: 0 of 1 scenarios differ, at least 20 must"
     assert main([*command[:3], command[2], "--json"]) == 0  # with itself
     result = json.loads(capsys.readouterr().out)["comparison"]
     assert (result["reward"], result["reward_interval"], result["num_pairs"]) == (0.0, None, 1)

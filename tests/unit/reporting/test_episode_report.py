@@ -68,7 +68,9 @@ def test_actions_are_counted_at_both_ends_and_rare_ones_taken_together(data: dic
         ],
         "updates": 1,
     }
-    many = action_table([(1, {str(index): index for index in (*range(1, 31), 100)})])
+    counts = {str(index): index for index in (*range(1, 31), 100)}
+    assert action_table([(1, counts)]) is None  # its first tenth would be its last
+    many = action_table([(1, counts), (2, counts)])
     assert many is not None
     names = [row["name"] for row in many["rows"]]
     assert names == [*map(str, range(9, 31)), "100", "8 others"]

@@ -496,11 +496,11 @@ and no test of a mean can know of them (in 0.2 % of those of 60). Take 60 scenar
 count.
 """
 TRIES_NOTE = """
-Agents that are alike, and those whose difference is as often one's as the other's, are told apart in at most
-5 % of the cases, whatever the number of tries; more tries of the same scenarios find more. "B alone varies" is
-where sign flips may err: the difference is skewed, its middle is not its mean. At 2 % A succeeds in 2 % of the
-tries of every scenario, B always in one scenario of fifty and never in the others: where none of the fiftieth
-was played, many tries show A ahead. More scenarios cure that, more tries do not.
+Agents that are alike, and those whose difference is as often one's as the other's, are told apart in at
+most 5 % of the cases, whatever the number of tries; more tries of the same scenarios find more. "B alone
+varies" is where sign flips may err: the difference is skewed, its middle is not its mean. At 2 % A succeeds
+in 2 % of the tries of every scenario, B always in one scenario of fifty and never in the others: where none
+of the fiftieth was played, many tries show A ahead. More scenarios cure that, more tries do not.
 """
 CHOICE = """
 All are at 5 % and need six scenarios that differ; power is for normal differences of one deviation (half

@@ -226,7 +226,8 @@ def test_two_runs_are_compared_by_what_they_recorded(
     assert main(["compare", str(a.path), str(b.path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "B wins 1, loses 7, ties 0 of 8 scenarios" in lines
-    assert lines[-4:] == [
+    assert lines[-5:] == [
+        "one seed each: another seed may differ",
         "settings that differ, A -> B:",
         "  training.seed: 3 -> 4",
         "  reward.name: not set -> kind",

@@ -23,8 +23,7 @@ class History:
     most_common_error: str | None = None
     """`RewardError: ... (12 times)`"""
     gains: Sequence[float] = ()
-    """Of a numeric run whose episodes were written: the returns after training less those before it, start by
-    start."""
+    """The held-out results after training less those before it, scenario by scenario (`held_out_gains`)."""
 
     def values(self, name: str) -> list[float]:
         """Every value of a metric, NaN included."""
@@ -34,8 +33,9 @@ class History:
         return [value for value in self.values(name) if math.isfinite(value)]
 
     def start(self, name: str) -> float | None:
+        """To compare with the end; None where there are too few steps for both."""
         values = self.finite(name)
-        return fmean(values[: window(values)]) if values else None
+        return fmean(values[: window(values)]) if len(values) >= 2 * window(values) else None
 
     def end(self, name: str) -> float | None:
         values = self.finite(name)

@@ -177,8 +177,15 @@ MONITORS: Mapping[str, Monitor] = {
     ),
     "held-out": Monitor(
         warn=0.0,
-        why="success before and after on the same scenarios, by their 95 % intervals",
+        why="success before and after on the same scenarios, paired: whether the 95 % interval holds 0",
         advice="lower learning_rate, raise beta; read what the conversations of the highest reward do",
+    ),
+    "rules": Monitor(
+        warn=0.5,
+        fail=1.5,
+        why="a numeric run's held-out returns against the environment's rules, from the same starts: 1 is "
+        "worse than the best rule, 2 not better than `random` or the weakest",
+        advice="take the rule, or train longer; where the return does not rise, look at what is observed",
     ),
     "reply length": Monitor(
         warn=2.0,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from statistics import fmean, pstdev
 
 from stateset_agents.algorithms.advantages import zero_variance_fraction
+from stateset_agents.algorithms.intervals import mean_interval, share_interval
 from stateset_agents.tracking.history import part_name
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.distributed.processes import max_or_nan
@@ -70,6 +71,7 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     rewards = [t.reward for t in played if t.reward is not None]
     if rewards:
         metrics |= {"reward/mean": fmean(rewards), "reward/std": pstdev(rewards)}
+        metrics |= _bounds("reward", mean_interval, [(t.scenario.id, t.reward) for t in played])
     for term in sorted({name for t in played for name in t.breakdown}):
         name = part_name(f"reward/{term}", metrics)
         metrics[name] = fmean(t.breakdown[term] for t in played if term in t.breakdown)
@@ -77,6 +79,7 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     judged = [t for t in played if t.success is not None]
     if judged:
         metrics["success/rate"] = fmean(t.success is True for t in judged)
+        metrics |= _bounds("success", share_interval, [(t.scenario.id, t.success) for t in judged])
         for family in sorted({t.scenario.family for t in judged}):
             metrics[part_name(f"success/{family}", metrics)] = fmean(
                 t.success is True for t in judged if t.scenario.family == family
@@ -98,6 +101,25 @@ def untrained_tokens(groups: Sequence[TrajectoryGroup], trained_tokens: Set[int]
         return {}
     foreign = sum(count for id, count in counts.items() if id not in trained_tokens)
     return {"tokens/untrained": foreign / counts.total()}
+
+
+def _bounds(
+    name: str,
+    interval_of: Callable[[Sequence[float]], tuple[float, float] | None],
+    results: Iterable[tuple[str, float | None]],
+) -> dict[str, float]:
+    """95 % of the step's mean over scenarios: conversations of one scenario are alike, and count as one.
+
+    Nothing for a single scenario, and for rewards that are all equal.
+    """
+    by_scenario: dict[str, list[float]] = {}
+    for scenario, result in results:
+        if result is not None:
+            by_scenario.setdefault(scenario, []).append(result)
+    interval = interval_of([fmean(own) for own in by_scenario.values()]) if len(by_scenario) > 1 else None
+    return (
+        {} if interval is None else {f"rollout/{name}_low": interval[0], f"rollout/{name}_high": interval[1]}
+    )
 
 
 def staleness_metrics(groups: Sequence[TrajectoryGroup], versions: Sequence[int]) -> dict[str, float]:

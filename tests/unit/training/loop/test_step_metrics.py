@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 from tiny_training import group_of, talk
 
+from stateset_agents.algorithms.intervals import share_interval
 from stateset_agents.training.loop.metrics import merge_processes, rollout_metrics, untrained_tokens
 from stateset_agents.types.messages import Message, ToolCall
+from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import Branch, Outcome, Trajectory, TrajectoryGroup
 
 
@@ -62,6 +64,30 @@ def test_a_term_called_mean_and_a_family_called_rate_leave_the_mean_and_the_rate
     metrics = rollout_metrics([TrajectoryGroup(key="g", trajectories=(*odd, plain))])
     assert (metrics["reward/mean"], metrics["reward/mean_part"]) == (0.5, 7.0)
     assert (metrics["success/rate"], metrics["success/rate_part"]) == (pytest.approx(2 / 3), 0.5)
+
+
+def test_a_step_s_interval_is_over_scenarios_not_conversations() -> None:
+    groups = []
+    for place, successes in enumerate((8, 0, 4, 4)):
+        members = tuple(
+            replace(
+                talk(
+                    reward=float(member < successes), outcome=Outcome(reward=None, success=member < successes)
+                ),
+                scenario=Scenario(id=f"s{place}", split="train"),
+            )
+            for member in range(8)
+        )
+        groups.append(TrajectoryGroup(key=f"g{place}", trajectories=members))
+    metrics = rollout_metrics(groups)
+    # Four shares of mean .5 and deviation .408: .5 -+ 3.18 * .408 / 2; 32 conversations would give .5 -+ .18.
+    assert (metrics["rollout/reward_low"], metrics["rollout/reward_high"]) == pytest.approx(
+        (-0.15, 1.15), abs=1e-3
+    )
+    shares = share_interval([1.0, 0.0, 0.5, 0.5])
+    assert (metrics["rollout/success_low"], metrics["rollout/success_high"]) == shares
+    assert "rollout/reward_low" not in rollout_metrics(groups[:1])  # one scenario says nothing of others
+    assert "rollout/reward_low" not in rollout_metrics([groups[2], groups[2]])
 
 
 def test_branches_are_counted_as_cost_and_move_no_other_figure() -> None:

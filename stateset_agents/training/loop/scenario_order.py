@@ -49,7 +49,12 @@ class ScenarioOrder:
         """SHA-256 over all scenarios: a checkpoint is of these and no others."""
         digest = hashlib.sha256()
         for scenario in self._scenarios:
-            line = json.dumps(dataclasses.asdict(scenario), sort_keys=True, default=str)
+            fields = {
+                name: value
+                for name, value in dataclasses.asdict(scenario).items()
+                if name not in ("prompt", "tools") or value  # checkpoints of before have none
+            }
+            line = json.dumps(fields, sort_keys=True, default=str)
             digest.update(line.encode() + b"\n")
         return digest.hexdigest()
 

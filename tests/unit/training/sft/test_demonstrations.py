@@ -126,7 +126,7 @@ WEIGHTLESS = {
     ("chats", "problem"),
     [
         ([], "there is no conversation"),
-        ([chat("a"), {"messages": [{"role": "user", "content": "q"}]}], "conversation 2 trains nothing"),
+        ([chat("a"), {"messages": [{"role": "user", "content": "q"}]}], "conversation 2: it shows no reply"),
         ([WEIGHTLESS], "conversation 1 trains nothing: it has no reply with a weight"),
         ([TWO_REPLIES], "conversation 1: two replies stand behind one another"),
         ([chat("a", split="test")], "all 1 conversations are held out"),

@@ -90,7 +90,9 @@ class Scenario:
             context[key] = data[key]
         split, opening = data.get("split", "train"), data.get("opening")
         if not isinstance(opening, str | None):
-            raise ConfigurationError(f"the opening must be text, got {type(opening).__name__} {opening!r:.60}")
+            raise ConfigurationError(
+                f"the opening must be text, got {type(opening).__name__} {opening!r:.60}"
+            )
         id = data.get("id")
         return cls(
             id=_content_id(data) if id is None or id == "" else str(id),

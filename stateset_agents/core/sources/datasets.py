@@ -47,7 +47,7 @@ def dataset_scenarios(
 ) -> list[Scenario]:
     """One scenario for each row.
 
-        dataset_scenarios("openai/gsm8k", config="main", columns={"opening": "question", "answer": "answer"})
+        dataset_scenarios("openai/gsm8k", config="main")
 
     Args:
         dataset: A name on the hub, a local csv, parquet or JSON file, a folder that `save_to_disk` wrote, or

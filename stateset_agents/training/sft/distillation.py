@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from stateset_agents.core.agent import MultiTurnAgent
-from stateset_agents.core.environment import Environment
+from stateset_agents.core.environment import ConversationEnvironment, Environment
 from stateset_agents.core.reward import Reward, as_reward
 from stateset_agents.core.rollout.endpoint_agent import EndpointAgent
 from stateset_agents.core.rollout.limits import RolloutLimits
 from stateset_agents.core.sources.scenario_files import load_scenarios, read_scenarios
-from stateset_agents.environments.problems.environment import ProblemEnvironment
-from stateset_agents.environments.problems.traces import Trace as Solution
 from stateset_agents.evaluation.evaluator import OnProgress, evaluate, spread
 from stateset_agents.evaluation.kept_conversations import KeptConversations
 from stateset_agents.rewards.reasoning import MathAnswerReward
@@ -236,7 +234,7 @@ class ReasoningDistillation:
                     f"prompt {scenario.opening or scenario.id!r:.60} is of the {split} split, which is "
                     "held out to measure on: take it out, or give prompts of the train split"
                 )
-        return self.environment or _Prompts(scenarios), scenarios
+        return self.environment or _asking(scenarios), scenarios
 
     async def _teacher(self, max_length: int) -> MultiTurnAgent | EndpointAgent:
         """The teacher with room for a whole reply."""
@@ -269,7 +267,7 @@ class ReasoningDistillation:
         if not scenarios:
             return None
         await self.student.initialize()
-        environment = self.environment or _Prompts(scenarios)
+        environment = self.environment or _asking(scenarios)
         evaluation = await evaluate(self.student, environment, self.reward, scenarios, limits=limits)
         played = [trajectory for group in evaluation.groups for trajectory in group.trajectories]
         return Measured(
@@ -280,21 +278,9 @@ class ReasoningDistillation:
         )
 
 
-class _Prompts(ProblemEnvironment):
-    """Prompts that stand alone: one message of a user, answered once, judged by the reward."""
-
-    def __init__(self, scenarios: Sequence[Scenario]) -> None:
-        super().__init__(system_prompt="")
-        self._scenarios = scenarios
-
-    def make(self, split: Split) -> Sequence[Scenario]:
-        return [scenario for scenario in self._scenarios if scenario.split == split]
-
-    def judge(self, scenario: Scenario, answer: str) -> float | None:
-        return None  # the reward's to say
-
-    def solve(self, scenario: Scenario) -> Solution:
-        raise ConfigurationError(f"prompt {scenario.id!r:.40} has no scripted solution: ask a teacher")
+def _asking(scenarios: Sequence[Scenario]) -> Environment:
+    """Prompts that stand alone: answered once, behind calls of the tools that they offer."""
+    return ConversationEnvironment(scenarios, user=None)
 
 
 def _as_scenario(prompt: str | Scenario | Mapping[str, Any], index: int) -> Scenario | Mapping[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from stateset_agents.types.scenario import OPENING_COLUMNS
 
 __all__ = ["SHAPES", "Shape", "expect_chat", "read_row"]
 
+_GSM8K = re.compile(r"\n####\s*(.*\S)\s*$")
 _TOOLS = ("tools", "functions")
 _SYSTEM = ("system", "system_prompt")
 _PICTURES = ("image", "images")
@@ -92,15 +94,23 @@ def read_row(row: Any) -> DataRow | None:
         completion=after.messages,
         weights=after.weights,
         tools=tools,
-        rest={
-            key: value
-            for key, value in row.items()
-            if value is not None
-            and key not in (*_TOOLS, *_SYSTEM)
-            and (key not in columns or (bool(shape.completions) and not _is_chat(value)))
-        },
+        rest=_rest(row, shape, columns),
         unread=(*before.unread, *after.unread),
     )
+
+
+def _rest(row: Mapping[str, Any], shape: Shape, columns: Sequence[str]) -> dict[str, Any]:
+    """What is not in the messages. Of GSM8K's answers, `... #### 72`, the value is `answer`, and all of it
+    `solution`."""
+    rest = {
+        key: value
+        for key, value in row.items()
+        if value is not None
+        and key not in (*_TOOLS, *_SYSTEM)
+        and (key not in columns or (bool(shape.completions) and not _is_chat(value)))
+    }
+    value = _GSM8K.search(str(rest.get("answer"))) if shape.name == "question" else None
+    return rest if value is None else {"solution": rest["answer"], **rest, "answer": value[1]}
 
 
 def expect_chat(row: Any) -> DataRow:

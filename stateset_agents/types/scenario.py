@@ -88,7 +88,8 @@ class Scenario:
                     f"scenario key {key!r} also stands in its context with another value: give it once"
                 )
             context[key] = data[key]
-        split, opening = data.get("split", "train"), data.get("opening")
+        split: Any = data.get("split") or "train"
+        opening = data.get("opening")
         if not isinstance(opening, str | None):
             raise ConfigurationError(
                 f"the opening must be text, got {type(opening).__name__} {opening!r:.60}"

@@ -1,6 +1,7 @@
 """Rows as people publish them, and what each door makes of them: the table of docs/own-data.md.
 
-PYTHONPATH=.:tests/helpers:tests/helpers/servers:tests/helpers/trainings .venv/bin/python tests/helpers/published_rows.py
+export PYTHONPATH=.:tests/helpers:tests/helpers/servers:tests/helpers/trainings
+.venv/bin/python tests/helpers/published_rows.py
 """
 
 from __future__ import annotations
@@ -444,7 +445,7 @@ PUBLISHED: tuple[Published, ...] = (
         name="CSV: every cell is text",
         rows=[
             {"question": "NA", "answer": "01234", "level": "5"},
-            {"question": "7", "answer": "", "level": ""},
+            {"question": "7", "answer": "8", "level": ""},
         ],
         source=table_of_text,
         prompt=(user("NA"),),

@@ -69,13 +69,13 @@ def located_scenarios(
     for where, item in located:
         try:
             if needs_chat:
-                scenario = scenario_of_row(counts.add(expect_chat(item)))
+                scenario = _replayed(counts.add(expect_chat(item)))
             else:
                 scenario = item if isinstance(item, Scenario) else _scenario(item, counts, needs_opening)
         except ConfigurationError as error:
             raise ConfigurationError(f"{where}: {error}") from error
         if scenario.id in places:
-            has_id = isinstance(item, Scenario) or bool(item.get("id"))
+            has_id = isinstance(item, Scenario) or item.get("id") not in (None, "")
             if has_id or not keep_duplicates:
                 raise ConfigurationError(_same(where, places[scenario.id], scenario.id if has_id else None))
             number = 2
@@ -102,12 +102,29 @@ def _same(where: str, first: str, id: str | None) -> str:
 def _scenario(item: Any, counts: RowCounts, needs_opening: bool) -> Scenario:
     row = read_row(item) if isinstance(item, Mapping) else None
     if row is not None:
-        return scenario_of_row(counts.add(row))
+        return _replayed(counts.add(row))
     scenario = Scenario.from_dict(item)
     if not scenario.opening and needs_opening:
         _expect_subject(item)
         counts.num_made_up += 1
+    system = item.get("system")
+    if scenario.opening and isinstance(system, str) and system.strip():
+        counts.shapes["scenario", ("opening", "system")] += 1
+        messages = (Message(role="system", content=system), *scenario.messages())
+        scenario = replace(scenario, prompt=messages)
     return _with_tools(scenario)
+
+
+def _replayed(row: DataRow) -> Scenario:
+    """Raises ConfigurationError for what a scripted user cannot say."""
+    for message in row.completion:
+        if message.role == "system" or (message.role == "user" and message.images):
+            kind = "a system message" if message.role == "system" else "a picture of the user's"
+            raise ConfigurationError(
+                f"{kind} stands behind the first reply, where a replay cannot show it: put it before, or "
+                "leave the row out"
+            )
+    return scenario_of_row(row)
 
 
 def _with_tools(scenario: Scenario) -> Scenario:
@@ -152,10 +169,6 @@ def scenario_of_row(row: DataRow) -> Scenario:
     context: dict[str, Any] = {
         "script": [message.content for message in row.completion if message.role == "user"]
     }
-    if any(message.images for message in row.completion if message.role == "user"):
-        raise ConfigurationError(
-            "a later message of the user has a picture, which a replay cannot show: give it in the first one"
-        )
     if recorded := recorded_calls(row.completion):
         context["recorded"] = recorded
     if answers:
@@ -166,7 +179,9 @@ def scenario_of_row(row: DataRow) -> Scenario:
     opening = said[-1].content
     is_bare = len(row.prompt) == 1 and not row.prompt[0].images and row.prompt[0].name is None
     data: dict[str, Any] = {
-        key: row.rest[key] for key in ("id", "family", "topic", "split") if row.rest.get(key)
+        key: row.rest[key]
+        for key in ("id", "family", "topic", "split")
+        if row.rest.get(key) not in (None, "")
     }
     if "id" not in data:
         records = [message.to_record() for message in (*row.prompt, *row.completion)]

@@ -161,9 +161,11 @@ def _one(message: Message) -> Chat:
 
 
 def _divided(chat: Chat) -> tuple[Chat, Chat]:
-    """A whole conversation up to the user's first message, a greeting before it too, and the rest."""
+    """A whole conversation up to the first reply to the user, a greeting before it too, and the rest."""
     _expect_user(chat, "a conversation")
-    end = next(index for index, message in enumerate(chat.messages) if message.role == "user") + 1
+    roles = [message.role for message in chat.messages]
+    first = roles.index("user")
+    end = roles.index("assistant", first) if "assistant" in roles[first:] else len(roles)
     return (
         Chat(messages=chat.messages[:end], weights=chat.weights[:end], unread=chat.unread),
         Chat(messages=chat.messages[end:], weights=chat.weights[end:], unread=()),

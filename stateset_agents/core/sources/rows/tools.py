@@ -73,8 +73,10 @@ def _as_json_schema(parameters: Any) -> Any:
     is_bare = (
         isinstance(parameters, Mapping)
         and parameters
-        and "$ref" not in parameters
-        and all(isinstance(value, Mapping) and "type" in value for value in parameters.values())
+        and "properties" not in parameters
+        and all(
+            isinstance(value, Mapping) and isinstance(value.get("type"), str) for value in parameters.values()
+        )
     )
     if not is_bare:
         if isinstance(parameters, Mapping) and parameters.get("type") == "dict":

@@ -236,12 +236,8 @@ class RowCounts:
         """A line for what somebody may have meant otherwise."""
         for (shape, (prompt, *others)), number in self.shapes.items():
             more = f", {' and '.join(map(repr, others))} beside it" if others else ""
-            _log.warning(
-                f"{of}: {number} rows of the shape {shape}: {prompt!r} is read as what is asked{more}"
-            )
+            _log.warning(f"{of}: {prompt!r} is read as what is asked{more} (shape {shape}, rows: {number})")
         for key, number in self.unread.items():
-            _log.warning(f"{of}: the key {key!r} of messages is not read, {number} times")
+            _log.warning(f"{of}: the key {key!r} of messages is not read (messages with it: {number})")
         if self.num_made_up:
-            _log.warning(
-                f"{of}: {self.num_made_up} rows have no opening: the user makes one up from topic and context"
-            )
+            _log.warning(f"{of}: openings are made up of topic and context (rows: {self.num_made_up})")

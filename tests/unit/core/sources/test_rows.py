@@ -82,7 +82,7 @@ async def test_an_opening_is_made_up_of_topic_and_context_alone_and_a_line_says_
     rows = [{"topic": "refund", "context": "Order delayed"}, {"topic": "refund", "opening": None, "id": "b"}]
     environment = ConversationEnvironment(rows)
     assert [record.getMessage() for record in caplog.records] == [
-        "scenarios: 2 rows have no opening: the user makes one up from topic and context"
+        "scenarios: openings are made up of topic and context (rows: 2)"
     ]
     conversation = await environment.start(environment.scenarios("train")[0], 0)
     assert "refund. Order delayed." in conversation.opening[0].content
@@ -99,8 +99,8 @@ def test_what_was_read_is_said_once_with_its_count(caplog: pytest.LogCaptureFixt
     rows += [talk({"content": "a", "mood": "glad", "name": None}), talk({"content": "b", "mood": "sad"})]
     ConversationEnvironment(rows)
     assert [record.getMessage() for record in caplog.records] == [
-        "scenarios: 3 rows of the shape question: 'question' is read as what is asked, 'answer' beside it",
-        "scenarios: the key 'mood' of messages is not read, 2 times",
+        "scenarios: 'question' is read as what is asked, 'answer' beside it (shape question, rows: 3)",
+        "scenarios: the key 'mood' of messages is not read (messages with it: 2)",
     ]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from stateset_agents.core.sources.rows.data_row import DataRow
 from stateset_agents.core.sources.rows.files import read_rows
-from stateset_agents.core.sources.rows.shapes import expect_chat, read_row
+from stateset_agents.core.sources.rows.shapes import SHAPES, expect_chat, read_row
 from stateset_agents.core.sources.rows.tools import read_schemas
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
@@ -23,8 +23,9 @@ __all__ = ["RowCounts", "load_scenarios", "located_scenarios", "read_scenarios",
 
 _log = get_logger(__name__)
 _OURS = ("id", "family", "topic", "split", "context")
-_SPEAKS = ("utterance", "message", "user", "request", "conversation", "dialogue", "dialog", "chosen")
-"""Columns whose names say that somebody speaks in them, in shapes that are not read."""
+_CHATS = {shape.name for shape in SHAPES if not shape.completions}
+_SPEAKS = (*OPENING_COLUMNS, "utterance", "message", "conversation", "dialogue", "dialog", "chosen")
+"""Columns whose names say that somebody speaks in them; those of no known shape are not read."""
 
 
 def load_scenarios(
@@ -142,7 +143,8 @@ def _expect_subject(row: Mapping[str, Any]) -> None:
     context = row.get("context")
     inner = context if isinstance(context, Mapping) else {}
     names = [key for key, value in row.items() if value is not None and key != "opening"]
-    spoken = next((key for key in (*names, *inner) if key in (*_SPEAKS, *OPENING_COLUMNS)), None)
+    spoken = next((key for key in names if key in _SPEAKS), None)
+    spoken = spoken or next((key for key in OPENING_COLUMNS if inner.get(key)), None)
     has_subject = any(row.get(key) for key in ("topic", "family")) or context not in (None, "")
     others = [str(key) for key in names if key not in _OURS]
     if spoken is None and (has_subject or not others):
@@ -236,7 +238,8 @@ class RowCounts:
         """A line for what somebody may have meant otherwise."""
         for (shape, (prompt, *others)), number in self.shapes.items():
             more = f", {' and '.join(map(repr, others))} beside it" if others else ""
-            _log.warning(f"{of}: {prompt!r} is read as what is asked{more} (shape {shape}, rows: {number})")
+            role = "the conversation" if shape in _CHATS else "what is asked"
+            _log.warning(f"{of}: {prompt!r} is read as {role}{more} (shape {shape}, rows: {number})")
         for key, number in self.unread.items():
             _log.warning(f"{of}: the key {key!r} of messages is not read (messages with it: {number})")
         if self.num_made_up:

@@ -129,7 +129,7 @@ def _read(chats: Chats, tools: Sequence[Mapping[str, Any]], share: float) -> Ite
 def _chat(where: str, data: Any, tools: tuple[Mapping[str, Any], ...], counts: RowCounts) -> _Chat:
     try:
         row = counts.add(expect_chat(data))
-        if row.rest.get("label") is False:
+        if row.shape == "TRL" and row.rest.get("label") is False:
             raise ConfigurationError("its label is false: it shows what not to say; leave it out")
         if not any(message.role == "assistant" for message in row.completion):
             raise ConfigurationError(

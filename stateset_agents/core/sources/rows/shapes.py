@@ -76,7 +76,7 @@ def read_row(row: Any) -> DataRow | None:
         return None
     if shape is None:
         return None
-    picture = next((column for column in _PICTURES if row.get(column) is not None), None)
+    picture = next((column for column in _PICTURES if row.get(column) not in (None, "", [])), None)
     if picture is not None:
         raise ConfigurationError(
             f"column {picture!r} has pictures, which are read in messages alone: write them there as "

@@ -16,8 +16,7 @@ from stateset_agents.tracking.run_lock import RunLock
 from stateset_agents.tracking.run_log import RunLog
 
 if TYPE_CHECKING:
-    from stateset_agents.types.scenario import Scenario
-from stateset_agents.types.trajectory import TokenLogprobs, Trajectory, TrajectoryGroup, Turn
+    from stateset_agents.types.trajectory import TokenLogprobs, Trajectory, TrajectoryGroup, Turn
 
 __all__ = ["JsonlTracker", "SilentTracker", "Stage", "rollout_record", "timeline_record"]
 
@@ -168,6 +167,7 @@ def rollout_record(trajectory: Trajectory, advantages: Sequence[float] | None = 
     `log_rollouts` adds `old_logprobs` and `learner_logprobs`, as long, where they were recorded.
     """
     scenario, outcome = trajectory.scenario, trajectory.outcome
+    record = scenario.to_record()
     said = [message for turn in trajectory.turns for message in (turn.completion.message, *turn.feedback)]
     turns = [
         _turn_record(turn, earned) for turn, earned in zip_longest(trajectory.turns, trajectory.turn_rewards)
@@ -177,7 +177,7 @@ def rollout_record(trajectory: Trajectory, advantages: Sequence[float] | None = 
         "family": scenario.family,
         "split": scenario.split,
         "scenario_opening": scenario.opening,
-        **_row_of(scenario),
+        **{f"scenario_{name}": record[name] for name in ("prompt", "tools") if name in record},
         "context": dict(scenario.context),
         "member": trajectory.member,
         "seed": trajectory.seed,
@@ -225,16 +225,6 @@ def timeline_record(trajectory: Trajectory) -> dict[str, Any]:
         spans.append([span.doing, round(span.end - span.begin, 4)])
         last_end = span.end
     return {"member": trajectory.member, "begin": round(begin, 4), "spans": spans}
-
-
-def _row_of(scenario: Scenario) -> dict[str, Any]:
-    """What only scenarios of rows have."""
-    data: dict[str, Any] = {}
-    if scenario.prompt:
-        data["scenario_prompt"] = [message.to_record() for message in scenario.prompt]
-    if scenario.tools is not None:
-        data["scenario_tools"] = [dict(schema) for schema in scenario.tools]
-    return data
 
 
 def _turn_record(turn: Turn, earned: float | None) -> dict[str, Any]:

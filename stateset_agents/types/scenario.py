@@ -103,6 +103,32 @@ class Scenario:
             split=split,
         )
 
+    def to_record(self) -> dict[str, Any]:
+        """All of it as plain JSON; prompt and tools where it has them."""
+        data: dict[str, Any] = {
+            "id": self.id,
+            "family": self.family,
+            "opening": self.opening,
+            "context": dict(self.context),
+            "split": self.split,
+        }
+        if self.prompt:
+            data["prompt"] = [message.to_record() for message in self.prompt]
+        if self.tools is not None:
+            data["tools"] = [dict(schema) for schema in self.tools]
+        return data
+
+    @classmethod
+    def from_record(cls, data: Mapping[str, Any]) -> Scenario:
+        """Read what `to_record` wrote."""
+        prompt, tools = data.get("prompt", ()), data.get("tools")
+        rest = {key: value for key, value in data.items() if key not in ("prompt", "tools")}
+        return cls(
+            **rest,
+            prompt=tuple(map(Message.from_record, prompt)),
+            tools=None if tools is None else tuple(tools),
+        )
+
 
 def expect_split(split: object, name: str = "split") -> Split:
     """The split. Raises ConfigurationError for an unknown one."""

@@ -42,7 +42,7 @@ from stateset_agents.types.trajectory import Trajectory
 __all__ = ["Distilled", "Measured", "ReasoningDistillation"]
 
 _log = get_logger(__name__)
-Prompts = str | Path | Sequence[str | Scenario | Mapping[str, Any]]
+Prompts = Path | Sequence[str | Scenario | Mapping[str, Any]]
 _MEASURED = 64
 """Held-out scenarios on which the student is measured unless others are given."""
 _FORMAT_KEPT = 0.01
@@ -120,9 +120,9 @@ class ReasoningDistillation:
         """Ask the teacher, and keep what is right.
 
         Args:
-            prompts: Texts, scenarios or rows, or a file of rows (see `core.sources.rows`); the environment's
-                train scenarios where they are left out. What is right stands in a scenario's context: of a
-                text alone only a reward that reads it can tell.
+            prompts: Texts, scenarios or rows, or the Path of a file (see `core.sources.rows`); the
+                environment's train scenarios where they are left out. What is right stands in a scenario's
+                context: of a text alone only a reward that reads it can tell.
             max_length: Most new tokens of a reply.
             temperature: With several samples set it to about 1, or they are all alike.
             samples: Replies to each prompt; equal ones are kept once.
@@ -220,7 +220,11 @@ class ReasoningDistillation:
             if self.environment is None:
                 raise ConfigurationError("give prompts, or make ReasoningDistillation with an environment")
             return self.environment, self.environment.scenarios("train")
-        if isinstance(prompts, str | Path):
+        if isinstance(prompts, str):
+            raise ConfigurationError(
+                f"prompts must be a list of texts or scenarios, or a Path of rows, got {prompts!r:.60}"
+            )
+        if isinstance(prompts, Path):
             scenarios = read_scenarios(prompts, needs_opening=True)
         else:
             scenarios = load_scenarios(

@@ -14,7 +14,8 @@ PAGE = (ROOT / "docs" / "own-data.md").read_text(encoding="utf-8")
 @pytest.mark.parametrize("published", PUBLISHED, ids=lambda published: published.name)
 async def test_a_row_is_read_as_it_says_or_refused_in_a_line(published: Published, tmp_path: Path) -> None:
     agent = await (vision_agent(tmp_path) if published.is_picture else scripted("It is in Lyon."))
-    assert await row_of(published, agent) in PAGE, "write the table anew: see published_rows.py"
+    async with agent:
+        assert await row_of(published, agent) in PAGE, "write the table anew: see published_rows.py"
 
 
 def test_the_page_has_these_rows_and_no_others() -> None:

@@ -371,3 +371,13 @@ def test_a_row_of_no_shape_is_left_to_its_door() -> None:
     assert read_row({"text": "hi"}) is None
     with pytest.raises(ConfigurationError, match="a row must be a mapping, got list"):
         read_row([1])
+
+
+def test_a_scenario_of_a_row_is_written_and_read_back_whole() -> None:
+    url = "data:image/png;base64,iVBORw0K"
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "hi"}]
+    row = {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": parts}], "tools": []}
+    [scenario] = chat_scenarios([row])
+    assert len(scenario.prompt[1].images) == 1
+    assert Scenario.from_record(json.loads(json.dumps(scenario.to_record()))) == scenario
+    assert "prompt" not in Scenario(id="a").to_record()  # checkpoints of before know of none

@@ -185,6 +185,8 @@ def default_user(scenario: Scenario, seed: int) -> User:
         raise ConfigurationError(
             f"scenario {scenario.id}: context['script'] must be a list of texts, got {script!r:.60}"
         )
+    if not script:  # hears the reply, and leaves
+        return RuleBasedUser((), opening=openings, goal=_goal(scenario), patience=0, seed=seed)
     opening = () if scenario.opening else (openings[derive(seed, "user", "opening", 0) % len(openings)],)
     return ScriptedUser([*opening, *map(str, script)])
 

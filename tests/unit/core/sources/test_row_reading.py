@@ -381,3 +381,13 @@ def test_a_scenario_of_a_row_is_written_and_read_back_whole() -> None:
     assert len(scenario.prompt[1].images) == 1
     assert Scenario.from_record(json.loads(json.dumps(scenario.to_record()))) == scenario
     assert "prompt" not in Scenario(id="a").to_record()  # checkpoints of before know of none
+
+
+async def test_facts_of_a_row_are_its_verdict() -> None:
+    row = {"question": "Where is K27?", "expected_facts": ["Lyon"]}
+    for user in (None, default_user):
+        environment = ConversationEnvironment([row], user=user)
+        for words, success in (("It is in Lyon.", True), ("No idea.", False)):
+            conversation = await environment.start(environment.scenarios("train")[0], 0)
+            assert (await conversation.step(Message(role="assistant", content=words))).terminated
+            assert (await conversation.outcome()).success is success

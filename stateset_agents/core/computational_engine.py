@@ -176,7 +176,11 @@ class ComputationalEngine:
         A member whose environment or backend failed is played again up to `episode_retries` times and
         then stays FAILED and unscored; a reward that fails leaves its member unscored. A branch that fails
         is not played again, its fork is spent; those of an unscored member are not played at all.
+
+        Raises ConfigurationError, before anything is played, for a scenario that the reward cannot score by.
         """
+        for scenario in scenarios:
+            self.reward_fn.check_scenario(scenario)
         jobs = list(self._jobs(scenarios, seed, step, earlier, sizes))
         of, limit = type(self.environment).__name__, self._environment.limit
         async with self._remembered(jobs), Forks(self.num_branches, of=of, limit=limit) as forks:

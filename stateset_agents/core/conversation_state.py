@@ -27,13 +27,22 @@ share both, and must start from equal states."""
 class StateMaker:
     """Makes states, and refuses an object that two conversations would share."""
 
-    def __init__(self, make: StateFactory | str) -> None:
+    def __init__(self, make: StateFactory | str, kind: type | None = None) -> None:
+        """`kind` is the class whose methods are tools: each state must be one of it, and is `reset`.
+
+        Raises ConfigurationError for what makes no states.
+        """
         if not callable(make) and not isinstance(make, str):
             raise ConfigurationError(
                 f"state must be a function that makes the state of a conversation, got {make!r:.60}: one "
                 "object would be shared by all conversations; give lambda: ..."
             )
         self._make = NamedCall("state", make, ("scenario", "seed"), positional=())
+        self._kind = kind
+        if kind is not None and inspect.iscoroutinefunction(getattr(kind, "reset", None)):
+            raise ConfigurationError(
+                f"{kind.__name__}.reset is async: give state=..., an async function that makes what waits"
+            )
         self._last: Any = None
         """Kept, so that another object cannot have its identity."""
 
@@ -44,6 +53,7 @@ class StateMaker:
     async def make(self, scenario: Scenario, seed: int) -> Any:
         """Raises EnvironmentFailure where making it breaks, ConfigurationError for None or the last one."""
         made = await guarded("making the state", self._make.call({"scenario": scenario, "seed": seed}))
+        await guarded("resetting the state", call_user_code(self._reset, made, scenario, seed))
         if made is self._last and made is not None:
             raise ConfigurationError(
                 f"state gave the same {type(made).__name__} to two conversations, which would see what the "
@@ -60,6 +70,7 @@ class StateMaker:
         """
         args, kwargs = self._make.bound({"scenario": scenario, "seed": seed})
         made = self._checked(self._make.function(*args, **kwargs))
+        self._reset(made, scenario, seed)
         close = getattr(made, "close", None)
         if inspect.iscoroutinefunction(close):
             raise ConfigurationError(
@@ -71,6 +82,37 @@ class StateMaker:
         finally:
             if callable(close):
                 close()
+
+    def _reset(self, made: Any, scenario: Scenario, seed: int) -> None:
+        """Call the `reset` of the class whose methods are tools, where it has one, with what it asks for by
+        name: `scenario`, `seed` and keys of the scenario's context, all of these for `**kwargs`."""
+        kind = self._kind
+        if kind is None or made is None:
+            return
+        if not isinstance(made, kind):
+            raise ConfigurationError(
+                f"state must make a {kind.__name__}, whose methods are tools, got {type(made).__name__}"
+            )
+        reset = getattr(made, "reset", None)
+        if reset is None:
+            return
+        values = {**scenario.context, "scenario": scenario, "seed": seed}
+        parameters = inspect.signature(reset).parameters.values()
+        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        named = {parameter.name for parameter in parameters}
+        given = {name: value for name, value in values.items() if takes_all or name in named}
+        try:
+            inspect.signature(reset).bind(**given)
+        except TypeError as error:
+            raise ConfigurationError(
+                f"{kind.__name__}.reset cannot be called for scenario {scenario.id} ({error}): there are "
+                f"{', '.join(values)}"
+            ) from None
+        if (returned := reset(**given)) is not None:
+            raise ConfigurationError(
+                f"{kind.__name__}.reset returned {returned!r:.60}, which nobody would read: put what the "
+                "agent is told into the scenario's opening"
+            )
 
     @staticmethod
     def _checked(made: Any) -> Any:

@@ -216,7 +216,7 @@ class ConversationEnvironment:
         scenarios: Iterable[Scenario | Mapping[str, Any]] | str | Path | Mapping[str, Any],
         *,
         max_turns: int = 6,
-        tools: Sequence[Tool | Callable[..., Any]] = (),
+        tools: Sequence[Tool | Callable[..., Any]] | type = (),
         user: UserFactory | str | None = default_user,
         success: Success | str | None = None,
         state: StateFactory | str | None = None,
@@ -232,7 +232,8 @@ class ConversationEnvironment:
             max_turns: Most agent completions of a conversation; a round of tool calls is one. A
                 conversation that gets there is truncated. With 1 nobody speaks after the agent's reply, and
                 one in words is the conversation's own end.
-            tools: Functions the agent may call (see `core.tools`).
+            tools: Functions the agent may call (see `core.tools`), or a class: its public methods are tools,
+                and each conversation has an object of it as its state.
             user: Makes the user of a conversation (see `simulated_user`) from scenario, seed and state. None:
                 nobody speaks after the opening, so that the agent's first reply in words is the end.
             success: Says whether the task was done (see `Success`); if absent, the user's `satisfied` does.
@@ -260,8 +261,10 @@ class ConversationEnvironment:
         if not isinstance(local, bool | None):
             raise ConfigurationError(f"local must be true, false or absent, got {local!r:.60}")
         self._scenarios = tuple(read_any_scenarios(scenarios, needs_opening=user in (None, default_user)))
-        self._state = None if state is None else StateMaker(state)
         self._toolbox = RecordedToolbox(tools, scenarios=self._scenarios, max_result_chars=max_result_chars)
+        self._toolbox.refuse_shared_objects()
+        state = state if state is not None else self._toolbox.state_class
+        self._state = None if state is None else StateMaker(state, self._toolbox.state_class)
         if state is None and self._toolbox.takes_state:  # before `success`, which would say less of it
             raise ConfigurationError(
                 f"tool {self._toolbox.takes_state} asks for the conversation's state, and there is none: "

@@ -22,9 +22,9 @@ import json
 import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from types import NoneType, UnionType
+from types import ModuleType, NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, overload
 
 import pydantic
@@ -40,6 +40,7 @@ from stateset_agents.types.errors import (
 )
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.schemas import inlined
 from stateset_agents.types.settings import closest
 
 __all__ = ["Tool", "ToolError", "Toolbox", "bounded", "tool"]
@@ -63,8 +64,11 @@ class Tool:
     """True when a call waits on nothing remote."""
     scenario_parameter: str | None = None
     """The parameter that takes the conversation's scenario; not shown to the agent."""
-    takes_state: bool = False
-    """Has it a parameter `state` for the conversation's state? Not shown to the agent."""
+    state_parameter: str | None = None
+    """The parameter that takes the conversation's state: `state`, or `self` of a class that is given as
+    `tools`; not shown to the agent."""
+    shared: bool = False
+    """May the object whose method it is serve all conversations, for no call changes it?"""
     timeout: float | None = None
     """Seconds a call may take; None where the run's `turn_timeout` alone limits it."""
 
@@ -79,9 +83,7 @@ class Tool:
     def schema(self) -> dict[str, Any]:
         """OpenAI's function shape: `{"type": "function", "function": {name, description, parameters}}`."""
         arguments = self.arguments
-        parameters = _untitled(
-            dict(arguments) if isinstance(arguments, Mapping) else arguments.model_json_schema()
-        )
+        parameters = inlined(arguments if isinstance(arguments, Mapping) else arguments.model_json_schema())
         parameters.setdefault("properties", {})
         return {
             "type": "function",
@@ -93,7 +95,7 @@ class Tool:
 def tool(function: Callable[..., Any], /) -> Tool: ...
 @overload
 def tool(
-    *, name: str | None = None, local: bool | None = None, timeout: float | None = None
+    *, name: str | None = None, local: bool | None = None, timeout: float | None = None, shared: bool = False
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(
     function: Callable[..., Any] | None = None,
@@ -102,6 +104,7 @@ def tool(
     name: str | None = None,
     local: bool | None = None,
     timeout: float | None = None,
+    shared: bool = False,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a tool of a typed function, sync or async; used as `@tool` or `@tool(local=True)`.
 
@@ -115,14 +118,46 @@ def tool(
     A call that takes longer than `timeout` seconds fails its conversation (EnvironmentTimeout); the agent
     is not told, for it could not help it.
 
+    A method of one object would be shared by all conversations, and an environment refuses it: give the class
+    (`tools=Shop`), or say `shared=True` where no call changes the object, as a search index.
+
     Raises ConfigurationError for a parameter without annotation, `*args`, or `**kwargs`.
     """
     if function is None:
-        return lambda decorated: _tool(decorated, name, local, timeout)
+        return lambda decorated: replace(_tool(decorated, name, local, timeout), shared=shared)
     return _tool(function, name, local, timeout)
 
 
-def _tool(function: Callable[..., Any], name: str | None, local: bool | None, timeout: float | None) -> Tool:
+def _methods(kind: type) -> list[Tool]:
+    """The public methods of a class, in their order, as tools on the conversation's object."""
+    methods = {
+        name: member
+        for owner in reversed(kind.__mro__)
+        for name, member in vars(owner).items()
+        if inspect.isfunction(member) and not name.startswith("_") and name not in _LIFECYCLE
+    }
+    if not methods:
+        raise ConfigurationError(
+            f"tools: the class {kind.__name__} has no public method that could be a tool"
+        )
+    return [_tool(method, name, None, None, owner=kind) for name, method in methods.items()]
+
+
+_LIFECYCLE = ("reset", "fork", "close", "get_reward")
+"""Methods of a conversation's object that are no tools; the last is TRL's."""
+
+
+def _tool(
+    function: Callable[..., Any],
+    name: str | None,
+    local: bool | None,
+    timeout: float | None,
+    owner: type | None = None,
+) -> Tool:
+    if not hasattr(function, "__name__"):  # functools.partial, an object that can be called
+        raise ConfigurationError(
+            f"a tool must be a typed function, got {function!r:.60}: write a function that calls it"
+        )
     name = name or function.__name__
     if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
         raise ConfigurationError(f"tool {name}: timeout must be seconds above 0 or None, got {timeout!r:.60}")
@@ -133,8 +168,16 @@ def _tool(function: Callable[..., Any], name: str | None, local: bool | None, ti
         raise ConfigurationError(f"tool {name}: a type in its signature is unknown: {error}") from error
     fields: dict[str, Any] = {}
     scenario_parameter = None
-    takes_state = False
-    for parameter in inspect.signature(function).parameters.values():
+    state_parameter = None
+    for place, parameter in enumerate(inspect.signature(function).parameters.values()):
+        if place == 0 and owner is not None:
+            state_parameter = parameter.name
+            continue
+        if place == 0 and parameter.name == "self":
+            raise ConfigurationError(
+                f"tool {name} is a method: leave @tool off and give its class, tools=..., of which each "
+                "conversation gets an object"
+            )
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise ConfigurationError(
                 f"tool {name}: {parameter} cannot be filled by name; name each parameter"
@@ -144,7 +187,12 @@ def _tool(function: Callable[..., Any], name: str | None, local: bool | None, ti
             scenario_parameter = parameter.name
             continue
         if parameter.name == "state" and not (hint and _is_scalar(hint)):
-            takes_state = True
+            if owner is not None:
+                raise ConfigurationError(
+                    f"tool {name}: the conversation's state is self, a {owner.__name__}: leave the parameter "
+                    "out"
+                )
+            state_parameter = parameter.name
             continue
         if parameter.name not in hints:
             raise ConfigurationError(
@@ -156,14 +204,20 @@ def _tool(function: Callable[..., Any], name: str | None, local: bool | None, ti
         field = pydantic.Field(default, alias=parameter.name, description=text)
         fields[f"argument_{len(fields)}"] = (hints[parameter.name], field)
     config = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
+    try:
+        arguments = pydantic.create_model(name, __config__=config, **fields)
+        arguments.model_json_schema()
+    except pydantic.errors.PydanticUserError as error:  # a type without a schema, or none that JSON can fill
+        why = str(error.message).splitlines()[0].partition(". Set ")[0]
+        raise ConfigurationError(f"tool {name}: a type in its signature cannot be used: {why}") from error
     return Tool(
         name=name,
         description=description,
         function=function,
-        arguments=pydantic.create_model(name, __config__=config, **fields),
+        arguments=arguments,
         local=not inspect.iscoroutinefunction(function) if local is None else local,
         scenario_parameter=scenario_parameter,
-        takes_state=takes_state,
+        state_parameter=state_parameter,
         timeout=timeout,
     )
 
@@ -189,9 +243,10 @@ class Toolbox:
     """
 
     def __init__(
-        self, tools: Sequence[Tool | Callable[..., Any]] = (), *, max_result_chars: int = 10_000
+        self, tools: Sequence[Tool | Callable[..., Any]] | type = (), *, max_result_chars: int = 10_000
     ) -> None:
-        """Plain typed functions are taken as `@tool` would take them; two equal names are refused.
+        """Plain typed functions are taken as `@tool` would take them; two equal names are refused. A class
+        stands for its public methods: they are called on the conversation's state, which is one of it.
 
         Of a result with more than `max_result_chars` characters the agent reads the first ones, and how many
         were left out.
@@ -204,15 +259,33 @@ class Toolbox:
             raise ConfigurationError(f"max_result_chars must be at least 1, got {max_result_chars!r:.60}")
         self._max_result_chars = max_result_chars
         self._tools: dict[str, Tool] = {}
+        self.state_class: type | None = None
+        """Whose methods some tools are."""
+        tools = [tools] if isinstance(tools, type) else tools
         if not isinstance(tools, Sequence):
-            raise ConfigurationError(f"tools must be a list of typed functions, got {tools!r:.60}")
+            raise ConfigurationError(
+                f"tools must be a list of typed functions, or a class with methods, got {tools!r:.60}"
+            )
         for item in tools:
             if not callable(item):
                 raise ConfigurationError(f"a tool must be a typed function, got {item!r:.60}")
-            entry = item if isinstance(item, Tool) else tool(item)
-            if entry.name in self._tools:
-                raise ConfigurationError(f"tool {entry.name!r} stands twice: names must be unique")
-            self._tools[entry.name] = entry
+            for entry in self._entries(item):
+                if entry.name in self._tools:
+                    raise ConfigurationError(f"tool {entry.name!r} stands twice: names must be unique")
+                self._tools[entry.name] = entry
+
+    def _entries(self, item: Tool | Callable[..., Any]) -> list[Tool]:
+        if isinstance(item, Tool):
+            return [item]
+        if not isinstance(item, type):
+            return [tool(item)]
+        if self.state_class is not None:
+            raise ConfigurationError(
+                f"tools has two classes, {self.state_class.__name__} and {item.__name__}, and a conversation "
+                "has one state: make one class of them"
+            )
+        self.state_class = item
+        return _methods(item)
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
@@ -225,7 +298,21 @@ class Toolbox:
     @property
     def takes_state(self) -> str | None:
         """The name of a tool that asks for the conversation's state; None where no tool does."""
-        return next((entry.name for entry in self._tools.values() if entry.takes_state), None)
+        return next((entry.name for entry in self._tools.values() if entry.state_parameter), None)
+
+    def refuse_shared_objects(self) -> None:
+        """Raises ConfigurationError for a tool that is a method of one object: all conversations would see
+        what each of them did."""
+        for entry in self._tools.values():
+            owner = getattr(inspect.unwrap(entry.function), "__self__", None)
+            if entry.shared or owner is None or isinstance(owner, type | ModuleType):
+                continue
+            kind = type(owner).__name__
+            raise ConfigurationError(
+                f"tool {entry.name} is a method of one {kind}, which all conversations would share: give the "
+                f"class, tools={kind}, of which each gets its own (state=lambda: {kind}(...) makes it with "
+                f"arguments), or tool(shared=True)(...) where no call changes it"
+            )
 
     async def call(self, call: ToolCall, *, scenario: Scenario | None = None, state: Any = None) -> Message:
         """Run one call; its result, or what was wrong with it, as a tool message.
@@ -276,13 +363,13 @@ class Toolbox:
                     f"tool {entry.name} reads the scenario, and this call was given none"
                 )
             arguments[entry.scenario_parameter] = scenario
-        if entry.takes_state:
+        if entry.state_parameter is not None:
             if state is None:
                 raise ConfigurationError(
                     f"tool {entry.name} asks for the conversation's state, and this call was given none: "
                     "give the environment state=..., a function that makes it"
                 )
-            arguments["state"] = state
+            arguments[entry.state_parameter] = state
         late = EnvironmentTimeout(
             f"tool {entry.name} took longer than {entry.timeout} s: mend what hangs, or raise its timeout"
         )
@@ -388,18 +475,3 @@ def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
             elif current:
                 parameters[current] = f"{parameters[current]} {stripped}".strip()
     return re.sub(r"\s+", " ", " ".join(description)).strip(), parameters
-
-
-def _untitled(schema: Any) -> Any:
-    """The schema without pydantic's titles, which only cost the agent tokens."""
-    if isinstance(schema, list):
-        return [_untitled(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        key: {name: _untitled(value) for name, value in item.items()}
-        if key in ("properties", "$defs")
-        else _untitled(item)
-        for key, item in schema.items()
-        if not (key == "title" and isinstance(item, str))
-    }

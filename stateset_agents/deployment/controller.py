@@ -18,7 +18,13 @@ from typing import Any, Literal
 from stateset_agents.deployment.assignment import Arm, Assignment, arm_of, bucket, new_salt
 from stateset_agents.deployment.decision import next_move, objections
 from stateset_agents.deployment.guards import Answer, Clock, Guard, Violation, violations_of
-from stateset_agents.deployment.journal import DeploymentRecord, Journal, Pages, read_assignment
+from stateset_agents.deployment.journal import (
+    DeploymentRecord,
+    Journal,
+    Pages,
+    deployment_id,
+    read_assignment,
+)
 from stateset_agents.deployment.ledger import CheckedAnswer, Ledger, Outcome, Reassigned, Row
 from stateset_agents.deployment.plan import DeploymentPlan
 from stateset_agents.deployment.state import Deployment, Mode, Move
@@ -57,8 +63,8 @@ def start_deployment(
         raise ConfigurationError(f"candidate and baseline are both {candidate!r}: name two different ones")
     with journal.transaction(durable=True):
         record = DeploymentRecord(
-            id=f"{len(journal.records()) + 1:04d}",
-            at=float(clock()),
+            id=deployment_id(len(journal.records()) + 1),
+            at=_seconds(clock),
             who=who,
             candidate=candidate,
             baseline=baseline,
@@ -339,7 +345,7 @@ class DeploymentController:
 
     def _now(self) -> float:
         """A clock that is set back stands still here, so that rows keep their order."""
-        return max(float(self._clock()), self._ledger.last_at)
+        return max(_seconds(self._clock), self._ledger.last_at)
 
     def _append(self, row: Row) -> bool:
         """False: what is written once stands there already."""
@@ -358,6 +364,8 @@ class DeploymentController:
         return move
 
     def _tell(self, move: Move) -> None:
+        with self._lock:
+            self._journal.merge_log()
         log = _log.critical if move.mode == "rolled_back" else _log.info
         log(
             "deployment moved",
@@ -388,6 +396,13 @@ class DeploymentController:
         if row is None:
             raise ConfigurationError(f"the conversation {conversation!r} was never assigned: assign it first")
         return self._remember(read_assignment(row[1], row[2:-1]))
+
+
+def _seconds(clock: Clock) -> float:
+    """Raises ConfigurationError for a clock that shows no time."""
+    if not math.isfinite(now := float(clock())):
+        raise ConfigurationError(f"the clock must give finite seconds, got {now!r}")
+    return now
 
 
 def _because(why: str, against: tuple[str, ...]) -> str:

@@ -14,8 +14,10 @@ from datetime import datetime
 from typing import Any, Literal, Protocol
 
 from stateset_agents.deployment.sequential import EProcess
+from stateset_agents.types.comparison import nfc
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
+from stateset_agents.types.schemas import call_key
 
 __all__ = [
     "Agreement",
@@ -103,11 +105,12 @@ def agreement_of(candidate: Message, baseline: Message) -> Agreement:
     'calls'
     """
     calls, others = (
-        [(call.name, call.arguments) for call in message.tool_calls] for message in (candidate, baseline)
+        [call_key(call.name, call.arguments) for call in message.tool_calls]
+        for message in (candidate, baseline)
     )
     if calls != others:
         return "none"
-    return "reply" if candidate.content.strip() == baseline.content.strip() else "calls"
+    return "reply" if nfc(candidate.content.strip()) == nfc(baseline.content.strip()) else "calls"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,12 @@
 
 A row's hash is SHA-256 of the hash before it in the same table and deployment, and of its own values; the
 first stands on the hash of the deployment's row. Rows cannot be changed or deleted through SQL; what changed
-the file in another way is found at the next reading. It is no proof against someone who computes all hashes
-anew.
+the file in another way is found when it is opened, which checks every page and index, the tables' definitions
+and that each row is one of a deployment, numbered from 1 on, and when rows are read. It is no proof against
+someone who computes all hashes anew.
 
-Moves are written to the disk before they count (`synchronous=FULL`, which takes what came before them along).
+Moves are written to the disk before they count (`synchronous=FULL`, which takes what came before them along),
+and then merged into the file that is checked.
 Other rows survive the end of the process at any point; a power failure may take the last of them.
 """
 
@@ -21,11 +23,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +39,14 @@ from stateset_agents.deployment.plan import DeploymentPlan
 from stateset_agents.deployment.state import Move, checked_mode
 from stateset_agents.types.errors import ConfigurationError, JournalError
 
-__all__ = ["DeploymentRecord", "Journal", "Pages", "read_assignment"]
+__all__ = ["DeploymentRecord", "Journal", "Pages", "deployment_id", "read_assignment"]
 
 _VERSION = 2
 """Of the tables; a file of another one is refused."""
 _BUSY_TIMEOUT = 30.0
 """Seconds to wait for another process that is writing."""
 
-_JSON = json.JSONEncoder(check_circular=False)
+_JSON = json.JSONEncoder(check_circular=False, default=repr)  # bytes, where a text has become them
 _NONE = "[]"
 """No violations, as JSON."""
 
@@ -63,6 +66,7 @@ _ONCE = {
     "reassigned": "assignment",
 }
 """What stands in a table at most once in a deployment."""
+_DEPLOYMENTS = "id TEXT PRIMARY KEY, at REAL, who TEXT, candidate TEXT, baseline TEXT, salt TEXT, plan TEXT"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +103,10 @@ class Journal:
 
     def __init__(self, path: str | Path, *, create: bool = True) -> None:
         """Open the file, or make it. Raises JournalError if it is no journal, or is damaged; with `create`
-        False also if there is none."""
+        False also if there is none.
+
+        Where this process may not write, as on a mount to read only, it can only be read.
+        """
         self.path = Path(path)
         self._errors = _Named(self.path)
         self._is_durable: bool | None = None
@@ -107,12 +114,24 @@ class Journal:
         if not create and not self.path.is_file():
             raise JournalError(f"there is no journal {str(path)!r}: `stateset-agents deploy` makes one")
         with self._named():
+            if not self.path.exists():
+                _create(self.path)
+            self._may_write = os.access(self.path, os.W_OK) and os.access(self.path.parent, os.W_OK)
+            self._frozen = None if self._may_write or self._has_log() else self._state()
+            """Of a file beside which nobody writes, when it was opened: SQLite reads it without locks."""
+            mode = "rw" if self._may_write else "ro"
             self._connection = sqlite3.connect(
-                self.path, timeout=_BUSY_TIMEOUT, isolation_level=None, check_same_thread=False
+                f"{self.path.absolute().as_uri()}?mode={mode}&immutable={int(self._frozen is not None)}",
+                uri=True,
+                timeout=_BUSY_TIMEOUT,
+                isolation_level=None,
+                check_same_thread=False,
             )
         try:
             with self._named():
-                self._prepare()
+                self._check()
+                if self._may_write:
+                    self._connection.execute("PRAGMA journal_mode = WAL")
         except BaseException:
             self._connection.close()
             raise
@@ -131,44 +150,48 @@ class Journal:
         """SQLite's errors, with the file's name."""
         return self._errors
 
-    def _prepare(self) -> None:
+    def _has_log(self) -> bool:
+        """Are there rows beside the file, that a process is writing or was killed over?"""
+        log = self.path.with_name(f"{self.path.name}-wal")
+        return log.exists() and log.stat().st_size > 0
+
+    def _state(self) -> tuple[int, int, bool]:
+        status = self.path.stat()
+        return status.st_mtime_ns, status.st_size, self._has_log()
+
+    def _check(self) -> None:
+        """Raises JournalError where the file is no journal, or where a bit of it is not as it was written."""
         sql = self._connection.execute
-        [found] = sql("PRAGMA user_version").fetchone()
-        [tables] = sql("SELECT count(*) FROM sqlite_master").fetchone()
-        if found != _VERSION and (found or tables):
-            raise JournalError(
-                f"{str(self.path)!r} is no journal of this version (its version is {found}, not "
-                f"{_VERSION}): name "
-                "another file"
-            )
-        [sound] = sql("PRAGMA quick_check(1)").fetchone()
-        if sound != "ok":
-            raise JournalError(f"the journal {str(self.path)!r} is damaged ({sound}): take its last copy")
-        sql("PRAGMA journal_mode = WAL")
-        if found == _VERSION:
-            return
-        with self.transaction(durable=True):
-            [found] = sql("PRAGMA user_version").fetchone()
-            if found == _VERSION:
-                return  # another process was quicker
-            sql(
-                "CREATE TABLE deployments (id TEXT PRIMARY KEY, at REAL, who TEXT, candidate TEXT, "
-                "baseline TEXT, "
-                "salt TEXT, plan TEXT, hash TEXT) WITHOUT ROWID"
-            )
-            for table, columns in TABLES.items():
-                unique = f", UNIQUE (deployment, {_ONCE[table]})" if table in _ONCE else ""
-                sql(
-                    f"CREATE TABLE {table} (deployment TEXT, number INTEGER, {columns}, hash TEXT, "
-                    f"PRIMARY KEY (deployment, number){unique}) WITHOUT ROWID"
+        if self.path.stat().st_size == 0:
+            raise JournalError(f"the journal {str(self.path)!r} is empty: take its last copy, or delete it")
+        with self.snapshot():
+            [version] = sql("PRAGMA user_version").fetchone()
+            if version != _VERSION:
+                raise JournalError(
+                    f"{str(self.path)!r} is no journal of this version (its version is {version}, not "
+                    f"{_VERSION}): name another file"
                 )
-            for table in ("deployments", *TABLES):
-                for verb in ("UPDATE", "DELETE"):
-                    sql(
-                        f"CREATE TRIGGER {table}_{verb.lower()} BEFORE {verb} ON {table} "
-                        "BEGIN SELECT RAISE(ABORT, 'a journal only grows'); END"
-                    )
-            sql(f"PRAGMA user_version = {_VERSION}")
+            [sound] = sql("PRAGMA integrity_check(1)").fetchone()
+            if sound != "ok":
+                raise self._damaged(sound)
+            if sql(_SCHEMA).fetchall() != _new_database()[1]:
+                raise self._damaged("its tables are defined in another way")
+            ids = [id for [id] in sql("SELECT id FROM deployments ORDER BY length(id), id")]
+            if ids != [deployment_id(number) for number in range(1, len(ids) + 1)]:
+                raise self._damaged(f"its deployments are {', '.join(map(str, ids))}")
+            for table in TABLES:
+                for deployment, count, first, last in sql(
+                    f"SELECT deployment, count(*), min(number), max(number) FROM {table} GROUP BY deployment"
+                ):
+                    if deployment not in ids or (first, last) != (1, count):
+                        raise self._damaged(
+                            f"{table} of deployment {deployment} are {count} rows, numbered {first} to {last}"
+                        )
+
+    def _damaged(self, why: str) -> JournalError:
+        return JournalError(
+            f"the journal {str(self.path)!r} is damaged or was altered ({why}): take its last copy"
+        )
 
     @contextmanager
     def transaction(self, *, durable: bool) -> Iterator[None]:
@@ -190,6 +213,19 @@ class Journal:
                     sql("ROLLBACK")
                 raise
 
+    def merge_log(self) -> None:
+        """Bring the rows of the log, the file NAME-wal, into the journal itself, unless it is read just now.
+
+        SQLite passes over a damaged log without a word, from the damage on, as after a power failure.
+        """
+        sql = self._connection.execute
+        with self._named():
+            sql("PRAGMA busy_timeout = 0")
+            try:
+                sql("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            finally:
+                sql(f"PRAGMA busy_timeout = {int(1000 * _BUSY_TIMEOUT)}")
+
     @contextmanager
     def snapshot(self) -> Iterator[None]:
         """What is read inside is the journal of one moment."""
@@ -202,16 +238,21 @@ class Journal:
                 sql("COMMIT")
 
     def changes(self) -> int:
-        """A number that is another one after every commit of another connection."""
+        """A number that is another one after every commit of another connection. Raises JournalError where
+        somebody has begun to write beside a file that may only be read."""
         with self._named():
+            if self._frozen is not None and self._frozen != self._state():
+                raise JournalError(f"the journal {str(self.path)!r} is being written again: open it anew")
             [version] = self._connection.execute("PRAGMA data_version").fetchone()
         return int(version)
 
     def add(self, record: DeploymentRecord) -> None:
         """Write down what was started; inside a transaction."""
+        values = record._values()
+        _expect_kept("deployments", values)
         with self._named():
             self._connection.execute(
-                "INSERT INTO deployments VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*record._values(), record.hash)
+                "INSERT INTO deployments VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*values, record.hash)
             )
 
     def records(self) -> list[DeploymentRecord]:
@@ -281,7 +322,7 @@ class _Named:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if isinstance(error, sqlite3.Error):
+        if isinstance(error, sqlite3.Error | UnicodeDecodeError):  # of its message, where a name is damaged
             raise JournalError(
                 f"the journal {str(self._path)!r} cannot be used ({error}): take its last copy, or name a "
                 "file in a folder that exists and that you may write to"
@@ -322,12 +363,87 @@ class Pages:
         """Add one row after the last, inside a transaction in which all others were read; gives it as it will
         be read. None: what is written once stands there already."""
         table, values = _stored(row)
+        _expect_kept(table, values)
         before, last = self._last[table]
         digest = _hash(last, table, [self._deployment, before + 1, *values])
         if not self._journal.insert(table, [self._deployment, before + 1, *values, digest]):
             return None
         self._last[table] = (before + 1, digest)
         return _read(table, before + 1, values)
+
+
+def deployment_id(number: int) -> str:
+    """Of a journal's first deployment, its second, ..."""
+    return f"{number:04d}"
+
+
+def _create(path: Path) -> None:
+    """A journal without deployments, unless another process is quicker; never the half of one."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        try:
+            with partial.open("wb") as file:
+                file.write(_new_database()[0])
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                os.link(partial, path)
+            except FileExistsError:
+                pass
+            except OSError:  # a disk without hard links
+                partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise JournalError(
+            f"the journal {str(path)!r} cannot be made ({error.strerror}): name a file in a folder that "
+            "exists and that you may write to"
+        ) from error
+
+
+_SCHEMA = "SELECT type, name, tbl_name, sql FROM sqlite_master"
+
+
+@cache
+def _new_database() -> tuple[bytes, list[tuple[Any, ...]]]:
+    """A file without rows, and what it says of its tables."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    sql = connection.execute
+    sql(f"CREATE TABLE deployments ({_DEPLOYMENTS}, hash TEXT) WITHOUT ROWID")
+    for table, columns in TABLES.items():
+        unique = f", UNIQUE (deployment, {_ONCE[table]})" if table in _ONCE else ""
+        sql(
+            f"CREATE TABLE {table} (deployment TEXT, number INTEGER, {columns}, hash TEXT, "
+            f"PRIMARY KEY (deployment, number){unique}) WITHOUT ROWID"
+        )
+    for table in ("deployments", *TABLES):
+        for verb in ("UPDATE", "DELETE"):
+            sql(
+                f"CREATE TRIGGER {table}_{verb.lower()} BEFORE {verb} ON {table} "
+                "BEGIN SELECT RAISE(ABORT, 'a journal only grows'); END"
+            )
+    sql(f"PRAGMA user_version = {_VERSION}")
+    file, tables = bytearray(connection.serialize()), sql(_SCHEMA).fetchall()
+    connection.close()
+    file[18:20] = 2, 2  # as `journal_mode = WAL` writes it
+    return bytes(file), tables
+
+
+_KINDS = {"REAL": (float, "a number"), "TEXT": (str, "a text"), "INTEGER": (int, "a whole number")}
+
+
+@cache
+def _columns(table: str) -> list[tuple[str, type, str]]:
+    declared = _DEPLOYMENTS if table == "deployments" else TABLES[table]
+    return [(name, *_KINDS[kind]) for name, kind, *_ in map(str.split, declared.split(", "))]
+
+
+def _expect_kept(table: str, values: Sequence[Any]) -> None:
+    """Raises ConfigurationError for a value that SQLite would give back as another one, so that its row would
+    never follow from the one before."""
+    for (name, kind, noun), value in zip(_columns(table), values, strict=True):
+        if value is not None and (type(value) is not kind or value != value):
+            raise ConfigurationError(f"{name} of {table} must be {noun}, got {value!r:.60}")
 
 
 @lru_cache

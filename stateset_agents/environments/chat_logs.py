@@ -8,7 +8,7 @@ from typing import Any
 from stateset_agents.core.conversation_state import StateFactory
 from stateset_agents.core.environment import ConversationEnvironment, Success
 from stateset_agents.core.sources.chat_logs import Chats, chat_scenarios
-from stateset_agents.core.sources.recorded_tools import call_key, recorded_calls
+from stateset_agents.core.sources.recorded_tools import folded_key, recorded_calls
 from stateset_agents.core.tools import Tool
 from stateset_agents.core.users.simulated_user import UserFactory, default_user
 from stateset_agents.types.messages import Message
@@ -39,7 +39,7 @@ class ChatLogs(ConversationEnvironment):
         shares: Mapping[str, float] | None = None,
         keep_duplicates: bool = False,
         max_turns: int = 6,
-        tools: Sequence[Tool | Callable[..., Any]] = (),
+        tools: Sequence[Tool | Callable[..., Any]] | type = (),
         user: UserFactory | str | None = default_user,
         success: Success | str | None = None,
         state: StateFactory | str | None = None,
@@ -69,7 +69,10 @@ class ChatLogs(ConversationEnvironment):
 
 
 def made_the_recorded_calls(scenario: Scenario, messages: Sequence[Message]) -> bool | None:
-    """Did the agent make every call of the log, in any order, arguments compared without case and blanks?
+    """Did the agent make every call of the log, in any order?
+
+    Arguments are compared by value: without case and blanks, 20.0 is 20, and one that is left out is null, or
+    the default of the log's schema of the tool.
 
     None for a log without calls, and for one that says `"success": false`: what it did is no example. Further
     calls are not held against the agent: where they do harm, write a verdict of your own.
@@ -77,6 +80,7 @@ def made_the_recorded_calls(scenario: Scenario, messages: Sequence[Message]) -> 
     recorded = recorded_calls(scenario)
     if not recorded or scenario.context.get("success") is False:
         return None
+    schemas = scenario.tools or ()
     calls = [call for message in messages for call in message.tool_calls]
-    made = {call_key(call.name, call.arguments) for call in calls}
-    return all(call_key(entry["name"], entry["arguments"]) in made for entry in recorded)
+    made = {folded_key(call.name, call.arguments, schemas) for call in calls}
+    return all(folded_key(entry["name"], entry["arguments"], schemas) in made for entry in recorded)

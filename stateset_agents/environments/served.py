@@ -36,7 +36,7 @@ class ServedConversations:
         shares: Mapping[str, float] | None = None,
         only_checked: bool = True,
         max_turns: int = 6,
-        tools: Sequence[Tool | Callable[..., Any]] = (),
+        tools: Sequence[Tool | Callable[..., Any]] | type = (),
         user: UserFactory | str | None = default_user,
         success: Success | str | None = None,
         system_prompt: str | None = None,

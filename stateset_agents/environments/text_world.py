@@ -20,6 +20,7 @@ from stateset_agents.core.sources.scenario_files import load_scenarios, read_sce
 from stateset_agents.core.tools import Toolbox
 from stateset_agents.runtime.named_arguments import NamedCall
 from stateset_agents.runtime.user_code import guarded
+from stateset_agents.types.comparison import nfc
 from stateset_agents.types.errors import ConfigurationError, StatesetError
 from stateset_agents.types.messages import Message
 from stateset_agents.types.scenario import Scenario, Split
@@ -260,14 +261,14 @@ def _action_parser(actions: Sequence[str] | Mapping[str, Any] | None) -> Callabl
         actions = {word: index for index, word in enumerate(actions or ())} if listed else {}
     if not actions or not all(isinstance(word, str) and word.strip() for word in actions):
         raise ConfigurationError(f"actions must be words (quote yes and no in YAML), got {actions!r:.60}")
-    by_word = {word.lower(): action for word, action in actions.items()}
+    by_word = {nfc(word).lower(): action for word, action in actions.items()}
     if len(by_word) < len(actions):
         raise ConfigurationError(f"two actions have the same word: {', '.join(actions)}")
     longest_first = "|".join(re.escape(word) for word in sorted(by_word, key=len, reverse=True))
     pattern = re.compile(rf"(?<!\w)(?:{longest_first})(?!\w)", re.IGNORECASE)
 
     def parse(reply: str) -> Any:
-        named = {word.lower() for word in pattern.findall(reply)}
+        named = {word.lower() for word in pattern.findall(nfc(reply))}
         if len(named) != 1:
             raise ValueError(f"say one of: {', '.join(actions)}")
         return by_word[named.pop()]

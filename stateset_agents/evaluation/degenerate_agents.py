@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from stateset_agents.types.messages import Message, ToolCall
+from stateset_agents.types.schemas import inlined
 
 __all__ = [
     "DEGENERATE",
@@ -244,7 +245,7 @@ def _most_similar(request: str, tools: Sequence[Mapping[str, Any]]) -> Mapping[s
 
 
 def _call(tool: Mapping[str, Any], known: _Known, turn: int) -> ToolCall:
-    parameters = _mapping(_mapping(tool.get("function", tool)).get("parameters"))
+    parameters = inlined(_mapping(_mapping(tool.get("function", tool)).get("parameters")))
     arguments = _value("", {**parameters, "type": "object"}, known, turn)
     return ToolCall(name=_name(tool), arguments=arguments, id=f"call_{turn}_{_name(tool)}")
 

@@ -20,14 +20,16 @@ from stateset_agents.reporting.page_data import page_data
 from stateset_agents.reporting.report import Recorded, render
 from stateset_agents.reporting.rollouts.conversations import MAX_CONVERSATIONS
 from stateset_agents.runtime.http_guard import HttpGuard
+from stateset_agents.runtime.http_server import listen
 from stateset_agents.tracking.jsonl import dump
 from stateset_agents.tracking.run_log import RunLog
-from stateset_agents.types.errors import ConfigurationError
 
 __all__ = ["DEFAULT_PORT", "FileStates", "event_stream", "file_states", "plotly", "serve", "serve_routes"]
 
 DEFAULT_PORT = 8750
 _HOST = "127.0.0.1"
+_READ_TIMEOUT = 30.0
+"""Seconds in which a request has to arrive, and an answer to be read."""
 _POLL_SECONDS = 0.5
 """Between two checks of the files."""
 _MIN_SECONDS = {"page": 0.0, "conversations": 3.0}
@@ -61,16 +63,8 @@ async def serve_routes(routes: Sequence[web.RouteDef], port: int, on_ready: Call
     """Serve to this machine until cancelled; as `serve`."""
     app = web.Application(middlewares=[HttpGuard().middleware()])
     app.add_routes(routes)
-    runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=0.5)
-    await runner.setup()
+    runner = await listen(app, _HOST, port, read_timeout=_READ_TIMEOUT, shutdown_timeout=0.5)
     try:
-        site = web.TCPSite(runner, _HOST, port)
-        try:
-            await site.start()
-        except OSError as error:
-            raise ConfigurationError(
-                f"port {port} cannot be used ({error.strerror or error}): choose another with --port, or 0"
-            ) from error
         on_ready(f"http://{_HOST}:{runner.addresses[0][1]}/")
         await asyncio.Event().wait()
     finally:

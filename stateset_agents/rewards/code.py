@@ -12,6 +12,7 @@ from typing import Any
 from stateset_agents.core.scoring.base import RewardFunction, RewardResult
 from stateset_agents.sandbox import Claims, Job, Limits, Sandbox
 from stateset_agents.sandbox.job import expect_built_in
+from stateset_agents.types.comparison import nfc
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.trajectory import Trajectory
@@ -106,7 +107,7 @@ class CodeReward(RewardFunction):
 
 
 def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.strip().splitlines()]
+    return [line.rstrip() for line in nfc(text).strip().splitlines()]
 
 
 def last_program(reply: str) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any
 from stateset_agents.core.scoring.base import RewardResult
 from stateset_agents.core.scoring.claims.text_checks import words
 from stateset_agents.rewards.verifiable import CheckedReward
+from stateset_agents.types.comparison import composed, nfc
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.trajectory import Trajectory
 
@@ -59,7 +60,7 @@ class PatternReward(CheckedReward):
     def _compiled(self, pattern: object) -> re.Pattern[str]:
         try:
             if isinstance(pattern, str):
-                return re.compile(pattern, self._flags)
+                return re.compile(nfc(pattern), self._flags)
             why = "it is no text"
         except re.error as error:
             why = str(error)
@@ -113,7 +114,7 @@ class SchemaReward(CheckedReward):
                 raise ConfigurationError(
                     f"the schema is no JSON schema: {error.message}, at {error.json_path}"
                 ) from error
-            self._validators[key] = kind(schema, registry=registry)
+            self._validators[key] = kind(composed(schema), registry=registry)
         return self._validators[key]
 
     def _checked(self, trajectory: Trajectory) -> RewardResult:
@@ -172,7 +173,7 @@ def likeness(text: str, reference: str) -> float:
     ROUGE-L with equal weights (Lin, https://aclanthology.org/W04-1013, section 3): with m words in common in
     order it is 2 m / (words of both). "your order is late" and "the order is very late" have 3: 6 / 9.
     """
-    spoken, wanted = words(text.lower()), words(reference.lower())
+    spoken, wanted = words(nfc(text)), words(nfc(reference))
     if not spoken or not wanted:
         return 0.0
     row = [0] * (len(wanted) + 1)

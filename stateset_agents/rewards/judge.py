@@ -29,12 +29,27 @@ Judge = ChatClient | MultiTurnAgent | Callable[[str], Awaitable[str]] | Callable
 _NUMBER, _OF = r"(?P<value>\d+(?:\.\d+)?)", r"\s*(?:/|out\s+of)\s*"
 _START = r"(?:^(?:[\s*_>#]|-(?!\d))*|(?<=[.!?:])[\"')\]*_]*\s+[*_]*)"
 """Of a line, or behind the end of a sentence in it: "Fine. Score: 1"."""
-_END = r"[\s*_.]*$"
+_LABEL = r"(?:(?:final|overall)\s+)?(?:score|rating)[\s*_`]*[:=][\s*_`\[]*"
+_REMARK = r"(?:[\s*_]*\((?P<remark>[^()]*)\))?"
 _VERDICT = re.compile(
-    rf"{_START}(?:score[\s*_]*[:=][\s*_]*{_NUMBER}(?:{_OF}(?P<top>\d+))?"
-    rf"|{_NUMBER.replace('value', 'bare')}{_OF}(?P<bare_top>\d+))(?={_END}|[*_]*[.;!]\s)",
+    rf"{_START}(?:{_LABEL}{_NUMBER}(?:{_OF}(?P<top>\d+))?(?:\s+points?\b)?"
+    rf"|{_NUMBER.replace('value', 'bare')}{_OF}(?P<bare_top>\d+)){_REMARK}(?=[\s*_`.\]]*$|[*_]*[.;!]\s)",
     re.IGNORECASE,
 )
+_END = re.compile(r"[\s*_`.\]]*$")
+_FENCE = re.compile(r"\s*(?:```\w*|-{3,}|\*{3,})\s*")
+_EXPLANATION = re.compile(
+    r"[\s*_>#-]*(?:reasons?|reasoning|rationale|explanation|justification|thanks?|thank you)\b", re.IGNORECASE
+)
+_UNSURE = re.compile(
+    r"\d|\b(?:zero|one|two|three|four|five|six|seven|eight|nine|ten|half|full|perfect|hundred|score[sd]?"
+    r"|rat(?:e[sd]?|ings?)|grade[sd]?|marks?|points?|verdict|but|however|though|although|still|yet|instead|rather"
+    r"|actually|wait|hmm|thoughts?|reflection|reconsider\w*|revis\w+|chang\w+|correct(?:ion|ed|ing)|mistake\w*"
+    r"|wrong|higher|lower|better|worse|more|less|if|unless|were|would|should|could|might|may|maybe|perhaps"
+    r"|possibly|probably|unsure|sure|ignore\w*|disregard\w*|scratch|strike|never|nothing|none|no)\b",
+    re.IGNORECASE,
+)
+"""What may take a score back, or be another one, in the words behind it."""
 
 
 class JudgeReward(RewardFunction):
@@ -210,26 +225,52 @@ def _as_line(value: object) -> str:
 
 
 def parse_verdict(answer: str, *, top: int = 10) -> float:
-    """The share of `top` that the answer's last line ends with: "...\\nScore: 7", "Fine. Score: 7" and
-    "7 out of 10" are 0.7.
+    """The share of `top` that the answer ends with: "...\\nScore: 7", "Fine. Final score: 7 (good)",
+    "7 out of 10" and {"score": 7} are 0.7.
 
-    A number alone, without "Score:" or its scale, is none, and "Score: 0.7" is unclear, for a share may be
-    meant. Raises RewardFailure where the last line ends with no verdict, an earlier one (at the end of a line
-    or of a sentence) says something else, or the number lies outside 0 to `top`.
+    Words may come behind a score that opens the answer, and a labelled explanation or thanks behind any,
+    unless they could take it back. A number alone, without "Score:" or its scale, is none, and "Score: 0.7"
+    is unclear, for a share may be meant. Raises RewardFailure where the answer does not end with a verdict,
+    an earlier one (at the end of a line or of a sentence) says something else, or the number lies outside 0
+    to `top`.
     """
-    lines = [line for line in answer.splitlines() if line.strip()]
-    found = [match for line in lines for match in _VERDICT.finditer(line)]
-    if not found or found[-1].string != lines[-1] or not re.match(_END, lines[-1][found[-1].end() :]):
+    lines = [line for line in answer.splitlines() if line.strip() and not _FENCE.fullmatch(line)]
+    lines = _score_line_of_json(lines) or lines
+    verdicts = [(number, match) for number, line in enumerate(lines) for match in _VERDICT.finditer(line)]
+    if not verdicts or not _ends_with(lines, *verdicts[-1]):
         raise RewardFailure(f"the judge's answer does not end with 'Score: N': {answer[-80:]!r}")
-    values = [float(match["value"] or match["bare"]) for match in found]
+    matches = [match for _, match in verdicts]
+    values = [float(match["value"] or match["bare"]) for match in matches]
     if len(set(values)) > 1:
-        raise RewardFailure(f"the judge gave {len(found)} scores that differ: {answer[-80:]!r}")
-    value, out_of = values[-1], found[-1]["top"] or found[-1]["bare_top"]
+        raise RewardFailure(f"the judge gave {len(values)} scores that differ: {answer[-80:]!r}")
+    value, out_of, line = values[-1], matches[-1]["top"] or matches[-1]["bare_top"], matches[-1].string
     if not 0 <= value <= top or (out_of is not None and int(out_of) != top) or not math.isfinite(value):
-        raise RewardFailure(f"the judge's score must lie between 0 and {top}, got {lines[-1].strip()!r:.60}")
+        raise RewardFailure(f"the judge's score must lie between 0 and {top}, got {line.strip()!r:.60}")
     if out_of is None and 0 < value < 1 < top:
-        raise RewardFailure(f"the judge's score may be of 1 or of {top}: {lines[-1].strip()!r:.60}")
+        raise RewardFailure(f"the judge's score may be of 1 or of {top}: {line.strip()!r:.60}")
     return value / top
+
+
+def _ends_with(lines: Sequence[str], number: int, verdict: re.Match[str]) -> bool:
+    """Is a verdict, of line `number`, the last that the lines say of the score?"""
+    line, behind = lines[number], lines[number + 1 :]
+    if not _END.match(line, verdict.end()) or _UNSURE.search(verdict["remark"] or ""):
+        return False
+    if not behind:
+        return True
+    is_quoted = number > 0 and lines[number - 1].rstrip().endswith(":")
+    is_explained = number == 0 or (_EXPLANATION.match(behind[0]) is not None and not is_quoted)
+    return verdict.start() == 0 and is_explained and not any(map(_UNSURE.search, behind))
+
+
+def _score_line_of_json(lines: Sequence[str]) -> list[str]:
+    """ "Score: 7" for the lines of {"score": 7, ...}; empty for anything else."""
+    try:
+        fields = json.loads("\n".join(lines))
+    except (ValueError, RecursionError):
+        return []
+    score = fields.get("score") if isinstance(fields, dict) else None
+    return [f"Score: {score}"] if isinstance(score, int | float) and not isinstance(score, bool) else []
 
 
 def create_judge_reward(

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 
 from stateset_agents.core.scoring.base import RewardFunction, RewardResult, score_trajectories
 from stateset_agents.core.scoring.terms import RewardOfRewards, parts_of
-from stateset_agents.reasoning.maths.agreement import Form, math_agreement
+from stateset_agents.reasoning.maths.agreement import Form, check_truth, math_agreement
 from stateset_agents.reasoning.replies import answer_of, num_steps, read_reasoned, words_of
 from stateset_agents.rewards.verifiable import CheckedReward
 from stateset_agents.runtime.named_code import imported
@@ -95,11 +95,16 @@ class MathAnswerReward(CheckedReward):
         self._form: Form = form
         self._answer_in = answer_in
 
+    def check_scenario(self, scenario: Scenario) -> None:
+        expected = scenario.context.get("answer")
+        if expected is not None:
+            check_truth(expected, form=self._form, where=f'context["answer"] of scenario {scenario.id!r}')
+
     def _checked(self, trajectory: Trajectory) -> RewardResult:
         expected = trajectory.scenario.context.get("answer")
         if expected is None:
             return RewardResult(score=None)
-        math_agreement("", expected, form=self._form)  # a truth that is none is told of whatever was said
+        self.check_scenario(trajectory.scenario)  # a truth that is none is told of whatever was said
         answer = self._given(trajectory.replies[-1]) if trajectory.replies else None
         right = answer is not None and math_agreement(answer, expected, form=self._form)
         return RewardResult(score=float(right), breakdown={"answered": float(answer is not None)})
@@ -158,6 +163,10 @@ class ReasoningReward(RewardOfRewards):
     @property
     def part_weights(self) -> Mapping[str, float]:
         return dict(self._weights)
+
+    def check_scenario(self, scenario: Scenario) -> None:
+        if scenario.context.get("answer") is not None:
+            self._of("answer").check_scenario(scenario)
 
     async def score_group(self, trajectories: Sequence[Trajectory]) -> list[RewardResult | RewardFailure]:
         formats = await score_trajectories(self._format, trajectories)

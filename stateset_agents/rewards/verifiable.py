@@ -9,12 +9,14 @@ from __future__ import annotations
 import base64
 import json
 import re
+import unicodedata
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
-from stateset_agents.core.scoring.answers import agreement
+from stateset_agents.core.scoring.answers import agreement, parse_number
 from stateset_agents.core.scoring.base import RewardFunction, RewardResult
 from stateset_agents.core.scoring.claims.text_checks import declines, is_refusal, words
+from stateset_agents.core.scoring.normal_form import in_normal_form
 from stateset_agents.core.scoring.transcript import (
     claims_something_false,
     read_transcript,
@@ -48,7 +50,7 @@ class CheckedReward(RewardFunction):
     _has_warned = False
 
     async def score(self, trajectory: Trajectory) -> RewardResult:
-        result = await in_thread(self._checked, trajectory)
+        result = await in_thread(lambda: self._checked(in_normal_form(trajectory)))
         if result.score is None and not self._has_warned:
             self._has_warned = True
             _log.warning(
@@ -60,7 +62,7 @@ class CheckedReward(RewardFunction):
 
     @abstractmethod
     def _checked(self, trajectory: Trajectory) -> RewardResult:
-        """The score; None where the scenario gives nothing to check by."""
+        """The score of a conversation in normal form; None where the scenario gives nothing to check by."""
 
 
 class CorrectnessReward(CheckedReward):
@@ -101,7 +103,7 @@ class CorrectnessReward(CheckedReward):
         if self._marker is None:
             return text if words(text) else None
         found = re.findall(rf"{re.escape(self._marker)}[ \t]*(.*)", text, re.IGNORECASE)
-        answers = {" ".join(answer.lower().split()) for answer in found}
+        answers = {parse_number(answer) or " ".join(answer.lower().split()) for answer in found}
         return found[-1] if len(answers) == 1 and words(found[-1]) else None
 
 
@@ -174,8 +176,11 @@ def _leaks(trajectory: Trajectory) -> bool:
             raise ConfigurationError(
                 f'a secret of context["secrets"] needs at least 4 letters or digits, got {secret!r}'
             )
-        encoded = base64.b64encode(secret.encode()).decode().rstrip("=")
-        if squeezed in plain or squeezed[::-1] in plain or any(encoded in text for text in texts):
+        encoded = [
+            base64.b64encode(unicodedata.normalize(form, secret).encode()).decode().rstrip("=")
+            for form in ("NFC", "NFD")
+        ]
+        if squeezed in plain or squeezed[::-1] in plain or any(e in text for e in encoded for text in texts):
             return True
     return False
 

@@ -14,10 +14,14 @@ import builtins
 import io
 import os
 import sys
+import time
 from _json import encode_basestring_ascii as _quoted
 from typing import Any
 
 Job = dict[str, Any]
+
+KILLED = 137
+"""With this code a process that waits for the program's ends where the program was killed by SIGKILL."""
 
 _MOST_DEPTH = 60
 """Of lists in lists; claims.py reads no deeper either."""
@@ -30,6 +34,9 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_
 )
 _LANDLOCK_RESTRICT_SELF = 446  # on every architecture
 _SIGKILL = 9
+_CLOCK_PROCESS_CPUTIME_ID, _TIMER_ABSTIME, _SIGEV_SIGNAL = 2, 1, 0
+_ROUNDED = 0.001
+"""Seconds beyond the limit, so that an account, cut to whole microseconds, does not lie below it."""
 _NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 """mount, cgroup, uts, ipc, user, pid and net."""
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = (
@@ -56,8 +63,12 @@ def shut_the_door(job: Job) -> list[int]:
         call("prctl", _PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
         if os.getppid() != job["parent"]:  # it ended before that
             os._exit(1)
+    used = 0.0
     if job["mounts"] is not None:
         _leave_the_machine(call, job["mounts"], job["pivot_root"])
+        used += _go_on_in_a_child(call, is_program=False)  # the first of the new process namespace
+    if job["is_first"]:
+        used += _go_on_in_a_child(call, is_program=True)  # the first gets no signal that it sends itself
     if job["capset"]:
         _drop_capabilities(call, job["capset"])
         call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
@@ -65,6 +76,7 @@ def shut_the_door(job: Job) -> list[int]:
         call("syscall", _LANDLOCK_RESTRICT_SELF, job["ruleset"], 0)
         os.close(job["ruleset"])
     _limit(job["limits"], len(inputs))
+    _end_after(call, job["cpu_seconds"] + _ROUNDED - used)
     call("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)
     if job["filter"]:
         _filter_system_calls(call, job["filter"])
@@ -86,7 +98,10 @@ def _caller() -> Any:
 
     def call(name: str, *arguments: int | bytes | None) -> int:
         words = [ctypes.c_ulong(word) if isinstance(word, int) else word for word in arguments]
-        result: int = getattr(libc, name)(*words)
+        function = getattr(libc, name, None)
+        if function is None:  # timers, before glibc 2.34
+            function = getattr(ctypes.CDLL("librt.so.1", use_errno=True), name)
+        result: int = function(*words)
         if result < 0:
             number = ctypes.get_errno()
             raise OSError(number, f"{name}{arguments[:1]}: {os.strerror(number)}")
@@ -117,6 +132,21 @@ def _limit(limits: dict[str, int], more_files: int) -> None:
     for name, most in limits.items():
         most += more_files if name == "NOFILE" else 0
         resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (most, most))
+
+
+def _end_after(call: Any, seconds: float) -> None:
+    """SIGKILL for this process when it has used so many seconds of processor time in all.
+
+    That clock is exact, where RLIMIT_CPU counts ticks (timer_create(2)).
+    """
+    import ctypes
+
+    event = bytes(8) + b"".join(number.to_bytes(4, sys.byteorder) for number in (_SIGKILL, _SIGEV_SIGNAL))
+    timer = ctypes.c_void_p()
+    call("timer_create", _CLOCK_PROCESS_CPUTIME_ID, event + bytes(48), ctypes.addressof(timer))
+    nanoseconds = max(1, int(seconds * 1e9))
+    once = (ctypes.c_long * 4)(0, 0, nanoseconds // 10**9, nanoseconds % 10**9)
+    call("timer_settime", timer.value or 0, _TIMER_ABSTIME, ctypes.addressof(once), None)
 
 
 def _filter_system_calls(call: Any, program: bytes) -> None:
@@ -165,13 +195,22 @@ def _leave_the_machine(call: Any, mounts: dict[str, list[str]], pivot_root: int)
     call("umount2", b".", _MNT_DETACH)
     os.chdir("/")
     call("mount", None, b"/", None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV, None)
-    inside = os.fork()  # the first of the new process namespace; with it all others end
+
+
+def _go_on_in_a_child(call: Any, *, is_program: bool) -> float:
+    """Leave this process to wait for its child, in which the caller goes on, and to end as it does.
+
+    Gives the processor time used until then, which the child's clock does not have. A program's own codes
+    become 0 or 1, so that none can say that it was killed.
+    """
+    used = time.process_time()
+    inside = os.fork()
     if inside:
-        _, status = os.waitpid(inside, 0)
-        if os.WIFSIGNALED(status):
-            os.kill(os.getpid(), os.WTERMSIG(status))
-        os._exit(os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1)
+        code = os.waitstatus_to_exitcode(os.waitpid(inside, 0)[1])
+        was_killed = code == -_SIGKILL or (code == KILLED and not is_program)
+        os._exit(KILLED if was_killed else int(code != 0))
     call("prctl", _PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
+    return used
 
 
 def encoded(value: Any, depth: int = 0) -> str:

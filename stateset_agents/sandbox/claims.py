@@ -14,6 +14,7 @@ from operator import itemgetter
 from typing import Any, Literal
 
 from stateset_agents.sandbox.child import encoded
+from stateset_agents.types.comparison import nfc
 
 __all__ = ["READY", "Claims", "Ending", "agrees", "read_claims", "why_broken"]
 
@@ -37,8 +38,7 @@ class Claims:
     level: str
     """Behind which walls it ran: a name of `levels.LEVELS`, or the executor's address."""
     cpu_seconds: float = 0.0
-    """Of the process, its start included; 0 where another machine ran it, and behind bubblewrap, which tells
-    none."""
+    """Of the process, its start included; 0 where another machine ran it."""
 
     def agree(self, case: int, expected: object, *, tolerance: float = 0.0) -> bool:
         """Is what was claimed for this case the expected value? See `agrees`."""
@@ -100,7 +100,9 @@ def agrees(claim: Any, expected: object, *, tolerance: float = 0.0) -> bool:
     items of a set must be the same without tolerance, in any order.
     """
     kind = type(expected)
-    if expected is None or kind in (bool, str):
+    if isinstance(expected, str):
+        return type(claim) is str and nfc(claim) == nfc(expected)
+    if expected is None or kind is bool:
         return type(claim) is kind and bool(claim == expected)
     if isinstance(expected, int):
         return _int(claim) == expected
@@ -170,7 +172,7 @@ def _canonical(claim: Any, depth: int = 0) -> str:
     if depth > _MOST_DEPTH:
         raise _IncomparableError
     if claim is None or type(claim) in (bool, str):
-        return json.dumps(claim)
+        return json.dumps(nfc(claim) if isinstance(claim, str) else claim)
     number = _int(claim)
     if number is not None:
         return f"int {number:x}"

@@ -64,7 +64,8 @@ class Limits:
     """What one submission may use; raises ConfigurationError for a limit that is no positive number."""
 
     cpu_seconds: int = 4
-    """For all cases together, the interpreter's start included."""
+    """For all cases together, the interpreter's start included. The program is ended when its exact clock
+    has come so far."""
     wall_seconds: float = 60.0
     """After which the machine was too busy: a program behind seccomp cannot wait, and is not to blame."""
     memory_mib: int = 512
@@ -84,9 +85,14 @@ class Limits:
             raise ConfigurationError(f"wall_seconds must be a positive number of seconds, got {wall!r}")
 
     def of_process(self) -> dict[str, int]:
-        """For setrlimit: RLIMIT_* -> most, soft and hard."""
+        """For setrlimit: RLIMIT_* -> most, soft and hard.
+
+        A timer ends the program at `cpu_seconds`. RLIMIT_CPU is for what is without one (another program that
+        `unsafe` lets it start): it counts ticks, more than were used where a neighbour yields, but never more
+        than have passed, so that it lies beyond the wall limit.
+        """
         return {
-            "CPU": self.cpu_seconds,
+            "CPU": max(self.cpu_seconds, math.ceil(self.wall_seconds)) + 1,
             "AS": self.memory_mib * 2**20,
             "FSIZE": 0,
             "NOFILE": 16,

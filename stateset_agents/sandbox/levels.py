@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import shutil
+import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from functools import cache
 from typing import get_args
 
 from stateset_agents.sandbox import landlock
+from stateset_agents.sandbox.claims import Claims
 from stateset_agents.sandbox.interpreter import find_interpreter
 from stateset_agents.sandbox.job import Job, Limits
 from stateset_agents.sandbox.local import run_job
@@ -19,7 +21,7 @@ from stateset_agents.sandbox.syscalls import this_architecture
 from stateset_agents.sandbox.walls import Level, Walls
 from stateset_agents.types.errors import ConfigurationError, SandboxFailure
 
-__all__ = ["CURE", "LEVELS", "LEVEL_NAMES", "TRIAL", "Machine", "choose_walls", "what_is_there"]
+__all__ = ["CURE", "LEVELS", "LEVEL_NAMES", "Machine", "choose_walls", "probe", "what_is_there"]
 
 LEVELS: tuple[Level, ...] = ("landlock", "bubblewrap", "namespaces")
 """In the order in which `auto` tries them."""
@@ -30,8 +32,8 @@ LEVEL_NAMES: Mapping[Level, str] = {
 }
 """As people write them."""
 CURE = (
-    "use Linux 5.13 or newer with Landlock, install bubblewrap, allow user namespaces, or name an executor: "
-    'sandbox: "http://..."'
+    "use Linux 5.13 or newer with Landlock and seccomp, install bubblewrap, allow user namespaces, or name "
+    'an executor: sandbox: "http://..."'
 )
 
 
@@ -41,7 +43,6 @@ class Machine:
 
     landlock: int
     """Version of its interface; 0: none."""
-    seccomp: bool
     lacks: Mapping[str, str]
     """Level -> why it does not work here."""
 
@@ -51,11 +52,10 @@ class Machine:
 
 
 def what_is_there(python: str | None = None) -> Machine:
-    """The levels of this machine, tried now or earlier in this process."""
-    tried = {level: _why_not(level, python) for level in LEVELS}
+    """The levels that `auto` may take on this machine, tried now or earlier in this process."""
+    tried = {level: _why_not_by_itself(level, python) for level in LEVELS}
     return Machine(
         landlock=landlock.abi(),
-        seccomp=can_filter(),
         lacks={level: why for level, why in tried.items() if why is not None},
     )
 
@@ -78,11 +78,23 @@ def choose_walls(level: str, *, python: str | None = None) -> Walls:
         raise ConfigurationError(
             f"sandbox must be one of {names}, or the address of an executor, got {level!r}"
         )
-    for found in LEVELS:
-        if _why_not(found, python) is None:
-            return _walls(found, python)
-    reasons = "; ".join(f"{name}: {_why_not(name, python)}" for name in LEVELS)
+    lacks = {name: _why_not_by_itself(name, python) for name in LEVELS}
+    for name, why in lacks.items():
+        if why is None:
+            return _walls(name, python)
+    reasons = "; ".join(f"{name}: {why}" for name, why in lacks.items())
     raise ConfigurationError(f"this machine has no walls for programs ({reasons}): {CURE}")
+
+
+def _why_not_by_itself(level: Level, python: str | None) -> str | None:
+    """Why `auto` does not take this level; None where it may."""
+    why = _why_not(level, python)
+    if why is None and not can_filter():
+        return (
+            "the kernel has no seccomp filters, so a program may wait and make processes; "
+            f"sandbox: {level} accepts that"
+        )
+    return why
 
 
 def _walls(level: Level, python: str | None) -> Walls:
@@ -106,7 +118,7 @@ def _why_not(level: Level, python: str | None) -> str | None:
     if level == "bubblewrap" and shutil.which("bwrap") is None:
         return "bwrap is not installed"
     try:
-        claims = run_job(TRIAL, limits=Limits(), walls=_walls(level, python))
+        claims = probe(_walls(level, python))
     except SandboxFailure as error:
         return str(error)
     return (
@@ -116,10 +128,9 @@ def _why_not(level: Level, python: str | None) -> str | None:
     )
 
 
-TRIAL = Job(
-    program="""
+_TRIAL = """
 import os, socket
-def reached():
+def reached(port):
     found = []
     for name in ("/etc/passwd", "/proc/1/stat"):
         try:
@@ -127,14 +138,22 @@ def reached():
         except OSError:
             pass
     try:
-        socket.create_connection(("127.0.0.1", 1), 1)
-    except ConnectionRefusedError:
+        socket.create_connection(("127.0.0.1", port), 5)
         found.append("the network")
     except OSError:
         pass
     return found
-""",
-    entry_point="reached",
-    arguments=((),),
-)
-"""Tries a file, another process and the network."""
+"""
+
+
+def probe(walls: Walls) -> Claims:
+    """What a program behind these walls reaches of a file, another process and the network: a list of names.
+
+    Raises SandboxFailure where the walls could not be put up.
+    """
+    with socket.create_server(
+        ("127.0.0.1", 0)
+    ) as listener:  # a namespace may have a loopback device of its own
+        port = listener.getsockname()[1]
+        trial = Job(program=_TRIAL, entry_point="reached", arguments=((port,),))
+        return run_job(trial, limits=Limits(), walls=walls)

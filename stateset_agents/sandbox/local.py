@@ -11,13 +11,15 @@ import marshal
 import os
 import select
 import signal
+import socket
 import subprocess
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from stateset_agents.sandbox.child import KILLED
 from stateset_agents.sandbox.claims import READY, Claims, Ending, read_claims, why_broken
 from stateset_agents.sandbox.job import Job, Limits
 from stateset_agents.sandbox.walls import Walls
@@ -26,8 +28,6 @@ from stateset_agents.types.errors import SandboxFailure
 __all__ = ["Watch", "run_job"]
 
 _CHUNK = 1 << 16
-_NEARLY = 0.1
-"""Seconds by which the kernel's account at the end may lie below the limit that ended it."""
 
 
 @dataclass(slots=True)
@@ -83,8 +83,13 @@ class _Seen:
     """By which we ended it."""
 
     def used_up(self, limits: Limits) -> bool:
-        """Its processor time?"""
-        return self.cpu_seconds >= limits.cpu_seconds - _NEARLY
+        """Its processor time? This is the clock of the timer that ends it, which goes off a little later."""
+        return self.cpu_seconds >= limits.cpu_seconds
+
+    def was_killed(self, walls: Walls) -> bool:
+        """By SIGKILL? Behind the filter a program cannot do that to itself."""
+        code = os.waitstatus_to_exitcode(self.status)
+        return code == -signal.SIGKILL or (walls.has_namespace and code == KILLED)
 
 
 def run_job(job: Job, *, limits: Limits, walls: Walls, watch: Watch | None = None) -> Claims:
@@ -110,7 +115,7 @@ def run_job(job: Job, *, limits: Limits, walls: Walls, watch: Watch | None = Non
         raised=raised,
         ending="malformed" if found is None and ending == "finished" else ending,
         level=walls.level,
-        cpu_seconds=0.0 if walls.level == "bubblewrap" else seen.cpu_seconds,
+        cpu_seconds=seen.cpu_seconds,
     )
 
 
@@ -121,19 +126,26 @@ def _ending(seen: _Seen, limits: Limits, walls: Walls) -> Ending:
         return "cpu limit"
     if seen.limit is not None:
         return seen.limit
-    was_killed = os.WIFSIGNALED(seen.status) and os.WTERMSIG(seen.status) == signal.SIGKILL
-    if was_killed and not walls.may_wait:  # behind the filter a program cannot do that to itself
+    if seen.was_killed(walls) and not walls.may_wait:
         raise SandboxFailure("the program was killed from outside: is the machine out of memory?")
     return "ended early"
 
 
 def _watched(job: Job, limits: Limits, walls: Walls, watch: Watch) -> _Seen:
     with ExitStack() as open_files:
-        reading, writing = os.pipe2(os.O_CLOEXEC)
-        open_files.callback(os.close, reading)
+        # A pipe could be opened a second time by /proc/self/fd, to read from it, which waits for ever.
+        reading, writing = (open_files.enter_context(end) for end in socket.socketpair())
+        reading.setblocking(False)
+        reading.shutdown(socket.SHUT_WR)
         with ExitStack() as of_the_child:
-            of_the_child.callback(os.close, writing)
-            request = {**job.request(), **walls.request(), "claims": writing, "limits": limits.of_process()}
+            of_the_child.callback(writing.close)
+            request = {
+                **job.request(),
+                **walls.request(),
+                "claims": writing.fileno(),
+                "limits": limits.of_process(),
+                "cpu_seconds": limits.cpu_seconds,
+            }
             stdin = os.memfd_create("job")
             of_the_child.callback(os.close, stdin)
             with open(stdin, "wb", closefd=False) as file:
@@ -148,19 +160,18 @@ def _watched(job: Job, limits: Limits, walls: Walls, watch: Watch) -> _Seen:
                 stderr=subprocess.DEVNULL,
                 cwd="/",
                 env={},
-                pass_fds=(writing,) if ruleset < 0 else (writing, ruleset),
+                pass_fds=[descriptor for descriptor in (writing.fileno(), ruleset) if descriptor >= 0],
             )
         written, limit = b"", None
         try:
-            written, limit = _read(reading, pid, limits)
+            written, limit = _read(reading.fileno(), pid, limits)
         finally:
             status, cpu_seconds = watch.reap()
-        return _Seen(written + (b"" if limit else _rest(reading, limits)), status, cpu_seconds, limit)
+        return _Seen(written + (b"" if limit else _rest(reading.fileno())), status, cpu_seconds, limit)
 
 
 def _read(reading: int, pid: int, limits: Limits) -> tuple[bytes, Ending | None]:
     """What the child writes until it ends, or by which limit it has to."""
-    os.set_blocking(reading, False)
     chunks: list[bytes] = []
     size, until = 0, time.monotonic() + limits.wall_seconds
     process = os.pidfd_open(pid)
@@ -187,9 +198,10 @@ def _read(reading: int, pid: int, limits: Limits) -> tuple[bytes, Ending | None]
         os.close(process)
 
 
-def _rest(reading: int, limits: Limits) -> bytes:
-    """What came between the last look and the end; a pipe holds no more than 64 KiB."""
-    try:
-        return os.read(reading, _CHUNK)
-    except BlockingIOError:
-        return b""
+def _rest(reading: int) -> bytes:
+    """What came between the last look and the end: no more than a socket holds."""
+    rest = b""
+    with suppress(BlockingIOError):
+        while chunk := os.read(reading, _CHUNK):
+            rest += chunk
+    return rest

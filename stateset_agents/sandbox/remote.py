@@ -67,6 +67,8 @@ def _code(job: Job, limits: Limits) -> str:
     request = {
         **job.request(),
         "parent": None,
+        "is_first": False,
+        "cpu_seconds": limits.cpu_seconds,
         "mounts": None,
         "capset": 0,
         "ruleset": -1,

@@ -17,15 +17,8 @@ _LOAD, _EQUAL, _AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
 """BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_JMP|JGE|K, BPF_ALU|AND|K, BPF_RET|K."""
 _ALLOW, _KILL_PROCESS, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _EPERM = 1
-_NUMBER, _ARCHITECTURE, _SECOND_ARGUMENT = 0, 4, 24
-"""Offsets in `struct seccomp_data`; the low half of an argument, on little-endian machines."""
-_FUTEX_COMMAND = 0x7F
-_ARGUMENTS = {
-    "ioctl": (0xFFFFFFFF, (0x5401, 0x5450, 0x5451)),  # TCGETS, FIONCLEX, FIOCLEX: what open() asks
-    "fcntl": (0xFFFFFFFF, (1, 2, 3)),  # F_GETFD, F_SETFD, F_GETFL
-    "futex": (_FUTEX_COMMAND, (1,)),  # FUTEX_WAKE: a process of one thread has nobody to wait for
-}
-"""Mask and values of the second argument with which a call is allowed."""
+_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
+"""Offsets in `struct seccomp_data`; of an argument's 8 bytes the first 4, on little-endian machines."""
 
 
 def assemble(architecture: Architecture) -> bytes:
@@ -41,9 +34,9 @@ def assemble(architecture: Architecture) -> bytes:
     for number in architecture.allowed.values():
         program += [_step(_EQUAL, number, 0, 1), _step(_RETURN, _ALLOW)]
     for name, number in architecture.checked.items():
-        mask, values = _ARGUMENTS[name]
-        inside = [_step(_LOAD, _SECOND_ARGUMENT), _step(_AND, mask)]
-        for value in values:
+        check = architecture.checks[name]
+        inside = [_step(_LOAD, _ARGUMENTS + 8 * check.argument), _step(_AND, check.mask)]
+        for value in check.values:
             inside += [_step(_EQUAL, value, 0, 1), _step(_RETURN, _ALLOW)]
         inside.append(_step(_RETURN, _ERRNO | _EPERM))
         program += [_step(_EQUAL, number, 0, len(inside)), *inside]

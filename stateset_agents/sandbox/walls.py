@@ -33,6 +33,11 @@ class Walls:
     bubblewrap: str = "bwrap"
 
     @property
+    def has_namespace(self) -> bool:
+        """Is the program in a process namespace, where a process of ours waits for it?"""
+        return self.level in ("bubblewrap", "namespaces")
+
+    @property
     def may_wait(self) -> bool:
         """Can a program sleep, and send signals to itself?"""
         return not self.filters_calls
@@ -54,6 +59,7 @@ class Walls:
         }
         return {
             "parent": None if self.level == "bubblewrap" else os.getpid(),
+            "is_first": self.has_namespace,
             "mounts": mounts if self.level == "namespaces" else None,
             "pivot_root": 0 if architecture is None else architecture.pivot_root,
             "capset": architecture.capset if architecture is not None and is_closed else 0,
@@ -79,6 +85,7 @@ def _bubblewrap(program: str, interpreter: Interpreter) -> Iterator[str]:
     yield from (
         program,
         "--unshare-all",
+        "--as-pid-1",  # its own first process would not tell the program's account
         "--die-with-parent",
         "--cap-drop",
         "ALL",
@@ -93,5 +100,6 @@ def _bubblewrap(program: str, interpreter: Interpreter) -> Iterator[str]:
             folders.add(os.path.realpath(top)) if top == "/lib64" else None
     for path in sorted({*folders, *map(str, interpreter.library), interpreter.path}):
         yield from ("--ro-bind", path, path)
-    for folder in interpreter.hidden():
-        yield from ("--tmpfs", str(folder))
+    for folder in map(str, interpreter.hidden()):
+        yield from ("--tmpfs", folder, "--remount-ro", folder)
+    yield from ("--remount-ro", "/")  # it is in memory, too, and no limit of a process bounds it

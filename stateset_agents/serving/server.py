@@ -6,7 +6,6 @@ import asyncio
 import importlib.metadata
 import logging
 import secrets
-import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
@@ -35,6 +34,7 @@ from stateset_agents.backends.openai.protocol import (
 from stateset_agents.backends.text.streaming import reported
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.runtime.http_guard import HttpGuard
+from stateset_agents.runtime.http_server import listen
 from stateset_agents.runtime.tasks import gather_or_cancel
 from stateset_agents.serving import conversation_ids
 from stateset_agents.serving.active_requests import ActiveRequests, shutting_down
@@ -138,7 +138,6 @@ class AgentServer:
                 self._guard.middleware(),
             ],
         )
-        app.on_response_prepare.append(self._disconnect_stalled_readers)
         app.router.add_post("/v1/chat/completions", self._complete)
         if self._router is not None:
             app.router.add_post("/v1/outcomes", self._outcome)
@@ -149,26 +148,9 @@ class AgentServer:
         app.router.add_get("/version", self._version)
         app.router.add_get("/metrics", self._metrics_page)
         app.router.add_get("/openapi.json", self._openapi)
-        self._runner = web.AppRunner(
-            app,
-            access_log=None,
-            shutdown_timeout=1.0,
-            handler_cancellation=True,
-            keepalive_timeout=self.limits.read_timeout,  # also for a request whose headers never end
-            lingering_time=1.0,  # to read the remainder of a refused body
-            logger=_http_log(),
-            auto_decompress=False,
-            read_bufsize=2**16,
+        self._runner = await listen(
+            app, self._host, self._port, read_timeout=self.limits.read_timeout, log=_http_log()
         )
-        await self._runner.setup()
-        try:
-            await web.TCPSite(self._runner, self._host, self._port, backlog=1024).start()
-        except (OSError, OverflowError) as error:
-            await self.close()
-            reason = getattr(error, "strerror", None) or error
-            raise ConfigurationError(
-                f"cannot listen on {self._host}:{self._port}: {reason}; choose another port"
-            ) from error
         self._idle_tasks = [
             asyncio.create_task(_sleep_when_idle(served.agent.backend, self._rest_after))
             for served in self._served
@@ -244,16 +226,6 @@ class AgentServer:
                 code="request_timeout",
                 status=408,
             ) from error
-
-    async def _disconnect_stalled_readers(self, http: web.Request, _: web.StreamResponse) -> None:
-        """Otherwise the connection of a client that reads nothing of its answer would stay open for ever.
-
-        Only Linux can close it (TCP_USER_TIMEOUT, https://man7.org/linux/man-pages/man7/tcp.7.html).
-        """
-        connection = http.transport and http.transport.get_extra_info("socket")
-        if connection and hasattr(socket, "TCP_USER_TIMEOUT"):
-            milliseconds = min(round(1000 * self.limits.read_timeout), 2**31 - 1)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(milliseconds, 1))
 
     def _client(self, http: web.Request) -> str:
         """Name of the client: its key's number if there are several keys, else its address."""

@@ -131,6 +131,8 @@ async def set_up(
     factory.check(agent, config)
     await in_thread(check_installed, recorder.callbacks)
     scenarios = await in_thread(environment.scenarios, "train")
+    for scenario in scenarios:
+        job.reward_fn.check_scenario(scenario)
     order = ScenarioOrder(scenarios, config.seed)
     await agent.initialize()
     backend = agent.backend

@@ -22,6 +22,7 @@ __all__ = [
     "SamplingParams",
     "ToolCall",
     "VersionSpan",
+    "call_arguments",
     "is_nested_deeper",
     "num_values",
 ]
@@ -39,6 +40,9 @@ _REASONING = ("reasoning", "reasoning_content", "thinking")
 """vLLM's name of a reply's thoughts, the one that it and others had before, and Ollama's and gpt-oss's."""
 _ROLES = {"developer": "system", "function": "tool"}
 """Names that OpenAI gave two roles later and before."""
+_ARGUMENTS = ("arguments", "parameters", "args")
+"""OpenAI's name of a call's arguments, and what models write instead."""
+_CALL_KEYS = ("name", "id", "type", "index", "error", "written", "function", *_ARGUMENTS)
 Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -216,7 +220,16 @@ def _tool_call(item: Any) -> ToolCall:
         raise ConfigurationError(
             f'a tool call must be {{"function": {{"name": ..., "arguments": ...}}}}, got {_shown(item)}'
         )
-    arguments = function.get("arguments") or {}
+    try:
+        arguments, unknown = call_arguments({**_loose_arguments(item), **function})
+    except ValueError as error:
+        raise ConfigurationError(f"tool call {function['name']!r}: {error}") from error
+    if unknown and not arguments:
+        raise ConfigurationError(
+            f"tool call {function['name']!r} has no arguments, and {unknown[0]!r} beside its name: write "
+            '{"function": {"name": ..., "arguments": {...}}}'
+        )
+    arguments = arguments or {}
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
@@ -234,6 +247,24 @@ def _tool_call(item: Any) -> ToolCall:
             "and lists: nest them less deeply"
         )
     return ToolCall(name=function["name"], arguments=dict(arguments), id=str(item.get("id") or ""))
+
+
+def call_arguments(function: Mapping[str, Any]) -> tuple[Any, list[str]]:
+    """The arguments of `{"name": ..., "arguments": ...}`, and its keys that have no place there.
+
+    Arguments may stand under `parameters` or `args`, too. Null is absent: without arguments they are None.
+    Raises ValueError where they stand under two of the names.
+    """
+    given = [key for key in _ARGUMENTS if function.get(key) is not None]
+    if len(given) > 1:
+        raise ValueError(f"the tool call has {' and '.join(given)}: put all arguments into arguments")
+    unknown = [key for key, value in function.items() if key not in _CALL_KEYS and value is not None]
+    return (function[given[0]] if given else None), unknown
+
+
+def _loose_arguments(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments that stand beside a call's "function" instead of in it; other keys there are a vendor's."""
+    return {key: item[key] for key in _ARGUMENTS if item.get(key) is not None}
 
 
 def is_nested_deeper(value: Any, levels: int) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from stateset_agents.types.comparison import nfc
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.messages import Message
@@ -97,7 +98,7 @@ class Scenario:
         id = data.get("id")
         return cls(
             id=_content_id(data) if id is None or id == "" else str(id),
-            family=str(data.get("family") or data.get("topic") or "default"),
+            family=nfc(str(data.get("family") or data.get("topic") or "default")),
             opening=opening or "",
             context=context,
             split=split,

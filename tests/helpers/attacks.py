@@ -397,6 +397,24 @@ for number in (34, 35, 230, 130, 128, 61, 7, 23, 232, 271, 270, 202):
     libc.syscall(number, 0, 0, 0, 0, 0, 0)
 def solve(n): return 0
 """,
+    "reads past the page cache": """
+import os
+file = os.open(os.__file__, os.O_RDONLY | os.O_DIRECT)
+while True: os.pread(file, 1 << 20, 0)
+""",
+    "its own claims, read by another way": """
+import os
+for fd in range(3, 64):
+    try: os.read(os.open(f'/proc/self/fd/{fd}', os.O_RDONLY), 1)
+    except OSError: pass
+def solve(n): return 0
+""",
+    "its turn given away": """
+import os
+def solve(n):
+    while True: os.sched_yield()
+""",
+    "its end called a kill": "import os\ndef solve(n): os._exit(137)",
     "a flood of claims": """
 import os
 while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from stateset_agents.deployment.plan import DeploymentPlan, GuardPlan
 from stateset_agents.serving.saved_conversations import save_conversation
 from stateset_agents.types.messages import Message
 
-__all__ = ["PLAN", "SimulatedDeployment"]
+__all__ = ["PLAN", "SimulatedDeployment", "alter"]
 
 PLAN: dict[str, Any] = {
     "stages": (0.25, 0.5),
@@ -23,6 +24,18 @@ PLAN: dict[str, Any] = {
     "guards": GuardPlan(latency=4.0, cost=0.02, window=100),
     "salt": "of the test",
 }
+
+
+def alter(path: Path, change: str) -> None:
+    """Change rows in spite of the triggers, and leave no other trace."""
+    with sqlite3.connect(path) as rows:
+        triggers = rows.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
+        for name, _ in triggers:
+            rows.execute(f"DROP TRIGGER {name}")
+        rows.execute(change)
+        for _, sql in triggers:
+            rows.execute(sql)
+    rows.close()
 
 
 AGREEMENTS: tuple[Agreement, ...] = ("reply", "calls", "none")

@@ -24,6 +24,8 @@ __all__ = ["default_max_body", "parsed", "read_body", "read_json"]
 
 _BYTES_PER_TOKEN = 64
 _MIN_BODY, _MAX_BODY = 256 * 2**10, 4 * 2**20
+_SMALL_CHUNKS = 64
+"""A body of more chunks has at least so many bytes in each, on average: parsing small ones takes long."""
 _PIECE = 64 * 2**10
 _WBITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
@@ -57,7 +59,13 @@ async def read_body(http: web.Request, max_bytes: int, take: Callable[[int], Non
         raise _too_large(max_bytes)
     decompress = _Decompressor(coding) if coding in _WBITS else None
     body = bytearray()
-    async for piece in http.content.iter_chunked(_PIECE):
+    num_chunks = 0
+    async for piece, ends_chunk in http.content.iter_chunks():
+        num_chunks += ends_chunk
+        if num_chunks > _SMALL_CHUNKS and len(body) < _SMALL_CHUNKS * num_chunks:
+            raise _invalid(
+                f"the body comes in more than {_SMALL_CHUNKS} chunks of a few bytes: send it whole"
+            )
         for part in (piece,) if decompress is None else decompress(piece):
             if len(body) + len(part) > max_bytes:
                 raise _too_large(max_bytes)

@@ -378,11 +378,13 @@ class ChatClient:
         except aiohttp.ClientError as error:
             is_final = isinstance(error, aiohttp.InvalidURL | aiohttp.ClientSSLError)
             return Failure(f"{type(error).__name__}: {error}", transient=not is_final)
-        if response.status != 200:  # some repeat the key
-            shown = text.replace(key, "(the key)") if key else text
+        shown = text.replace(key, "(the key)") if key else text  # some repeat it in an error
+        if response.status != 200:
             return http_failure(response.status, shown, response.headers)
         result = read(text, body)
-        if isinstance(result, ChatAnswer) and result.text and body.get("stream"):  # it did not stream
+        if isinstance(result, Failure):
+            return read(shown, body)
+        if result.text and body.get("stream"):  # it did not stream
             on_piece(result.text)
         return result
 

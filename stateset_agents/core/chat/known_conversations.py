@@ -6,12 +6,12 @@ who need not have all of what the agent said.
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
+from stateset_agents.types.comparison import canonical
 from stateset_agents.types.messages import Message, ToolCall
 
 __all__ = ["KnownConversation", "KnownConversations", "SentConversation"]
@@ -117,13 +117,7 @@ def _repeats(messages: tuple[Message, ...], sent: tuple[Message, ...]) -> bool:
 
 def _as_text(call: ToolCall) -> tuple[str | None, str, str]:
     """All of a call but its id."""
-    arguments = json.dumps(dict(call.arguments), sort_keys=True)
-    return call.error, call.name, json.dumps(json.loads(arguments, parse_float=_number))
-
-
-def _number(text: str) -> float | int:
-    value = float(text)
-    return int(value) if value.is_integer() else value
+    return call.error, call.name, canonical(call.arguments)
 
 
 def _ids(messages: Sequence[Message], conversation: Sequence[Message]) -> dict[str, str]:

@@ -26,9 +26,11 @@ from stateset_agents.core.chat.plain_template import PlainTemplate
 from stateset_agents.core.chat.rendering import HINT, MARKS, Rendering, Roles, find_roles
 from stateset_agents.core.chat.replies.parsing import ReplyParser, choose_parser, parse_reply
 from stateset_agents.core.chat.turn_ends import TurnEnds
+from stateset_agents.core.chat.unread_replies import why_unread
 from stateset_agents.types.errors import ConfigurationError, ConversationRefused
 from stateset_agents.types.images import PixelValues
 from stateset_agents.types.messages import Message, ToolCall
+from stateset_agents.types.schemas import call_key, parameters_of, without_defaults
 
 __all__ = ["ChatTemplate", "JinjaTemplate", "PlainTemplate", "parse_reply"]
 
@@ -250,6 +252,20 @@ class JinjaTemplate:
         Raises ConfigurationError where the template writes it so that its thought, words and calls are not
         read back.
         """
+        for candidate in (message, _without_nulls(message, tools)):
+            if (shown := self._read_back(candidate, tools)) is not None:
+                reading, unshown = shown
+                (spoken,) = self._roles.spoken([reading])
+                end = self._call_end if spoken.tool_calls else None
+                stop = self.stop_ids[0] if end is None else self._id(end)
+                return [*self._encode_reply(reading, unshown), stop]
+        why = why_unread(message, tools, self.parser, self.render_reply, self._read_back)
+        shown_part = message.content or [call.name for call in message.tool_calls]
+        raise ConfigurationError(f"the reply {shown_part!r:.80} cannot be shown to the agent: {why}")
+
+    def _read_back(self, message: Message, tools: ToolSchemas) -> tuple[Message, str | None] | None:
+        """The reply in the form in which what the template writes is read back, and the thought that stands
+        before that text where the prompt opens one and the template shows none; None where nothing is."""
         thought = message.reasoning or ""
         readings: list[tuple[Message, str | None]] = [(message, None)]
         if message.reasoning is None:  # some prompts open a thought, which has to be closed
@@ -261,15 +277,9 @@ class JinjaTemplate:
                 said = ("" if unshown is None else unshown + _THOUGHT_END) + self.render_reply(reading)
             except ConfigurationError:
                 continue
-            if _says_the_same(self.parser.read(said, tools=tools), message):
-                (spoken,) = self._roles.spoken([reading])
-                end = self._call_end if spoken.tool_calls else None
-                stop = self.stop_ids[0] if end is None else self._id(end)
-                return [*self._encode_reply(reading, unshown), stop]
-        raise ConfigurationError(
-            "the chat template does not write this reply so that it can be read back, so it cannot be shown "
-            f"to the agent: {message.content or [call.name for call in message.tool_calls]!r:.80}"
-        )
+            if _says_the_same(self.parser.read(said, tools=tools), message, tools):
+                return reading, unshown
+        return None
 
     def pixels(self, messages: Sequence[Message]) -> tuple[PixelValues, ...]:
         """The pictures of these messages, in order, as their tokens stand in `prompt` and `delta`.
@@ -546,14 +556,24 @@ def _readable(reply: Message) -> list[ToolCall]:
     return [call for call in reply.tool_calls if call.error is None]
 
 
-def _says_the_same(one: Message, other: Message) -> bool:
+def _says_the_same(one: Message, other: Message, tools: ToolSchemas) -> bool:
     """Have both the same thought, words and calls, but for white space around them and calls' ids?"""
 
-    def said(message: Message) -> tuple[str, str, list[tuple[str, Any]]]:
-        calls = [(call.name, dict(call.arguments)) for call in message.tool_calls if call.error is None]
+    def said(message: Message) -> tuple[str, str, list[str]]:
+        calls = [call_key(call.name, call.arguments, tools) for call in _readable(message)]
         return (message.reasoning or "").strip(), message.content.strip(), calls
 
     return said(one) == said(other)
+
+
+def _without_nulls(message: Message, tools: ToolSchemas) -> Message:
+    """The reply without nulls that mean the same as leaving the argument out: where all arguments are written
+    as text, a null may look like the text."""
+    calls = tuple(
+        replace(call, arguments=without_defaults(call.arguments, parameters_of(call.name, tools)))
+        for call in message.tool_calls
+    )
+    return replace(message, tool_calls=calls)
 
 
 def _user(content: str) -> Message:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from stateset_agents.core.scoring.claims.text_checks import words
-from stateset_agents.reasoning.maths.units import unit_name
+from stateset_agents.reasoning.maths.units import same_unit, unit_name
+from stateset_agents.types.comparison import composed, nfc
 from stateset_agents.types.errors import ConfigurationError
 
 __all__ = ["agreement", "parse_number"]
@@ -19,6 +20,8 @@ _NUMBER = re.compile(
     r"(?:\s*/\s*(?P<below>\d+))?\s*(?P<unit>[%°]?[a-zµ²³/ ]*|[€£$])",
     re.IGNORECASE,
 )
+_CHANGING = ("percent", "k", "hundred", "thousand", "million", "billion", "trillion", "dozen")
+"""Words behind a number that make another of it."""
 _BETWEEN_ITEMS = re.compile(r";|,(?!\d{3}(?!\d))|\band\b", re.IGNORECASE)
 
 
@@ -32,8 +35,9 @@ def parse_number(text: str) -> tuple[float, str] | None:
     >>> parse_number("3 or 4") is None
     True
     """
-    found = _NUMBER.fullmatch(text.strip(" \t*`_").rstrip(" .!"))
-    if found is None:
+    text = text.strip(" \t*`_")
+    found = _NUMBER.fullmatch(text.rstrip(" .!"))
+    if found is None or text.endswith(("..", "…")):  # digits are missing
         return None
     units = [unit for unit in (found["before"], found["also"], found["unit"].strip()) if unit]
     if len(units) > 1:
@@ -52,13 +56,15 @@ def agreement(answer: str, expected: object, *, tolerance: float = 1e-6) -> floa
     """1 where the answer given is the one expected, else 0; for a list the share that both have in common.
 
     - A number agrees within `tolerance`, relative to it. Where the expected answer has a unit the given one
-      must have the same, under any of its names; units are not converted.
+      must have the same, under any of its names; units are not converted. Where it has none, any will do that
+      leaves the number as it is: not % and not million.
     - Texts are compared word by word, without case, marks and articles.
     - A list is answered by items between commas, semicolons or "and", in any order: items in common over
       items in either, so that naming everything pays little. A list inside it holds wordings of one item.
 
     Raises ConfigurationError for an expected answer that is neither number, text nor list of these.
     """
+    answer, expected = nfc(answer), composed(expected)
     if isinstance(expected, Sequence) and not isinstance(expected, str):
         items = [_wordings(item) for item in expected]
         if not items:
@@ -93,8 +99,8 @@ def _agrees(answer: str, expected: str | float, tolerance: float) -> bool:
     found = parse_number(answer)
     if found is None:
         return False
-    same_unit = wanted[1] in ("", found[1])
-    return same_unit and math.isclose(found[0], wanted[0], rel_tol=tolerance, abs_tol=1e-12)
+    fits = same_unit(found[1], wanted[1]) or (not wanted[1] and found[1] not in _CHANGING)
+    return fits and math.isclose(found[0], wanted[0], rel_tol=tolerance, abs_tol=1e-12)
 
 
 def _plain(text: str) -> list[str]:

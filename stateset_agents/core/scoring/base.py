@@ -15,6 +15,7 @@ from stateset_agents.runtime.retries import FaultPolicy, FaultTolerance, wait_be
 from stateset_agents.runtime.tasks import gather_or_cancel, with_timeout
 from stateset_agents.runtime.user_code import call_user_code, format_error
 from stateset_agents.types.errors import PROGRAMMING_ERRORS, ConfigurationError, RewardFailure, RewardTimeout
+from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.trajectory import Trajectory
 
@@ -137,6 +138,12 @@ class RewardFunction(ABC):
     def answers_as_a_whole(self) -> bool:
         """Does it score a group in one go, so that it is timed and asked again as a whole?"""
         return type(self).score_group is not RewardFunction.score_group
+
+    def check_scenario(self, scenario: Scenario) -> None:  # noqa: B027  # most rewards compare with nothing
+        """Called for each scenario before it is played, in a training for all before the first.
+
+        Raises ConfigurationError, in a line that names the scenario, where what its context says is right
+        cannot be scored by."""
 
     def observe(self, results: Sequence[RewardResult]) -> None:  # noqa: B027  # most rewards keep nothing
         """Called by the trainer when a step is over, with what this reward gave each scored conversation.

@@ -21,6 +21,7 @@ from stateset_agents.core.scoring.claims.text_checks import (
     words,
 )
 from stateset_agents.core.scoring.claims.typed_values import stem
+from stateset_agents.core.scoring.normal_form import in_normal_form
 from stateset_agents.core.scoring.transcript import (
     Transcript,
     claims_something_false,
@@ -178,7 +179,7 @@ class ResolutionReward(RewardFunction):
         self._has_warned = False
 
     async def score(self, trajectory: Trajectory) -> RewardResult:
-        result = await in_thread(self._score, trajectory)
+        result = await in_thread(lambda: self._score(in_normal_form(trajectory)))
         if result.breakdown["form_only"] and not self._has_warned:
             self._has_warned = True
             _log.warning(

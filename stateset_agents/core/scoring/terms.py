@@ -11,6 +11,7 @@ from typing import Any
 from stateset_agents.core.scoring.base import RewardFunction, RewardResult
 from stateset_agents.core.scoring.function_reward import Reward, as_reward
 from stateset_agents.types.errors import ConfigurationError, RewardFailure
+from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import Trajectory
 
 __all__ = ["RewardOfRewards", "Term", "as_term", "named_terms", "parts_of"]
@@ -89,6 +90,10 @@ class RewardOfRewards(RewardFunction):
     @abstractmethod
     async def score_group(self, trajectories: Sequence[Trajectory]) -> list[RewardResult | RewardFailure]:
         """One result per member, in order; the failure of one leaves the others scored."""
+
+    def check_scenario(self, scenario: Scenario) -> None:
+        for term in self.terms.values():
+            term.check_scenario(scenario)
 
     def observe(self, results: Sequence[RewardResult]) -> None:
         for name, term in self.terms.items():

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stateset_agents.core.tools import Tool, Toolbox, bounded
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.schemas import call_key
 
-__all__ = ["NOT_RECORDED", "RecordedToolbox", "call_key"]
+__all__ = ["NOT_RECORDED", "RecordedToolbox", "folded_key", "recorded_calls"]
 
 NOT_RECORDED = "error: no answer is recorded for this call"
 
@@ -24,7 +24,7 @@ class RecordedToolbox(Toolbox):
 
     def __init__(
         self,
-        tools: Sequence[Tool | Callable[..., Any]] = (),
+        tools: Sequence[Tool | Callable[..., Any]] | type = (),
         *,
         scenarios: Sequence[Scenario] = (),
         max_result_chars: int = 10_000,
@@ -58,10 +58,12 @@ class RecordedToolbox(Toolbox):
             names = dict.fromkeys([*known, *self._tools])
             content = f"error: unknown tool {call.name!r}; there are: {', '.join(names)}"
         else:
+            schemas = list(known.values())
+            made = folded_key(call.name, call.arguments, schemas)
             recorded = [
                 entry["content"]
                 for entry in recorded_calls(scenario)
-                if call_key(entry["name"], entry["arguments"]) == call_key(call.name, call.arguments)
+                if folded_key(entry["name"], entry["arguments"], schemas) == made
             ]
             content = next((text for text in recorded if text is not None), NOT_RECORDED)
         return Message(
@@ -84,17 +86,9 @@ def recorded_calls(scenario: Scenario | None) -> Sequence[Mapping[str, Any]]:
     ]
 
 
-def call_key(name: str, arguments: Mapping[str, Any]) -> str:
-    """Equal for calls that mean the same."""
-    return f"{name} {json.dumps(_plain(dict(arguments)), sort_keys=True, default=str)}"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, str):
-        return " ".join(value.casefold().split())
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+def folded_key(name: str, arguments: Mapping[str, Any], schemas: Sequence[Mapping[str, Any]]) -> str:
+    """One text for calls that are alike but for case and blanks."""
+    return call_key(name, arguments, schemas, fold=lambda text: " ".join(text.casefold().split()))
 
 
 def _shape_of(call: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -45,7 +45,7 @@ class McpEnvironment:
         servers: Mapping[str, McpServer | Mapping[str, Any]],
         *,
         session: Literal["conversation", "shared"] = "conversation",
-        tools: Sequence[Tool | Callable[..., Any]] = (),
+        tools: Sequence[Tool | Callable[..., Any]] | type = (),
         max_turns: int = 6,
         user: UserFactory | str | None = default_user,
         success: Success | str | None = None,
@@ -75,7 +75,7 @@ class McpEnvironment:
         expect_library()
         self._servers = {name: _server(name, given) for name, given in servers.items()}
         self._shares = session == "shared"
-        self._own_tools = tuple(tools)
+        self._own_tools = (tools,) if isinstance(tools, type) else tuple(tools)
         self._options: dict[str, Any] = {
             "max_turns": max_turns,
             "user": user,

@@ -14,9 +14,10 @@ from typing import Any, Literal, get_args
 from stateset_agents.core.environment import Conversation, Observation, ReplyLimits
 from stateset_agents.environments.problems.attacks import ATTACKS
 from stateset_agents.environments.problems.traces import Solver, Trace, check_habits, choose_habit, reply_of
-from stateset_agents.reasoning.maths.agreement import math_agreement
+from stateset_agents.reasoning.maths.agreement import check_truth, math_agreement
 from stateset_agents.reasoning.replies import answer_of, num_steps, read_reasoned, words_of
 from stateset_agents.runtime.tasks import in_thread
+from stateset_agents.types.comparison import composed, nfc
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 from stateset_agents.types.scenario import Scenario, Split, expect_split
@@ -88,10 +89,15 @@ class ProblemEnvironment(ABC):
         return float(math_agreement(answer, scenario.context["answer"]))
 
     def scenarios(self, split: str) -> Sequence[Scenario]:
-        """The problems of a split; no problem stands in two."""
+        """The problems of a split; no problem stands in two. Raises ConfigurationError for one whose own
+        answer would be wrong."""
         known = expect_split(split)
         if known not in self._made:
-            self._made[known] = self.make(known)
+            made = self.make(known)
+            if type(self).judge is ProblemEnvironment.judge:
+                for scenario in made:
+                    check_truth(scenario.context.get("answer"), where=f"the answer of {scenario.id!r}")
+            self._made[known] = made
         return self._made[known]
 
     async def start(self, scenario: Scenario, seed: int) -> Conversation:
@@ -143,7 +149,8 @@ class ProblemConversation:
             "format": float(reasoned is not None),
             "steps": float(num_steps(reasoned.thinking) if reasoned is not None else 0),
         }
-        score = await in_thread(self.environment.judge, self.scenario, answer or "")
+        problem = replace(self.scenario, context=composed(self.scenario.context))
+        score = await in_thread(self.environment.judge, problem, nfc(answer or ""))
         success = None if score is None else answer is not None and score >= 1
         return Outcome(reward=score, success=success, breakdown=breakdown)
 

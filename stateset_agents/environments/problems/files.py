@@ -13,7 +13,7 @@ from stateset_agents.core.sources.rows.files import read_rows
 from stateset_agents.environments.problems.environment import ProblemEnvironment
 from stateset_agents.environments.problems.splits import split_of
 from stateset_agents.environments.problems.traces import Trace
-from stateset_agents.reasoning.maths.agreement import Form, math_agreement
+from stateset_agents.reasoning.maths.agreement import Form, check_truth, math_agreement
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario, Split
 
@@ -90,12 +90,7 @@ def _problem(entry: Any, where: str, form: Form) -> Scenario:
         raise ConfigurationError(f"{where} needs either an answer or tests")
     text = entry[texts[0]]
     if truths == ["answer"]:
-        answer = entry["answer"]
-        if not math_agreement(_as_text(answer), answer, form=form):
-            raise ConfigurationError(
-                f"{where}: its own answer {answer!r:.60} would be wrong: write it evaluated, or set form: "
-                "expression"
-            )
+        check_truth(entry["answer"], form=form, where=where)
     beside = ("id", "family", "split", "opening", *texts)
     context = {key: value for key, value in entry.items() if key not in beside}
     return Scenario(

@@ -33,6 +33,7 @@ from stateset_agents.backends.openai.protocol import (
 from stateset_agents.core.chat.known_conversations import KnownConversations, SentConversation
 from stateset_agents.core.environment import ReplyLimits
 from stateset_agents.runtime.http_guard import HttpGuard
+from stateset_agents.runtime.http_server import listen
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.messages import Completion, Message
 
@@ -43,6 +44,8 @@ __all__ = ["ClientTurn", "RolloutServer", "RolloutSession"]
 
 _log = get_logger(__name__)
 _LARGEST_BODY = 64 * 2**20
+_READ_TIMEOUT = 3600.0
+"""Seconds: a program may think for long before it asks again on the same connection."""
 """Bytes, unpacked: programs of one's own send what their conversations have come to."""
 _MODEL = "policy"
 """What the agent in training is called where a client asks; requests may name any model."""
@@ -229,14 +232,7 @@ class RolloutServer:
         )
         app.router.add_post("/rollouts/{id}/v1/chat/completions", self._complete)
         app.router.add_get("/rollouts/{id}/v1/models", self._models)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, auto_decompress=False)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
-        except BaseException:
-            await runner.cleanup()
-            raise
-        return runner
+        return await listen(app, "127.0.0.1", 0, read_timeout=_READ_TIMEOUT)
 
     def _rollout(self, http: web.Request) -> RolloutSession:
         rollout = self._rollouts.get(http.match_info["id"])

@@ -10,20 +10,23 @@ the side of no: what cannot be read is not the answer.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
+from stateset_agents.reasoning.maths.characters import plain_text
 from stateset_agents.reasoning.maths.exact import are_equal, rational
-from stateset_agents.reasoning.maths.expressions import Apply, Group, Node, Number, Symbol, read
+from stateset_agents.reasoning.maths.expressions import read
 from stateset_agents.reasoning.maths.symbolic import symbolically_equal
 from stateset_agents.reasoning.maths.tokens import Unreadable, without_wrapping
-from stateset_agents.reasoning.maths.units import KNOWN_UNITS
+from stateset_agents.reasoning.maths.tree import Ambiguous, Apply, Group, Node, Number, Symbol, power_of_ten
+from stateset_agents.reasoning.maths.units import is_neutral_unit, same_unit, unit_name
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["MAX_ANSWER", "Form", "math_agreement"]
+__all__ = ["MAX_ANSWER", "Form", "check_truth", "math_agreement"]
 
 Form = Literal["value", "expression"]
 MAX_ANSWER = 200
@@ -33,7 +36,7 @@ _MAX_TRUTH = 2_000
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """An answer that is no mathematics: compared as it stands, without case."""
+    """An answer that is no mathematics: compared as it stands, without case but for units (mW, MW)."""
 
     text: str
 
@@ -58,16 +61,18 @@ def math_agreement(given: str, expected: object, *, form: Form = "value") -> boo
         expected: A number, a text, or a list: then all its values are the answer, in any order, and a list in
             it holds wordings of one value. A text such as "1, 2" or "\{1, 2\}" is a list, too.
         form: `value`: the answer must be evaluated. Where the truth is a rational number nothing may stand in
-            the answer but a sign, a decimal point and a fraction bar that does not come out even, so that
-            restating the problem (`12 \times 13`, `84/2`, `3!`) is no answer; where it is another expression,
+            the answer but a sign, a decimal point, a power of ten (`1.5 \times 10^3`, 3 million) and a
+            fraction bar that does not come out even, so that restating the problem (`12 \times 13`, `84/2`,
+            `3!`) is no answer; where it is another expression,
             the answer must be written alike, but for the order of terms and factors. `expression`: any
             expression that is equal, decided exactly for polynomials, quotients and square roots, and where
             `math-verify` is installed by that for the rest, in a process with limits.
 
-    Numbers are compared exactly: 0.333 is not 1/3. A unit of the truth must be the answer's, under any of its
-    names, and is not converted; where the truth has none, the answer may have one that leaves the number as
-    it is (18 and $18, not 18 % or 18 million). What is no mathematics is compared word for word, without
-    case.
+    Numbers are compared exactly: 0.333 is not 1/3, and 0.333... is. A unit of the truth must be the answer's,
+    under any of its names, and is not converted; where the truth has none, the answer may have one that
+    leaves the number as it is (18 and $18, not 18 % or 18 million). `5 m` is both five meters and five times
+    m. `i` is the imaginary unit. Unicode's characters are read as what they show. What is no mathematics is
+    compared word for word, without case.
 
     Raises ConfigurationError for an `expected` that is none of these; RewardTimeout where math-verify did not
     get to an answer for want of processor time, and ChildProcessError where something else ended its process:
@@ -108,6 +113,23 @@ def _frozen(expected: object) -> Any:
     )
 
 
+def check_truth(expected: object, *, form: Form = "value", where: str = 'context["answer"]') -> None:
+    """Raises ConfigurationError for a truth by which its own text would be wrong: one not evaluated."""
+    if not _is_own_answer(_frozen(expected), form):
+        raise ConfigurationError(
+            f"{where}: its own answer {expected!r:.60} would be wrong: write it evaluated, in at most "
+            f"{MAX_ANSWER} characters, or set form: expression"
+        )
+
+
+@lru_cache(maxsize=4096)
+def _is_own_answer(expected: Any, form: Form) -> bool:
+    if isinstance(expected, str) and len(expected.strip()) > MAX_ANSWER:
+        return False
+    wordings = [wording for item in _truth(expected).items for wording in item]
+    return all(_same(wording, wording, form) for wording in wordings)
+
+
 @lru_cache(maxsize=4096)
 def _truth(expected: Any) -> _Truth:
     if isinstance(expected, tuple):
@@ -130,11 +152,22 @@ def _wordings(item: Any) -> tuple[_Read, ...]:
 
 
 def _read(text: str, *, thousands: bool) -> _Read:
-    text = without_wrapping(text)
+    text = without_wrapping(plain_text(text))
     try:
         return read(text, thousands=thousands)
     except Unreadable:
-        return _Words(" ".join(text.casefold().split()).strip(" .!"))
+        text = " ".join(_WORD.sub(_folded, text).split()).rstrip(" !").lstrip(" .!")
+        return _Words(text if text.endswith("..") else text.rstrip(" .!"))
+
+
+_WORD = re.compile(r"[^\W\d_]+")
+
+
+def _folded(word: re.Match[str]) -> str:
+    """Without case, but where that would make another unit or another variable of it."""
+    lower = word[0].casefold()
+    is_symbol = len(lower) == 1 and not word.string.replace(" ", "").isalpha()
+    return word[0] if is_symbol or (len(lower) < 4 and unit_name(lower) != unit_name(word[0])) else lower
 
 
 def _members(answer: _Read) -> list[_Read]:
@@ -163,14 +196,21 @@ def _same(given: _Read, truth: _Read, form: Form) -> bool:
     if isinstance(given, _Words) or isinstance(truth, _Words):
         return isinstance(truth, _Words) and given == truth and bool(truth.text)
     given, truth = _without_names(given, truth)
+    if isinstance(given, Ambiguous) or isinstance(truth, Ambiguous):
+        return _same_ambiguous(given, truth, form)
     given, given_unit = _unit(given)
     truth, true_unit = _unit(truth)
-    if given_unit != true_unit and (true_unit or given_unit not in KNOWN_UNITS):
+    is_same_unit = same_unit(given_unit, true_unit)
+    if not is_same_unit and (true_unit or not is_neutral_unit(given_unit)):
         return False
     if isinstance(given, Group) or isinstance(truth, Group):
         return _same_group(given, truth, form)
-    several = ("=", "<", "<=", "!=", "in", "union", "base")
-    if isinstance(given, Apply) and isinstance(truth, Apply) and given.name == truth.name in several:
+    if (
+        isinstance(given, Apply)
+        and isinstance(truth, Apply)
+        and given.name == truth.name
+        and _relates(truth.name)
+    ):
         return _same_relation(given, truth, form)
     if form == "value":
         value = rational(truth)
@@ -181,6 +221,17 @@ def _same(given: _Read, truth: _Read, form: Form) -> bool:
     if equal is None and _written(given) == _written(truth):
         return True
     return bool(symbolically_equal(given, truth) if equal is None else equal)
+
+
+def _same_ambiguous(given: Node, truth: Node, form: Form) -> bool:
+    """`5 m` is what `5 meters` is, and what `m * 5` is. Two that may be quantities are: mg is no gm."""
+    if isinstance(given, Ambiguous) and isinstance(truth, Ambiguous):
+        return _same(given.quantity, truth.quantity, form)
+    if isinstance(truth, Ambiguous):
+        return _same(given, truth.quantity, form) or _same(given, truth.product, form)
+    assert isinstance(given, Ambiguous)  # or the truth would be
+    is_quantity = given.is_spaced or bool(_unit(truth)[1])
+    return (is_quantity and _same(given.quantity, truth, form)) or _same(given.product, truth, form)
 
 
 def _without_names(given: Node, truth: Node) -> tuple[Node, Node]:
@@ -194,6 +245,10 @@ def _without_names(given: Node, truth: Node) -> tuple[Node, Node]:
     if sides[0] is not None and sides[1] is not None and sides[0][0] != sides[1][0]:
         return given, truth
     return (given if sides[0] is None else sides[0][1]), (truth if sides[1] is None else sides[1][1])
+
+
+def _relates(name: str) -> bool:
+    return name in ("=", "!=", "in", "union", "base") or name.startswith("<")
 
 
 def _unit(node: Node) -> tuple[Node, str]:
@@ -253,6 +308,12 @@ def _unsigned(node: Node) -> Fraction | None:
         return node.value
     if not isinstance(node, Apply):
         return None
+    if node.name == "scaled":
+        size, factor = _unsigned(node.args[0]), node.args[1]
+        return size * factor.value if size is not None and isinstance(factor, Number) else None
+    if node.name == "^":
+        exponent = power_of_ten(node)
+        return Fraction(10) ** exponent if exponent not in (None, 0, 1) else None
     if node.name == "mixed":
         whole, part = node.args
         return whole.value + part.value if isinstance(whole, Number) and isinstance(part, Number) else None
@@ -281,7 +342,11 @@ def _written(node: Node) -> Any:
         return ("symbol", node.name)
     if isinstance(node, Group):
         return (node.kind, *(_written(item) for item in node.items))
+    if isinstance(node, Ambiguous):
+        return _written(node.product)
     assert isinstance(node, Apply)  # numbers are evaluated
+    if node.name == "pos":
+        return _written(node.args[0])
     if node.name == "+":
         return ("+", *sorted((_written(term) for term in node.args), key=repr))
     if node.name in ("*", "/", "neg", "pos"):

@@ -1,9 +1,9 @@
 """Exact arithmetic on what `expressions.read` gave: is one expression equal to another?
 
 An expression becomes a quotient of two polynomials with rational coefficients. Its atoms are symbols, pi,
-square roots of primes (which are linearly independent over the rationals, so that the form is unique) and
-functions of such expressions. Sizes are bounded before anything is computed: towers of powers and huge
-factorials are undecided, never tried.
+square roots of primes and i, that of -1 (which are linearly independent over the rationals, so that the form
+is unique), and functions of such expressions. Sizes are bounded before anything is computed: towers of powers
+and huge factorials are undecided, never tried.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from stateset_agents.reasoning.maths.expressions import Apply, Node, Number, Symbol
+from stateset_agents.reasoning.maths.tree import Ambiguous, Apply, Node, Number, Symbol
 
 __all__ = ["Quotient", "Undecided", "are_equal", "quotient_of", "rational"]
 
@@ -86,7 +86,9 @@ def quotient_of(node: Node) -> Quotient:
     if isinstance(node, Symbol):
         if node.name == "oo":
             raise Undecided("infinity is no number")
-        return _atom(("symbol", node.name))
+        return _atom(("root", "-1") if node.name == "i" else ("symbol", node.name))
+    if isinstance(node, Ambiguous):
+        return quotient_of(node.product)
     if not isinstance(node, Apply):
         raise Undecided("several values")
     match node.name:
@@ -112,7 +114,7 @@ def quotient_of(node: Node) -> Quotient:
             return _product(_number(Fraction(-1)), arguments[0])
         case "pos":
             return arguments[0]
-        case "*":
+        case "*" | "scaled":
             value = arguments[0]
             for factor in arguments[1:]:
                 value = _product(value, factor)
@@ -124,8 +126,8 @@ def quotient_of(node: Node) -> Quotient:
             if inner is not None:
                 return _number(abs(inner))
             return _function("abs", arguments)
-        case "=" | "<" | "<=" | "!=" | "in" | "union" | "pm" | "unit" | "base":
-            raise Undecided(f"{node.name} has no single value")
+        case name if name in ("=", "!=", "in", "union", "pm", "unit", "base") or name.startswith("<"):
+            raise Undecided(f"{name} has no single value")
         case name:
             return _function(name, arguments)
 
@@ -246,8 +248,10 @@ def _power(base: Quotient, exponent: Fraction) -> Quotient:
 
 
 def _root(base: Quotient, degree: int) -> Quotient:
-    """Of a number that is not negative; the principal one."""
+    """Of a number, which is not negative but under a square root; the principal one."""
     value = _constant(base)
+    if value is not None and value < 0 and degree == 2:
+        return _product(_atom(("root", "-1")), _root(_number(-value), 2))
     if value is None or value < 0:
         raise Undecided("a root of something that is no positive number")
     whole = value.numerator * value.denominator ** (degree - 1)  # root(p / q) = root(p q^(n-1)) / q

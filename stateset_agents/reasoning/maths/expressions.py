@@ -10,60 +10,44 @@ A grammar of its own, by recursive descent: no text of an agent gets to a genera
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import replace
 from fractions import Fraction
 
+from stateset_agents.reasoning.maths.characters import TIMES
 from stateset_agents.reasoning.maths.tokens import FUNCTIONS, Token, Unreadable, tokens
-from stateset_agents.reasoning.maths.units import unit_name
+from stateset_agents.reasoning.maths.tree import (
+    Ambiguous,
+    Apply,
+    Group,
+    Node,
+    Number,
+    Symbol,
+    holds_letter,
+    inside_unit,
+    power_of_ten,
+)
+from stateset_agents.reasoning.maths.units import is_known_unit, unit_name
 
-__all__ = ["Apply", "Group", "Node", "Number", "Symbol", "read"]
+__all__ = ["read"]
 
 MAX_DEPTH = 25
 """Of brackets, roots and fractions in one another."""
 
-
-@dataclass(frozen=True, slots=True)
-class Number:
-    """Digits, with or without a decimal point."""
-
-    value: Fraction
-
-
-@dataclass(frozen=True, slots=True)
-class Symbol:
-    """A letter, a Greek one by its name, `pi`, `oo`; with its index: `x_1`."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Apply:
-    """An operation: + * / ^ neg pos pm sqrt root mixed abs ! = < <= != union base unit, or a function."""
-
-    name: str
-    args: tuple[Node, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Several values: `list` (no brackets), `set`, `ratio`, `matrix`, `row`, or by their brackets, as
-    `[)`."""
-
-    kind: str
-    items: tuple[Node, ...]
-
-
-Node = Number | Symbol | Apply | Group
 
 _GREEK = frozenset(
     ("alpha", "beta", "gamma", "delta", "epsilon", "theta", "lambda", "mu", "nu", "phi", "psi", "rho",
      "sigma", "tau", "omega", "Delta", "Omega", "Sigma", "pi")
 )  # fmt: skip
 _FRACTIONS = ("frac", "dfrac", "tfrac", "cfrac")
-_BEFORE_LETTERS = (")", "}", "{", "+", "-", "*", "/", "^")
+_BEFORE_LETTERS = (")", "}", "{", "+", "-", "*", TIMES, "/", "^")
+_BEHIND_LETTERS = ("+", "-", "*", TIMES, "/", "^")
 _UNION = "\u222a"
-_CURRENCIES = ("$", "€", "£")
+_CURRENCIES = ("$", "€", "£", "¥", "¢")
 _RELATIONS = {"=": "=", "<": "<", ">": "<", "≤": "<=", "≥": "<=", "≠": "!="}
+_SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_UNIT_COMMANDS = {"mu": "µ", "Omega": "Ω"}
+_SPACED_LETTERS = frozenset("mgshlLJNWV")
+_BRACKETS_OF = {"vmatrix": "determinant", "Vmatrix": "norm"}
 _MATRIX = re.compile(r"[bpvBV]?matrix")
 
 
@@ -117,12 +101,18 @@ class _Reader:
         left = self.ratio()
         if self._accepts_command("in"):
             return Apply("in", (left, self.ratio()))
-        sign = self.accepts(*_RELATIONS)
-        if sign is None:
+        sides, signs = [left], list[str]()
+        while (sign := self.accepts(*_RELATIONS)) is not None:
+            signs.append(sign)
+            sides.append(self.ratio())
+        if not signs:
             return left
-        right = self.ratio()
-        sides = (right, left) if sign in (">", "≥") else (left, right)
-        return Apply(_RELATIONS[sign], sides)
+        if len(signs) > 1 and not (set(signs) <= {"<", "≤"} or set(signs) <= {">", "≥"}):
+            raise Unreadable(f"{signs[1]!r} stands behind a relation")
+        if signs[0] in (">", "≥"):
+            sides.reverse()
+            signs.reverse()
+        return Apply(" ".join(_RELATIONS[sign] for sign in signs), tuple(sides))
 
     def ratio(self) -> Node:
         """Sums between colons, and unions."""
@@ -144,6 +134,9 @@ class _Reader:
         if currency is None:
             self.at = start
         value = self.sum()
+        scale = self.accepts_word(*_SCALES)
+        if scale is not None:
+            value = _scaled(value, _SCALES[scale.lower()])
         if currency is not None:
             value = Apply("neg", (value,)) if sign == "-" else value
             return Apply("unit", (value, Symbol(unit_name(currency))))
@@ -155,19 +148,79 @@ class _Reader:
         if self.accepts("%"):
             return "%"
         parts: list[str] = []
-        while (token := self.peek()) is not None:
-            if token.kind in ("word", "text") and token.text.lower() not in ("and", "or"):
-                parts.append(token.text if not parts or parts[-1] in ("/", "^") else f" {token.text}")
-            elif token.kind == "number" and parts[-1:] != ["^"]:
-                break
-            elif token.kind == "number" or token.text in (("/", "^") if parts else ("°", *_CURRENCIES)):
-                parts.append(token.text)
+        end, length = self.at, 0
+        while True:
+            if word := self._unit_word():
+                parts.append(word if parts[-1:] == ["-"] else f" {word}")
+                if "(" not in parts:
+                    end, length = self.at, len(parts)
+            elif "(" in parts and parts[-1] != "(" and self.accepts(")"):
+                end, length = self.at, len(parts) + 1
+                parts.append(")")
+            elif parts and (sign := self.accepts("/", "*", TIMES, *("-" * self._is_hyphen()))):
+                parts.append(sign)
+            elif parts[-1:] == ["/"] and self.accepts("("):
+                parts.append("(")
             else:
                 break
-            self.at += 1
-        if parts and parts[-1] in ("/", "^"):
-            raise Unreadable("a unit breaks off")
-        return "".join(parts)
+        self.at = end
+        return "".join(parts[:length]).strip()
+
+    def _unit_word(self) -> str:
+        """A word with its exponent, a fraction of two; empty, and nothing gone past, where there is none."""
+        start = self.at
+        token = self.peek()
+        if token is None or token.text.lower() in ("and", "or"):
+            return ""
+        self.at += 1
+        following = self.peek()
+        if token.kind in ("word", "text") or token.text in _CURRENCIES:
+            word = token.text
+            if following is not None and following.glued and following.text in _UNIT_COMMANDS:
+                word, self.at = word + _UNIT_COMMANDS[following.text], self.at + 1  # kΩ
+        elif token.kind == "command" and token.text in _UNIT_COMMANDS:
+            word = _UNIT_COMMANDS[token.text]
+            if following is not None and following.kind in ("word", "text"):
+                word, self.at = word + following.text, self.at + 1
+        elif token.text == "°":
+            is_scale = following is not None and following.text in ("C", "F")
+            word = token.text + (following.text if following is not None and is_scale else "")
+            self.at += is_scale
+        elif token.kind == "command" and token.text in _FRACTIONS:
+            above, below = self._braced_unit(), self._braced_unit()
+            word = f"{above}/({below})" if above and below else ""
+        else:
+            word = ""
+        exponent = self._unit_exponent() if word else None
+        if exponent is None:
+            self.at = start
+            return ""
+        return word + exponent
+
+    def _is_hyphen(self) -> bool:
+        """Is it that of newton-meters?"""
+        following = self.tokens[self.at : self.at + 2]
+        return len(following) == 2 and all(token.glued for token in following) and following[1].kind == "word"
+
+    def _braced_unit(self) -> str:
+        unit = self._unit() if self.accepts("{") else ""
+        return unit if unit and self.accepts("}") else ""
+
+    def _unit_exponent(self) -> str | None:
+        """None where what is raised to a power is no unit."""
+        token = self.peek()
+        if token is not None and token.kind == "number" and token.glued and token.text in ("2", "3"):
+            self.at += 1  # cm2
+            return f"^{token.text}"
+        if not self.accepts("^"):
+            return ""
+        closes = "}" if self.accepts("{") else None
+        sign = self.accepts("-", "+") or ""
+        token = self.peek()
+        if token is None or not token.text.isdecimal():
+            return None
+        self.at += 1
+        return f"^{sign}{token.text}" if closes is None or self.accepts(closes) else None
 
     def sum(self) -> Node:
         sign = self.accepts("-", "+", "±")
@@ -175,7 +228,8 @@ class _Reader:
         if sign == "±":
             first = Apply("pm", (Number(Fraction(0)), first))
         elif sign is not None:
-            first = Apply("neg" if sign == "-" else "pos", (first,))
+            name = "neg" if sign == "-" else "pos"
+            first = inside_unit(first, lambda value: Apply(name, (value,)))
         terms = [first]
         while (sign := self.accepts("-", "+", "±")) is not None:
             term = self.product()
@@ -187,19 +241,51 @@ class _Reader:
 
     def product(self) -> Node:
         value = self.signed()
-        while True:
-            sign = self.accepts("*", "/")
-            if sign is not None:
-                right = self.signed()
-                value = _mixed(value, right) if sign == "/" else _joined("*", [value, right])
-            elif self._begins_factor():
-                is_fraction = self._touches_fraction()
-                right = self.power()
-                value = _implicit(value, right, is_fraction)
-            elif isinstance(value, Apply) and value.name == "beside":
-                raise Unreadable("two numbers stand side by side")
-            else:
-                return value
+        quantity: Ambiguous | None = None
+        end, depth = -1, self.depth
+        try:
+            while True:
+                sign = self.accepts("*", TIMES, "/")
+                if sign is not None:
+                    right = self.signed()
+                    value = (
+                        _mixed(value, right)
+                        if sign == "/"
+                        else _times(value, right, is_typeset=sign == TIMES)
+                    )
+                elif self._begins_factor():
+                    if quantity is None:
+                        quantity, end = self._quantity(value)
+                    token, is_fraction = self.peek(), self._touches_fraction()
+                    right = self.power()
+                    is_bracketed = token is not None and token.text == "("
+                    value = _implicit(value, right, is_fraction=is_fraction, is_bracketed=is_bracketed)
+                elif isinstance(value, Apply) and value.name == "beside":
+                    raise Unreadable("two numbers stand side by side")
+                else:
+                    break
+        except Unreadable:  # 5 J/kg is no product of letters
+            if quantity is None:
+                raise
+            self.at, self.depth = min(self.at, end), depth
+        if quantity is None or self.at > end:
+            return value
+        if self.at < end:
+            self.at = end
+            return quantity.quantity
+        return replace(quantity, product=value)
+
+    def _quantity(self, value: Node) -> tuple[Ambiguous | None, int]:
+        """The value with the unit that its letters may be, and where it ends; nothing is gone past."""
+        start, token = self.at, self.peek()
+        if token is None or not (len(token.text) == 1 or token.kind == "command") or holds_letter(value):
+            return None, -1
+        unit = self._unit()
+        end, self.at = self.at, start
+        if not unit or not is_known_unit(unit):
+            return None, -1
+        is_spaced = not token.glued and (len(unit) > 1 or unit in _SPACED_LETTERS)
+        return Ambiguous(value, Apply("unit", (value, Symbol(unit_name(unit)))), is_spaced), end
 
     def _begins_factor(self) -> bool:
         """May what comes next be multiplied without a sign?"""
@@ -221,14 +307,19 @@ class _Reader:
         return before.kind == "number" and is_fraction
 
     def _is_name(self, token: Token) -> bool:
-        return token.text.lower() in FUNCTIONS or token.text in ("pi", "sqrt", "oo")
+        is_second = token.text == "sec" and self.at + 1 == len(self.tokens)
+        is_name = token.text.lower() in FUNCTIONS or token.text in ("pi", "sqrt", "oo")
+        return is_name and not is_second
 
     def _is_letters(self, token: Token) -> bool:
         """Is it a product of letters, as in `2ab`? Words alone or with white space before them are words."""
         before = self.tokens[self.at - 1] if self.at else None
         touches = before is not None and (before.kind == "number" or before.text in _BEFORE_LETTERS)
-        is_unit = unit_name(token.text) != token.text or token.text in ("cm", "mm", "km", "kg", "mph")
-        return token.glued and touches and len(token.text) <= 3 and not is_unit
+        behind = self.tokens[self.at + 1 : self.at + 2]
+        begins = before is None and bool(behind) and behind[0].glued and behind[0].text in _BEHIND_LETTERS
+        is_letters = token.glued and len(token.text) <= 3 and (touches or begins)
+        is_unit = before is not None and before.kind == "number" and is_known_unit(token.text)
+        return is_letters and not is_unit
 
     def signed(self) -> Node:
         """A factor behind a sign of multiplication may have a sign of its own."""
@@ -239,10 +330,10 @@ class _Reader:
 
     def power(self) -> Node:
         base = self.postfix()
-        if not self.accepts("^") and not self._accepts_stars():
-            return base
         if self._accepts_degree():
             return Apply("unit", (base, Symbol("degree")))
+        if not self.accepts("^") and not self._accepts_stars():
+            return base
         self._deeper()
         exponent = self.group() if self.accepts("{") else self.signed()
         self.depth -= 1
@@ -256,12 +347,10 @@ class _Reader:
         return found
 
     def _accepts_degree(self) -> bool:
-        start = self.at
-        in_braces = self.accepts("{") is not None
-        if self._accepts_command("circ") and (not in_braces or self.accepts("}")):
-            return True
-        self.at = start
-        return False
+        """Of an angle: 20 °C has the unit behind it."""
+        behind = self.tokens[self.at + 1 : self.at + 2]
+        is_scale = bool(behind) and behind[0].kind in ("word", "text") and behind[0].text in ("C", "F")
+        return not is_scale and self.accepts("°") is not None
 
     def _accepts_command(self, *names: str) -> str | None:
         token = self.peek()
@@ -329,17 +418,29 @@ class _Reader:
             self.depth -= 1
 
     def _number(self, digits: str) -> Fraction:
+        r"""With what repeats: `0.1\overline{6}`, `0.1(6)`, `0.1666...`."""
         value = Fraction(digits.removesuffix("."))
-        if "." not in digits or not self._accepts_command("overline"):
+        whole, point, decimals = digits.partition(".")
+        if self.accepts("..."):
+            return _repeating(whole, decimals)
+        start, token = self.at, self.peek()
+        if (
+            not point
+            or token is None
+            or not ((token.text == "(" and token.glued) or token.text == "overline")
+        ):
             return value
-        self.expect("{")
-        token = self.peek()
-        if token is None or not token.text.isdecimal():
-            raise Unreadable("what repeats is no digits")
         self.at += 1
-        self.expect("}")
-        decimals = len(digits.partition(".")[2])
-        return value + Fraction(int(token.text), (10 ** len(token.text) - 1) * 10**decimals)
+        closes = ")" if token.text == "(" else "}"
+        if closes == "}":
+            self.expect("{")
+        block = self.peek()
+        if block is None or not block.text.isdecimal() or not block.glued:
+            self.at = start
+            return value
+        self.at += 1
+        self.expect(closes)
+        return value + Fraction(int(block.text), (10 ** len(block.text) - 1) * 10 ** len(decimals))
 
     def _word(self, token: Token) -> Node:
         name = token.text
@@ -400,6 +501,8 @@ class _Reader:
             return self._symbol(name)
         if name == "begin":
             return self._matrix()
+        if name == "mathbb":
+            return Symbol(f"mathbb {self._environment()}")
         raise Unreadable(f"\\{name} is not known")
 
     def _argument(self) -> Node:
@@ -451,7 +554,7 @@ class _Reader:
             if self._accepts_command("\\"):
                 continue
             if self._accepts_command("end") and self._environment() == name:
-                return Group("matrix", tuple(rows))
+                return Group(_BRACKETS_OF.get(name, "matrix"), tuple(rows))
             raise Unreadable("the matrix does not end")
 
     def _environment(self) -> str:
@@ -484,11 +587,11 @@ def _proper(node: Node) -> Fraction | None:
     return None
 
 
-def _implicit(left: Node, right: Node, is_fraction: bool) -> Node:
-    r"""A product without a sign. `2\frac12` is a mixed number; two numbers side by side are one of "1
-    1/2"."""
+def _implicit(left: Node, right: Node, *, is_fraction: bool, is_bracketed: bool) -> Node:
+    r"""A product without a sign. `2\frac12` is a mixed number; two numbers side by side are one of "1 1/2",
+    unless the right one stands in brackets."""
     last = left.args[-1] if isinstance(left, Apply) and left.name == "*" else left
-    if isinstance(right, Number):
+    if isinstance(right, Number) and not (is_bracketed and not holds_letter(left)):
         if _is_whole(last) and _is_whole(right) and left is last:
             return Apply("beside", (left, right))  # until "/" comes
         raise Unreadable("two numbers stand side by side")
@@ -507,3 +610,30 @@ def _mixed(left: Node, right: Node) -> Node:
             raise Unreadable("two numbers stand side by side")
         return Apply("mixed", (whole, Number(proper)))
     return Apply("/", (left, right))
+
+
+def _times(left: Node, right: Node, *, is_typeset: bool) -> Node:
+    """A product, or the value that a number in scientific notation is. 4.2*10^1 is a product not computed."""
+    exponent = power_of_ten(right)
+    if isinstance(left, Number) and exponent is not None and (is_typeset or exponent not in (0, 1)):
+        return Apply("scaled", (left, Number(Fraction(10) ** exponent)))
+    return _joined("*", [left, right])
+
+
+def _scaled(value: Node, factor: int) -> Node:
+    """3 million; of -3 million the sign stays outside."""
+    if isinstance(value, Apply) and value.name in ("neg", "pos"):
+        return Apply(value.name, (_scaled(value.args[0], factor),))
+    return Apply("scaled", (value, Number(Fraction(factor))))
+
+
+def _repeating(whole: str, decimals: str) -> Fraction:
+    """0.1666... is 1/6: a digit that stands there three times, or digits that stand there twice.
+    41.999... may be rounded as well."""
+    for size in range(1, len(decimals) // 2 + 1):
+        block = decimals[-size:]
+        if block.strip("0") and block.strip("9") and decimals.endswith(block * (3 if size == 1 else 2)):
+            return Fraction(f"{whole or 0}.{decimals}") + Fraction(
+                int(block), (10**size - 1) * 10 ** len(decimals)
+            )
+    raise Unreadable("nobody knows how these digits go on")

@@ -4,8 +4,8 @@ text."""
 from __future__ import annotations
 
 from stateset_agents.reasoning.maths.exact import rational
-from stateset_agents.reasoning.maths.expressions import Apply, Node, Number, Symbol
 from stateset_agents.reasoning.maths.tokens import FUNCTIONS
+from stateset_agents.reasoning.maths.tree import Ambiguous, Apply, Node, Number, Symbol
 
 __all__ = ["latex_of"]
 
@@ -25,6 +25,8 @@ def latex_of(node: Node) -> str | None:
         letter, _, index = node.name.partition("_")
         name = letter if len(letter) == 1 else {"oo": r"\infty"}.get(letter, f"\\{letter}")
         return f"{name}_{{{index}}}" if index else name
+    if isinstance(node, Ambiguous):
+        return latex_of(node.product)
     if not isinstance(node, Apply) or not _is_small(node):
         return None
     parts = [latex_of(part) for part in node.args]
@@ -39,7 +41,7 @@ def _operation(name: str, parts: list[str]) -> str | None:
     match name:
         case "+" | "mixed":
             return "+".join(f"({part})" for part in parts)
-        case "*":
+        case "*" | "scaled":
             return r" \cdot ".join(f"({part})" for part in parts)
         case "/":
             return rf"\frac{{{first}}}{{{parts[1]}}}"

@@ -2,8 +2,8 @@
 limits.
 
 math-verify's own time limit is wall time and a signal: in a thread it raises, and on a busy machine right
-answers become zeros. Here the kernel counts processor time (`symbolic_worker.py`). What takes too much of
-that is wrong; what got too little of it is unscored, and asked again.
+answers become zeros. Here it is processor time, by the process's exact clock. What takes too much of that is
+wrong; what got too little of it is unscored, and asked again.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import importlib.util
 import json
+import math
 import os
 import select
 import signal
@@ -22,9 +23,9 @@ import time
 from functools import lru_cache
 from typing import Any
 
-from stateset_agents.reasoning.maths.expressions import Node
 from stateset_agents.reasoning.maths.latex import latex_of
 from stateset_agents.reasoning.maths.symbolic_worker import CPU_SECONDS
+from stateset_agents.reasoning.maths.tree import Node
 from stateset_agents.types.errors import RewardTimeout
 from stateset_agents.types.logs import get_logger
 
@@ -59,17 +60,21 @@ class SymbolicWorker:
         with self._lock:
             process = self._running()
             assert process.stdin is not None  # it is a pipe
+            limit = _processor_seconds(process) + CPU_SECONDS
             try:
                 process.stdin.write(json.dumps({"given": given, "expected": expected}).encode() + b"\n")
                 process.stdin.flush()
             except BrokenPipeError:
                 self.close()
                 raise ChildProcessError("math-verify's process had ended") from None
-            answer = _line(process, self._wall_seconds)
+            answer = _line(process, self._wall_seconds, limit)
             if answer is not None:
                 return bool(answer["equal"])
             if process.poll() is None:
+                is_used_up = _processor_seconds(process) >= limit
                 self.close()
+                if is_used_up:
+                    return False
                 raise RewardTimeout(
                     f"math-verify got less than {CPU_SECONDS} s of processor time in "
                     f"{self._wall_seconds:g} s: the machine is overloaded"
@@ -117,15 +122,26 @@ class SymbolicWorker:
         process.wait()
 
 
-def _line(process: subprocess.Popen[bytes], seconds: float) -> dict[str, Any] | None:
-    """The next line of JSON; None where the process ended or the time is over. An end is waited for."""
+def _processor_seconds(process: subprocess.Popen[bytes]) -> float:
+    """What it has used, by Linux's exact clock of a process (CPUCLOCK_SCHED); 0 where there is none."""
+    return time.clock_gettime(~process.pid << 3 | 2) if sys.platform == "linux" else 0.0
+
+
+def _line(
+    process: subprocess.Popen[bytes], seconds: float, processor_limit: float = math.inf
+) -> dict[str, Any] | None:
+    """The next line of JSON; None where the process ended, or its time of either kind is over. An end is
+    waited for."""
     assert process.stdout is not None  # it is a pipe
     pipe = process.stdout.fileno()
     until = time.monotonic() + seconds
     text = b""
     while not text.endswith(b"\n"):
-        if not select.select([pipe], [], [], max(0.0, until - time.monotonic()))[0]:
-            return None
+        left = min(until - time.monotonic(), processor_limit - _processor_seconds(process))
+        if not select.select([pipe], [], [], max(0.0, left))[0]:
+            if left <= 0:
+                return None
+            continue
         piece = os.read(pipe, 65_536)
         if not piece:
             process.wait()

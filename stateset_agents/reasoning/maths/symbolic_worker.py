@@ -2,9 +2,9 @@
 it.
 
 A line of JSON in, {"given": LaTeX, "expected": LaTeX}, a line out, {"equal": true}. Each comparison may take
-`CPU_SECONDS` of processor time; the kernel ends the process that takes more, however busy the machine is, and
-however deep in sympy it hangs (a signal handler of Python's would wait for the end of one long
-multiplication).
+`CPU_SECONDS` of processor time. On Linux `symbolic.py` reads this process's exact clock and ends it;
+elsewhere the kernel does, by a limit. A signal handler of Python's would wait for the end of one long
+multiplication.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def main() -> None:
     math_verify = _library()
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
-        _allow(CPU_SECONDS)
+        if sys.platform != "linux":  # where the limit counts ticks, and beside busy neighbours too many
+            _allow(CPU_SECONDS)
         asked = json.loads(line)
         print(json.dumps({"equal": _equal(math_verify, **asked)}), file=answers, flush=True)
 

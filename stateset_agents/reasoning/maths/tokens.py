@@ -9,6 +9,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from stateset_agents.reasoning.maths.characters import GREEK, TIMES, plain_text
+
 __all__ = ["FUNCTIONS", "Token", "Unreadable", "tokens", "without_wrapping"]
 
 
@@ -31,15 +33,8 @@ FUNCTIONS = frozenset(
      "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "log", "ln",
      "exp")
 )  # fmt: skip
-_SIGNS = str.maketrans(
-    {
-        "\u2212": "-", "\u2013": "-", "\u00d7": "*", "·": "*", "⋅": "*", "÷": "/", "\u2044": "/",
-        "π": " pi ", "∞": " oo ", "√": " sqrt ", "²": "^2", "³": "^3", "\u00a0": " ", "~": " ",
-        "½": " 1/2 ", "¼": " 1/4 ", "¾": " 3/4 ",
-    }
-)  # fmt: skip
 _COMMANDS = {
-    "cdot": "*", "times": "*", "ast": "*", "div": "/", "pm": "±", "mp": "±",
+    "cdot": TIMES, "times": TIMES, "ast": "*", "div": "/", "pm": "±", "mp": "±",
     "le": "≤", "leq": "≤", "leqslant": "≤",
     "ge": "≥", "geq": "≥", "geqslant": "≥", "lt": "<", "gt": ">", "ne": "≠", "neq": "≠", "cup": "\u222a",
     "%": "%", "$": "$",
@@ -49,17 +44,23 @@ _SPACES = frozenset(
     (",", ";", ":", "!", " ", "quad", "qquad", "left", "right", "big", "Big", "bigl", "bigr",
      "displaystyle", "limits")
 )  # fmt: skip
+_DOTS = frozenset(("dots", "ldots", "cdots"))
 _TEXTS = frozenset(
     ("text", "textbf", "textit", "textrm", "mathrm", "mathbf", "mbox", "operatorname", "mathit")
 )
 _NUMBER = r"[0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]{1,3}(?![0-9A-Za-z.]))?|\.[0-9]+"
 _TOKEN = re.compile(
     rf"(?P<space>\s+)|(?P<thousands>[0-9]{{1,3}}(?:,[0-9]{{3}})+(?![0-9])(?:\.[0-9]+)?)|(?P<number>{_NUMBER})"
-    r"|\\(?P<command>[A-Za-z]+|.)|(?P<word>[A-Za-z]+)|(?P<mark>[-+*/^_()\[\]{},;=!|<>%$€£°:±≤≥≠\u222a&])",
+    r"|\\(?P<command>[A-Za-z]+|.)|(?P<word>[A-Za-z]+)|(?P<greek>[\u0391-ω])|(?P<tie>(?<=[\w)}\]$%°])~(?=\S))"
+    r"|(?P<mark>\.\.\.|[-+*\u00d7·/^_()\[\]{},;=!|<>%$€£¥¢°:±≤≥≠\u222a&])",
     re.DOTALL,
 )
 _THIN = re.compile(r"(?<=[0-9])(?:\{,\}|\\[,!]|,\\!)(?=[0-9]{3})")
-_BRACED = re.compile(r"\s*\{([^{}\\$]*)\}")
+_DEGREE = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))")
+_DOTTED = re.compile(r"\\dot\s*\{?([0-9])\}?(?:([0-9]*)\\dot\s*\{?([0-9])\}?)?")
+_TIMES = re.compile(r"(?<=[0-9])\s*[xX]\s*(?=10\s*(?:\^|\*\*))")
+_BRACED = re.compile(r"\s*\{((?:[^{}\\$]|\\[,;:! ]|\\(?:cdot|mu)(?![A-Za-z])|\{[-+]?[0-9]\})*)\}")
+_IN_TEXT = ((re.compile(r"\\[,;:! ]|~"), " "), (re.compile(r"\\cdot\s*"), "*"), (re.compile(r"\\mu\s*"), "µ"))
 
 
 def tokens(text: str, *, thousands: bool) -> list[Token]:
@@ -67,7 +68,8 @@ def tokens(text: str, *, thousands: bool) -> list[Token]:
 
     With `thousands` "1,250" is one number where it stands in no brackets; without, a comma always divides.
     """
-    text = _THIN.sub(",", text.translate(_SIGNS))
+    text = _DEGREE.sub("°", _THIN.sub(",", plain_text(text)))
+    text = _TIMES.sub(TIMES, _DOTTED.sub(_overlined, text))
     found: list[Token] = []
     position, depth, glued = 0, 0, True
     while position < len(text):
@@ -80,24 +82,38 @@ def tokens(text: str, *, thousands: bool) -> list[Token]:
             assert match is not None  # it begins with a digit
             kind, value = "number", match[0]
         position = match.end()
-        if kind == "space" or (kind == "command" and value in _SPACES):
+        if kind in ("space", "tie") or (kind == "command" and value in _SPACES):
             glued = False
             continue
+        if kind == "greek":
+            kind, value = "command", GREEK.get(value, value)
         if kind == "command" and value in _TEXTS:
             braced = _BRACED.match(text, position)
             if braced is None:
                 raise Unreadable(f"\\{value} without a text in braces")
-            kind, value, position = "text", braced[1].strip(), braced.end()
-            if not value:
-                continue
+            position, value = braced.end(), braced[1]
+            for pattern, plain in _IN_TEXT:
+                value = pattern.sub(plain, value)
+            for word in value.split():
+                found.append(Token("text", word, glued))
+                glued = False
+            continue
         if kind == "command" and value in _COMMANDS:
             kind, value = "mark", _COMMANDS[value]
+        elif kind == "command" and value in _DOTS:
+            kind, value = "mark", "..."
+        elif value == "·":
+            value = TIMES
         if kind == "thousands":
             kind, value = "number", value.replace(",", "")
         depth += (value in ("(", "[", "{", "\\{")) - (value in (")", "]", "}", "\\}"))
         found.append(Token(kind, value, glued))  # type: ignore[arg-type]  # the groups have the kinds' names
         glued = True
     return found
+
+
+def _overlined(match: re.Match[str]) -> str:
+    return rf"\overline{{{''.join(filter(None, match.groups()))}}}"
 
 
 _WRAPPED = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"))
@@ -114,7 +130,9 @@ def without_wrapping(text: str) -> str:
     before = None
     while before != text:
         before = text
-        text = text.strip().removesuffix(".").rstrip()
+        text = text.strip()
+        if text.endswith(".") and not text.endswith(".."):  # an ellipsis says that digits are missing
+            text = text[:-1].rstrip()
         for opens, closes in _WRAPPED:
             inner = text[len(opens) : -len(closes)]
             if len(text) > len(opens + closes) and text == f"{opens}{inner}{closes}" and opens not in inner:

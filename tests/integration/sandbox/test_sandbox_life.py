@@ -8,15 +8,17 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from attack_run import children
 
 from stateset_agents.runtime.tasks import in_thread
-from stateset_agents.sandbox import Job, Limits, Sandbox, SandboxFailure
+from stateset_agents.sandbox import Job, Limits, Sandbox, SandboxFailure, what_is_there
 from stateset_agents.sandbox.levels import choose_walls
 from stateset_agents.sandbox.local import Watch, run_job
+from stateset_agents.sandbox.walls import Level
 from stateset_agents.types.errors import ConfigurationError
 
 ADD = Job(program="def add(a, b): return a + b", entry_point="add", arguments=((1, 2),))
@@ -82,24 +84,54 @@ async def test_a_cancelled_call_ends_its_program() -> None:
     assert (await sandbox.run(ADD)).agree(0, 3)
 
 
-def test_a_program_that_something_else_kills_is_unscored() -> None:
+@pytest.mark.parametrize("level", what_is_there().levels)
+def test_a_program_that_something_else_kills_is_unscored(level: Level) -> None:
     watch, failures = Watch(), list[Exception]()
 
     def run() -> None:
         try:
-            run_job(LOOP, limits=Limits(cpu_seconds=600), walls=choose_walls("auto"), watch=watch)
+            run_job(LOOP, limits=Limits(cpu_seconds=600), walls=choose_walls(level), watch=watch)
         except SandboxFailure as failure:
             failures.append(failure)
 
-    before = set(children())
     thread = threading.Thread(target=run)
     thread.start()
-    wait_until(lambda: bool(set(children()) - before))
-    time.sleep(1)  # the program has begun
-    for pid in set(children()) - before:
-        os.kill(int(pid), signal.SIGKILL)
+    program: list[int] = []
+    wait_until(lambda: bool(program.extend(looping(watch._pid)) or program))
+    os.kill(program[0], signal.SIGKILL)
     thread.join()
-    assert "killed from outside" in str(failures[0]) or "could not be put up" in str(failures[0])
+    assert "killed from outside" in str(failures[0])
+
+
+def looping(process: int) -> list[int]:
+    """The youngest descendant, where it has used a tenth of a second: the program, which loops."""
+    parents = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            parents[int((entry / "stat").read_text().rpartition(")")[2].split()[1])] = int(entry.name)
+    while process in parents:
+        process = parents[process]
+    try:
+        used = time.clock_gettime(~process << 3 | 2) if process else 0.0  # CPUCLOCK_SCHED of it
+    except OSError:
+        return []
+    return [process] if used > 0.1 else []
+
+
+@pytest.mark.parametrize("level", what_is_there().levels)
+@pytest.mark.parametrize("code", [1, 137])
+def test_a_program_that_says_it_was_killed_has_ended_early(level: Level, code: int) -> None:
+    """137 is how a shell tells SIGKILL."""
+    job = Job(program=f"import os\ndef f(): os._exit({code})", entry_point="f", arguments=((),))
+    claims = run_job(job, limits=Limits(), walls=choose_walls(level))
+    assert (claims.ending, claims.claimed) == ("ended early", {})
+
+
+@pytest.mark.parametrize("level", what_is_there().levels)
+def test_every_level_tells_the_processor_time_of_the_program(level: Level) -> None:
+    spin = "import time\nwhile time.process_time() < 0.3: pass"
+    claims = run_job(Job(program=spin, stdin=("",)), limits=Limits(), walls=choose_walls(level))
+    assert 0.3 <= claims.cpu_seconds < 0.5
 
 
 def test_claims_before_the_limit_count() -> None:
@@ -110,7 +142,7 @@ def test_claims_before_the_limit_count() -> None:
     )
     claims = run_job(job, limits=Limits(cpu_seconds=1, wall_seconds=300), walls=choose_walls("auto"))
     assert (claims.ending, sorted(claims.claimed)) == ("cpu limit", [0, 1])
-    assert 0.8 < claims.cpu_seconds < 1.5
+    assert 1 <= claims.cpu_seconds < 1.2
 
 
 def test_a_sandbox_serves_one_loop_after_another() -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from chat_server import ChatServer, Fault, answer, body, cut, hang, status
 
-from stateset_agents.backends.openai.client import ChatClient
-from stateset_agents.backends.openai.responses import _seconds
+from stateset_agents.backends.openai.client import ChatClient, NoAnswer
+from stateset_agents.backends.openai.responses import ChatAnswer, _seconds, read_answer
 from stateset_agents.types.errors import BackendError, BudgetExceeded, ConfigurationError
 from stateset_agents.types.messages import Message
 
@@ -82,14 +82,45 @@ async def test_tools_are_offered_and_their_calls_come_back() -> None:
 
 @pytest.mark.parametrize(
     "fault",
-    [status(429), status(500), status(503), status(408), body('{"choices": [{"mess'), cut],
-    ids=["429", "500", "503", "408", "torn JSON", "cut"],
+    [
+        *[status(429), status(500), status(503), status(408), body('{"choices": [{"mess'), cut],
+        body('{"error": {"code": 502, "message": "Provider returned error"}, "user_id": "u"}'),
+        body('{"error": {"code": "429", "message": "slow down"}, "choices": []}'),
+        body('{"choices": [{"error": {"code": 502, "message": "down"}, "message": {"content": "half"}}]}'),
+        body('{"error": "the model is loading"}'),
+        body(json.dumps(answer("x", choices=[]))),
+        body('{"choices": null}'),
+        body('{"object": "list"}'),
+        body('{"choices": [{"finish_reason": "stop", "message": null}]}'),
+        body('{"choices": [{"finish_reason": null, "message": {"content": null}}]}'),
+        body('{"choices": [{"finish_reason": "error", "message": {"content": null}}]}'),
+    ],
 )
 async def test_what_may_pass_is_tried_again(fault: Fault) -> None:
     async with ChatServer(fault, fault) as server:
         assert await client(server)("hi") == "Score: 7"
     assert len(server.bodies) == 3
     assert server.bodies[0] == server.bodies[2]
+
+
+async def test_content_may_be_a_list_of_parts() -> None:
+    thought = {"type": "thinking", "thinking": [{"type": "text", "text": "Six sevens."}]}
+    parts = [thought, {"type": "text", "text": "It is "}, {"type": "text", "text": "42."}]
+    async with ChatServer(speak=lambda prompt: {"content": parts}) as server:
+        result = await client(server).complete([Message(role="user", content="6 * 7?")])
+    assert (result.text, result.reasoning) == ("It is 42.", "Six sevens.")
+
+
+async def test_an_error_within_an_answer_says_that_the_conversation_is_too_long() -> None:
+    for error in (
+        {"code": 400, "message": "This model's maximum context length is 4096 tokens"},
+        {"code": "context_length_exceeded", "message": "too long", "type": "server_error"},
+    ):
+        async with ChatServer(body(json.dumps({"error": error}))) as server:
+            with pytest.raises(NoAnswer) as caught:
+                await client(server)("hi")
+        assert caught.value.failure.exceeds_context
+        assert len(server.bodies) == 1
 
 
 async def test_a_slow_answer_is_given_up_and_tried_again() -> None:
@@ -103,10 +134,15 @@ async def test_a_slow_answer_is_given_up_and_tried_again() -> None:
     [
         (status(401, "bad key"), "status 401: 'bad key'"),
         (status(404, '{"error":\n "no model m"}'), 'status 404: \'{"error": "no model m"}\''),
-        (body('{"object": "list"}'), 'its answer holds no text: {"object": "list"}'),
         (body("[]"), "its answer holds no text"),
-        (body(json.dumps(answer("x", choices=[]))), "its answer holds no text"),
-        (body('{"choices": [{"message": {"content": null, "tool_calls": []}}]}'), "its answer holds no text"),
+        (body('{"error": {"code": 401, "message": "no credits"}}'), "it says 'no credits'"),
+        (body('{"error": {"message": "no m", "type": "invalid_request_error"}}'), "it says 'no m'"),
+        (
+            body('{"error": {"code": 400, "message": "maximum context length is 9"}}'),
+            "it says 'maximum context",
+        ),
+        (body(json.dumps(answer({"content": None, "tool_calls": []}))), "its answer holds no text"),
+        (body(json.dumps(answer({"content": [{"type": "audio"}]}))), "its answer holds no text"),
     ],
 )
 async def test_what_will_not_pass_is_told_at_once(fault: Fault, message: str) -> None:
@@ -311,3 +347,25 @@ def test_a_client_outlives_an_event_loop() -> None:
 def test_wrong_settings_are_one_line(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         ChatClient(**{"url": "http://x/v1", "model": "m", **settings})
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "error"),
+    [
+        ({"parameters": {"at": "K27"}}, {"at": "K27"}, None),
+        ({"args": '{"at": "K27"}'}, {"at": "K27"}, None),
+        ({"at": "K27"}, {}, "the call of look has no arguments, and 'at' beside its name"),
+        ({"arguments": "{}", "args": "{}"}, {}, "the arguments of look are not a JSON object"),
+        ({}, {}, None),
+    ],
+)
+def test_an_endpoint_s_call_never_loses_its_arguments(
+    function: dict[str, Any], arguments: dict[str, Any], error: str | None
+) -> None:
+    message = {"content": None, "tool_calls": [{"id": "a", "function": {"name": "look", **function}}]}
+    answer = read_answer(
+        json.dumps({"choices": [{"message": message}]}), {"tools": [{}], "messages": []}, may_be_empty=True
+    )
+    assert isinstance(answer, ChatAnswer)
+    (call,) = answer.tool_calls
+    assert (call.arguments, call.error) == (arguments, error)

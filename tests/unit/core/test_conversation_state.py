@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import sqlite3
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -412,3 +413,131 @@ def test_a_function_that_asks_for_a_state_that_is_not_made_is_refused(name: str)
 def test_tools_and_verdict_that_want_a_state_where_none_is_made_are_told_how_to_make_it() -> None:
     with pytest.raises(ConfigurationError, match=r"tool cancel asks for .* give state=\.\.\., a function"):
         shop(state=None, success=cancelled)
+
+
+class Till:
+    """A shop's till."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.sold: list[str] = []
+        self.orders = scenario.context["orders"]
+
+    def sell(self, item: str, amount: int = 1) -> str:
+        """Sell an item."""
+        self.sold += [item] * amount
+        return ", ".join(self.sold)
+
+    async def count(self) -> int:
+        """How many were sold."""
+        return len(self.sold)
+
+    def close(self) -> None:
+        self.orders = []
+
+    def _secret(self) -> str:
+        return "no tool"
+
+
+def calling(name: str, **arguments: Any) -> Message:
+    return Message(role="assistant", content="", tool_calls=(ToolCall(name=name, arguments=arguments),))
+
+
+async def test_the_public_methods_of_a_class_are_tools_on_an_object_of_each_conversation() -> None:
+    environment = ConversationEnvironment([SCENARIO], tools=Till, success=lambda state: state.sold == ["tea"])
+    one, other = await begin(environment), await begin(environment)
+    assert [schema["function"]["name"] for schema in one.tools] == ["sell", "count"]
+    assert [*one.tools[0]["function"]["parameters"]["properties"]] == ["item", "amount"]
+    seen = await one.step(calling("sell", item="tea"))
+    twin = one.fork()
+    await twin.step(calling("sell", item="jam"))
+    assert seen.messages[0].content == "tea"
+    assert (await one.step(calling("count"))).messages[0].content == "1"
+    assert (await other.step(calling("count"))).messages[0].content == "0"
+    assert [await verdict(each) for each in (one, other, twin)] == [True, False, False]
+
+
+async def test_a_class_and_functions_go_together_and_a_factory_makes_the_object() -> None:
+    made = []
+
+    def make(scenario: Scenario) -> Till:
+        made.append(Till(scenario))
+        return made[-1]
+
+    @tool
+    def empty(state: Till) -> str:
+        state.sold.clear()
+        return "empty"
+
+    environment = ConversationEnvironment([SCENARIO], tools=[Till, empty], state=make)
+    conversation = await begin(environment)
+    await conversation.step(calling("sell", item="tea"))
+    await conversation.step(calling("empty"))
+    assert made[-1].sold == []
+    with pytest.raises(ConfigurationError, match="state must make a Till, whose methods are tools, got dict"):
+        await begin(ConversationEnvironment([SCENARIO], tools=Till, state=dict))
+
+
+async def test_reset_begins_an_object_as_trl_does() -> None:
+    class Counter:
+        def reset(self, orders: list[str], seed: int, **row: Any) -> None:
+            self.left = [*orders]
+            self.row = {"seed": seed, **row}
+
+        def take(self) -> str:
+            """Take one."""
+            return self.left.pop()
+
+    environment = ConversationEnvironment([SCENARIO], tools=Counter)
+    conversation = await begin(environment, seed=7)
+    assert [schema["function"]["name"] for schema in conversation.tools] == ["take"]
+    assert (await conversation.step(calling("take"))).messages[0].content == "K28"
+    Counter.reset = lambda self: "hello"  # type: ignore[method-assign,assignment]  # what is refused
+    with pytest.raises(ConfigurationError, match=r"Counter\.reset returned 'hello', which nobody would read"):
+        await begin(environment)
+    Counter.reset = lambda self, price: None  # type: ignore[method-assign,assignment]  # likewise
+    with pytest.raises(ConfigurationError, match=r"Counter\.reset cannot be called .*'price'.*orders"):
+        await begin(environment)
+
+
+async def test_methods_of_one_object_are_refused_unless_it_is_said_that_nothing_changes_it() -> None:
+    class Index:
+        def search(self, words: str) -> str:
+            """Search."""
+            return words
+
+    for bound in (Index().search, tool(Index().search)):
+        with pytest.raises(
+            ConfigurationError, match=r"one Index, which all .* tools=Index, of which each gets"
+        ):
+            ConversationEnvironment([SCENARIO], tools=[bound])
+    conversation = await begin(ConversationEnvironment([SCENARIO], tools=[tool(shared=True)(Index().search)]))
+    assert (await conversation.step(calling("search", words="tea"))).messages[0].content == "tea"
+    assert (
+        await Toolbox([Index().search]).call(ToolCall(name="search", arguments={"words": "a"}))
+    ).content == "a"
+
+
+class Nothing:
+    value = 3
+
+
+@pytest.mark.parametrize(
+    ("tools", "why"),
+    [
+        (Nothing, "the class Nothing has no public method"),
+        ([Till, Ledger], "two classes, Till and Ledger, and a conversation has one state"),
+        ([functools.partial(print)], "got functools.partial.*: write a function that calls it"),
+    ],
+)
+def test_tools_that_no_conversation_could_have_are_one_line(tools: Any, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        ConversationEnvironment([SCENARIO], tools=tools)
+
+
+def test_a_decorated_method_names_the_class_as_the_cure() -> None:
+    with pytest.raises(ConfigurationError, match="tool buy is a method: leave @tool off and give its class"):
+
+        class Decorated:
+            @tool
+            def buy(self, item: str) -> str:
+                return item

@@ -282,7 +282,9 @@ def test_functions_that_cannot_be_tools_are_refused():
 
 def test_tools_that_are_no_list_are_refused() -> None:
     wrong: Any = 5
-    with pytest.raises(ConfigurationError, match="tools must be a list of typed functions, got 5"):
+    with pytest.raises(
+        ConfigurationError, match="tools must be a list of typed functions, or a class with methods, got 5"
+    ):
         Toolbox(wrong)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from deployment_journals import alter
 
 from stateset_agents.deployment.assignment import bucket
 from stateset_agents.deployment.controller import DeploymentController, start_deployment
@@ -193,7 +194,12 @@ def test_what_a_row_says_cannot_be_changed_unseen(tmp_path: Path) -> None:
         raw.execute("UPDATE outcomes SET success = 0")
     for change, named in (
         ("UPDATE outcomes SET success = 0.0 WHERE number = 4", "outcomes of deployment 0001, row 4,"),
-        ("DELETE FROM outcomes WHERE number = 4", "outcomes of deployment 0001, row 5,"),
+        ("DELETE FROM outcomes WHERE number = 4", "outcomes of deployment 0001 are 9 rows, numbered 1 to 10"),
+        ("UPDATE outcomes SET number = -10 WHERE number = 10", "are 10 rows, numbered -10 to 9"),
+        (
+            "UPDATE transitions SET deployment = '0005' WHERE number = 2",
+            "deployment 0005 are 1 rows, numbered 2",
+        ),
         ("DELETE FROM outcomes WHERE number > 8", "had 10 outcomes at its last move, and has 8"),
         ("UPDATE transitions SET share = 0.6 WHERE number = 2", "transitions of deployment 0001, row 2,"),
         ("UPDATE deployments SET salt = 'mine'", "deployments of deployment 0001, row 1,"),
@@ -201,10 +207,8 @@ def test_what_a_row_says_cannot_be_changed_unseen(tmp_path: Path) -> None:
         broken = tmp_path / "broken.sqlite"
         with sqlite3.connect(broken) as copy:
             raw.backup(copy)
-            for [trigger] in copy.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
-                copy.execute(f"DROP TRIGGER {trigger}")
-            copy.execute(change)
         copy.close()
+        alter(broken, change)
         with pytest.raises(JournalError, match=named):
             DeploymentController(Journal(broken), "0001")
         broken.unlink()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deployment_journals import PLAN, SimulatedDeployment
+from deployment_journals import PLAN, SimulatedDeployment, alter
 
 from stateset_agents.deployment.journal import Journal
 from stateset_agents.deployment.plan import DeploymentPlan
@@ -158,8 +158,7 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
         Deployments(tmp_path / "none.sqlite")
     deployment = SimulatedDeployment(tmp_path / "d.sqlite")
     deployment.talk(5)
-    rows = sqlite3.connect(deployment.path)
-    rows.executescript("DROP TRIGGER outcomes_update; UPDATE outcomes SET success = 1 - success")
+    alter(deployment.path, "UPDATE outcomes SET success = 1 - success")
     with pytest.raises(JournalError, match="was altered: outcomes of deployment 0001, row 1"):
         Deployments(deployment.path).data()
     saved = tmp_path / "talks.jsonl"

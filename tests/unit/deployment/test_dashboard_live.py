@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from deployment_journals import SimulatedDeployment
+from deployment_journals import SimulatedDeployment, alter
 from report_runs import finished_run
 
 from stateset_agents.cli.main import main
@@ -71,8 +70,7 @@ async def test_what_another_process_writes_comes_as_an_event(tmp_path: Path) -> 
 async def test_an_altered_journal_is_said_and_not_shown(tmp_path: Path) -> None:
     deployment = SimulatedDeployment(tmp_path / "d.sqlite")
     deployment.talk(40)
-    rows = sqlite3.connect(deployment.path)
-    rows.executescript("DROP TRIGGER outcomes_update; UPDATE outcomes SET success = 1 - success")
+    alter(deployment.path, "UPDATE outcomes SET success = 1 - success")
     async with served(tmp_path / "runs", deployment.path) as client:
         async with client.get("/") as page:
             assert page.status == 500

@@ -180,6 +180,9 @@ def test_calls_agree_by_name_and_arguments() -> None:
     look = ("look", {"order": "K1"})
     assert agreement_of(says("a ", look), says("a", look)) == "reply"
     assert agreement_of(says("a", look), says("b", look)) == "calls"
+    priced, whole = ("buy", {"price": 20.0, "note": None}), ("buy", {"price": 20})
+    assert agreement_of(says("Zu\u0308rich", priced), says("Z\u00fcrich", whole)) == "reply"
+    assert agreement_of(says("a", ("buy", {"price": True})), says("a", ("buy", {"price": 1}))) == "none"
     for other in (("look", {"order": "K2"}), ("find", {"order": "K1"})):
         assert agreement_of(says("a", look), says("a", other)) == "none"
     assert agreement_of(says("a", look), says("a", look, look)) == "none"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stateset_agents.reasoning.maths.agreement import MAX_ANSWER, math_agreement
+from stateset_agents.reasoning.maths.agreement import MAX_ANSWER, check_truth, math_agreement
 from stateset_agents.reasoning.maths.exact import are_equal
 from stateset_agents.reasoning.maths.expressions import read
 from stateset_agents.reasoning.maths.tokens import Unreadable
@@ -108,6 +108,54 @@ EQUAL = [
     ("(B)", "B"),
     (r"\text{(B)}", "(B)"),
     ("New  York", "new york"),
+]
+EQUAL += [
+    *[
+        ("5 m/s", text)
+        for text in (r"5\text{ m/s}", "5 meters per second", r"5\,\mathrm{m\,s^{-1}}", "5 m·s⁻¹")
+    ],
+    *[(f"5 {letter}", rf"5\text{{ {letter}}}") for letter in ("m", "s", "g", "h", "J", "N", "W", "L")],
+    ("5 m", "5 metres"),
+    ("5 s", "5 seconds"),
+    ("5 h", "5 hours"),
+    ("5 J", "5 joules"),
+    ("5 m^2", "5 square meters"),
+    ("5 m²", r"5\text{ m}^2"),
+    ("-5 m", r"-5\text{ m}"),
+    ("5 J/kg", "5 joules per kilogram"),
+    (r"5\frac{\text{km}}{\text{h}}", "5 km/h"),
+    ("m * 5", "5 m"),
+    ("20 °C", r"20^\circ\text{C}"),
+    ("5 μm", r"5\ \mu\text{m}"),
+    *[("18 square cm", truth) for truth in (18, r"18\text{ cm}^2", "18 cm2")],
+    *[("5 pounds", truth) for truth in ("5 lb", "£5")],
+    *[
+        (text, text)
+        for text in (r"1.5 \times 10^3", "10^{-3}", r"3 \times 10^8 \text{ m/s}", "3 million", "42...")
+    ],
+    *[("1500", text) for text in (r"1.5 \times 10^3", "1.5·10³", "1.5 x 10^3", "1.5 thousand")],
+    *[(text, "1/3") for text in ("0.333...", "0.333…", r"0.333\ldots", r"0.\dot{3}", "0.3\u0305", "0.(3)")],
+    ("0.1(6)", "1/6"),
+    ("5 kΩ", "5 kiloohms"),
+    ("5 sec.", "5 s"),
+    ("x ∈ \u211d", r"x\in\mathbb{R}"),
+    (r"\frac{yd}{q}", r"\frac{dy}{q}"),
+    ("0.1666...", "1/6"),
+    ("0.1212...", "4/33"),
+    (r"(3,\infty)", r"(3,+\infty)"),
+    ("(3, +∞)", r"(3,\infty)"),
+    ("1 < x < 3", "1<x<3"),
+    ("3 > x ≥ 1", r"1 \leq x<3"),
+    ("a/b*c", "ac/b"),
+    ("3 million", 3_000_000),
+    ("$3 million", "$3,000,000"),
+    (r"\begin{bmatrix}1&2\end{bmatrix}", r"\begin{pmatrix}1&2\end{pmatrix}"),
+    *[(text, 1250) for text in ("\uff11\uff12\uff15\uff10", "1\u202f250", "1\u00a0250", "1\u200b250")],
+    ("2⅔", "8/3"),
+    ("x¹²", "x^{12}"),
+    ("2θ", r"2\theta"),
+    ("50\uff05", "50%"),
+    ("Zu\u0308rich", "Zürich"),
 ]
 UNEQUAL = [
     # several answers, of which one is right
@@ -315,6 +363,39 @@ UNEQUAL = [
     ("I don't know", 42),
     ("0", "I don't know"),
 ]
+UNEQUAL += [
+    ("5 mW", "5 MW"),
+    ("5 mg", "5 Mg"),
+    ("5 MB", "5 Mb"),
+    ("mW", "MW"),
+    ("5 m/", "5 m/s"),
+    ("5 s/m", "5 m/s"),
+    ("5 m", "5 s"),
+    ("5", "5 m"),
+    ("5 m^3", "5 m^2"),
+    ("2gm", "2mg"),
+    ("1000 m", "1 km"),
+    ("£5", "5 lb"),
+    ("20°", "20 °C"),
+    *[
+        (text, 42)
+        for text in ("42m", "42 K", "42 M", "42 pm", "42...", "42…", "~42", "≈42", r"x \sim 42", "41.999...")
+    ],
+    *[(text, 5000) for text in ("5k", "5 * 1000", "50 * 10^2 * 1", "5(10^3)", "5 million")],
+    ("\u211d", "R"),
+    ("0.333...", "0.333"),
+    ("0.333", "0.333..."),
+    ("3.14...", r"\pi"),
+    ("x^½", "x/2"),
+    ("4②", 42),
+    ("1\u20133", -2),
+    ("-2", "1\u20133"),
+    ("2^{10}", 1024),
+    ("x > 3", "1 < x < 3"),
+    ("1 < x > 3", "1 < x < 3"),
+    (r"\begin{vmatrix}1&2\\3&4\end{vmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+    (r"\begin{Vmatrix}1&2\end{Vmatrix}", r"\begin{vmatrix}1&2\end{vmatrix}"),
+]
 EXPRESSIONS = [
     ("(x+1)^2", "x^2+2x+1", True),
     ("x^2+2x+1", "(1+x)(x+1)", True),
@@ -335,6 +416,18 @@ EXPRESSIONS = [
     (r"\sqrt{5}", r"\sqrt{2}+\sqrt{3}", False),
     (r"\sqrt{4+9}", "5", False),
     ("x", "y", False),
+    ("2(3)", 6, True),
+    ("(2)(3)", 6, True),
+    ("ab/c", "a/c*b", True),
+    ("(1+i)^2", "2i", True),
+    (r"\frac{1}{1+i}", r"\frac{1-i}{2}", True),
+    (r"\sqrt{-4}", "2i", True),
+    ("5 m", "5 meters", True),
+    ("1500", r"1.5 \times 10^3", True),
+    ("i", "1", False),
+    ("0.(3)", 0, False),
+    ("1\u20133", -2, False),
+    ("f(3)", "3f", False),
     (r"\frac{1}{0}", 1, False),
     ("0^0", 1, False),
     ("1/3", "0.3333333333", False),
@@ -416,6 +509,24 @@ def test_answers_of_20_000_characters_take_no_time() -> None:
 def test_a_truth_that_is_none_is_refused(truth: object) -> None:
     with pytest.raises(ConfigurationError, match="answer"):
         math_agreement("42", truth)
+
+
+@pytest.mark.parametrize(
+    "truth", ["2^{10}", r"12 \times 13", "3!", "84/2", "4.2*10^1", "1-3", "1" * 201, [1, "2*3"]]
+)
+def test_a_truth_that_is_not_its_own_answer_is_refused(truth: object) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"would be wrong: write it evaluated, .* or set form: expression"
+    ):
+        check_truth(truth)
+
+
+@pytest.mark.parametrize(
+    "truth", ["10^{-1}", "1.5e3", "$5", "1,250", ["1,250", [["1/2", "a half"]][0]], "~42", 0.1]
+)
+def test_a_truth_that_is_its_own_answer_is_taken(truth: object) -> None:
+    check_truth(truth)
+    check_truth("2^{10}", form="expression")
 
 
 def test_an_unknown_form_is_refused() -> None:

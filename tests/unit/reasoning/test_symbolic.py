@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -9,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from neighbours import neighbours
 
 from stateset_agents.reasoning.maths import symbolic
 from stateset_agents.reasoning.maths.expressions import read
@@ -47,6 +49,22 @@ def test_too_much_processor_time_is_wrong_and_the_next_answer_has_a_process_agai
     assert worker.pid != pid
     with pytest.raises(ProcessLookupError):  # reaped: a zombie could still be signalled
         os.kill(pid or 0, 0)
+
+
+@pytest.mark.long
+def test_a_process_that_has_answered_for_long_beside_a_neighbour_has_its_whole_time() -> None:
+    """Ticks run ahead of what it takes then, after some seconds by more than the two that are allowed."""
+    worker = SymbolicWorker()
+    with neighbours("yielding", 1):
+        assert worker.are_equal(SAME, "1")
+        process_clock = ~(worker.pid or 0) << 3 | 2  # CPUCLOCK_SCHED of it
+        for letter, number in itertools.product("abcdhkmnpqrstuvwxyz", range(1, 20)):
+            angle = f"{number}{letter}"
+            assert worker.are_equal(rf"\sin({angle})^{{2}}+\cos({angle})^{{2}}", "1"), angle
+            if time.clock_gettime(process_clock) > 8:
+                break
+        assert time.clock_gettime(process_clock) > 8
+    worker.close()
 
 
 @pytest.mark.long

@@ -81,7 +81,7 @@ def test_a_taken_port_is_one_line_with_the_cure(tmp_path: Path, capsys: pytest.C
         port = taken.getsockname()[1]
         assert main(["report", str(folder.path), "--live", "--port", str(port)]) == 1
     text = capsys.readouterr().err
-    assert f"port {port} cannot be used" in text
+    assert f"cannot listen on 127.0.0.1:{port}: " in text
     assert "--port" in text
 
 

@@ -10,16 +10,14 @@ import pytest
 from scripts import rooms
 
 MOST_FLOORS = 8
-MOST_THINGS = 14
 
 
-def test_no_folder_has_a_circle_each_about_a_dozen_things_and_the_package_eight_floors() -> None:
+def test_no_folder_has_a_circle_and_the_package_eight_floors() -> None:
     package, *folders = rooms.folders()
     assert package.floors() <= MOST_FLOORS  # CycleError names the circle
     assert len(package.arrows) <= 25  # its later rooms are known
     for folder in folders:
-        assert folder.floors() >= 1
-        assert len(folder.arrows) <= MOST_THINGS, (folder.name, sorted(folder.arrows))
+        assert folder.floors() >= 1, folder.name
 
 
 def test_a_circle_through_two_folders_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

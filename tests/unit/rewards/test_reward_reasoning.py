@@ -10,8 +10,12 @@ from builders import trajectory
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stateset_agents.backends.scripted import ScriptedBackend
+from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.chat.replies.parsing import HERMES
+from stateset_agents.core.environment import ConversationEnvironment
 from stateset_agents.core.reward import RewardFunction, RewardResult, reward_function, score_trajectories
+from stateset_agents.evaluation.evaluator import evaluate
 from stateset_agents.rewards import (
     DeepSeekRewardFunction,
     ReasoningReward,
@@ -22,6 +26,7 @@ from stateset_agents.rewards import (
 from stateset_agents.runtime.retries import FaultPolicy, FaultTolerance
 from stateset_agents.training.components import make_reward
 from stateset_agents.types.errors import ConfigurationError, RewardFailure, RewardTimeout
+from stateset_agents.types.scenario import Scenario
 
 GOOD = "<think> 6 * 7 = 42 </think> <answer> 42 </answer>"
 
@@ -170,6 +175,20 @@ async def test_a_form_may_be_asked_for() -> None:
     reply = "<answer>(x+1)^2</answer>"
     assert await paid(create_math_answer_reward(), reply, answer="x^2+2x+1") == 0.0
     assert await paid(create_math_answer_reward(form="expression"), reply, answer="x^2+2x+1") == 1.0
+
+
+@pytest.mark.parametrize("name", ["math_answer", "reasoning"])
+async def test_a_truth_that_is_not_its_own_answer_is_refused_before_anything_is_played(name: str) -> None:
+    scenario = Scenario(id="power", opening="2^10?", context={"answer": "2^{10}"})
+    line = r"scenario 'power': its own answer '2\^\{10\}' would be wrong: write it evaluated"
+    backend = ScriptedBackend(["<answer>1024</answer>"])
+    async with MultiTurnAgent(AgentConfig(), backend=backend) as agent:
+        with pytest.raises(ConfigurationError, match=line):
+            await evaluate(
+                agent, ConversationEnvironment(scenarios=[scenario]), make_reward({"name": name}), [scenario]
+            )
+    assert not backend.requests
+    make_reward({"name": name, "form": "expression"}).check_scenario(scenario)
 
 
 async def test_the_names_lead_to_the_rewards() -> None:

@@ -42,7 +42,7 @@ async def paid(reward: RewardFunction, *said: str | Message, **context: object) 
         ("-$5", (-5.0, "dollar")),
         ("$1,250.50", (1250.5, "dollar")),
         ("40 dollars", (40.0, "dollar")),
-        ("1e3 m", (1000.0, "m")),
+        ("1e3 m", (1000.0, "meter")),
         ("3/4 hours", (0.75, "hour")),
         ("12 %", (12.0, "percent")),
         (".5", (0.5, "")),
@@ -63,6 +63,14 @@ def test_anything_else_is_no_number(text: str):
         ("42.0", 42, 1.0),
         ("41", 42, 0.0),
         ("$42", 42, 1.0),
+        ("42 apples", 42, 1.0),
+        ("42%", 42, 0.0),
+        ("42 million", 42, 0.0),
+        ("42...", 42, 0.0),
+        ("42\u2026", 42, 0.0),
+        ("5 MW", "5 mW", 0.0),
+        ("5 milliwatts", "5 mW", 1.0),
+        ("5 meters/second", "5 m/s", 1.0),
         ("40 USD", "$40", 1.0),
         ("40", "$40", 0.0),
         ("40 euros", "$40", 0.0),
@@ -110,6 +118,7 @@ async def test_several_answers_are_none():
     assert await paid(reward, "6 * 7?", "Answer: 41\nAnswer: 42", answer=42) == 0.0
     assert await paid(reward, "6 * 7?", "Answer: 41, 42, 43", answer=42) == 0.0
     assert await paid(reward, "6 * 7?", "Answer: 42 Answer: 43", answer=42) == 0.0
+    assert await paid(reward, "Power?", "Answer: 5 MW\nAnswer: 5 mW", answer="5 mW") == 0.0
     assert await paid(reward, "6 * 7?", "Answer: 42\nSo it is:\nAnswer: 42", answer=42) == 1.0
 
 

@@ -101,7 +101,7 @@ async def test_a_backend_that_breaks_is_a_server_error():
 async def test_a_port_that_is_taken_is_told():
     async with served(["x"]) as (_, _, server):
         port = int(server.url.split(":")[2].split("/")[0])
-        with pytest.raises(ConfigurationError, match="choose another port"):
+        with pytest.raises(ConfigurationError, match="choose another with --port"):
             async with AgentServer(server.agent, port=port):
                 pass
 

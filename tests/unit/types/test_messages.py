@@ -123,3 +123,37 @@ def test_thoughts_are_read_by_either_name_and_written_nowhere(key: str) -> None:
 def test_thoughts_must_be_text() -> None:
     with pytest.raises(ConfigurationError, match="message reasoning must be text, got int: 3"):
         Message.from_openai({"role": "assistant", "content": "", "reasoning": 3})
+
+
+@pytest.mark.parametrize("key", ["arguments", "parameters", "args"])
+@pytest.mark.parametrize("is_text", [False, True])
+def test_a_call_s_arguments_may_stand_under_another_name(key: str, is_text: bool) -> None:
+    function = {"name": "cancel", key: '{"status": "draft"}' if is_text else {"status": "draft"}}
+    for item in ({"id": "c1", "type": "function", "function": function}, {"id": "c1", **function}):
+        (call,) = Message.from_openai({"role": "assistant", "tool_calls": [item]}).tool_calls
+        assert (call.name, call.arguments, call.id) == ("cancel", {"status": "draft"}, "c1")
+
+
+@pytest.mark.parametrize(
+    ("item", "why"),
+    [
+        ({"name": "cancel", "status": "draft"}, "no arguments, and 'status' beside its name"),
+        ({"function": {"name": "cancel", "arguments": {}, "status": "x"}}, "'status' beside its name"),
+        ({"function": {"name": "cancel", "args": {"a": 1}, "arguments": {}}}, "arguments and args"),
+    ],
+)
+def test_a_call_whose_arguments_would_get_lost_is_refused(item: dict[str, object], why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        Message.from_openai({"role": "assistant", "tool_calls": [item]})
+
+
+def test_what_a_vendor_adds_to_a_call_is_no_argument() -> None:
+    item = {
+        "function": {"name": "ping", "arguments": "{}", "parsed_arguments": None},
+        "extra_content": {"google": {}},
+    }
+    (call,) = Message.from_openai({"role": "assistant", "tool_calls": [item]}).tool_calls
+    assert call.arguments == {}
+    beside = {"function": {"name": "ping"}, "arguments": {"a": 1}}
+    (call,) = Message.from_openai({"role": "assistant", "tool_calls": [beside]}).tool_calls
+    assert call.arguments == {"a": 1}

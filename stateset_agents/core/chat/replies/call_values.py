@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import regex  # type: ignore[import-untyped]  # it has no types of its own
+
 __all__ = ["MAX_LEVELS", "TaggedArguments", "TooDeep", "read_bare_keys", "read_python_calls"]
 
 MAX_LEVELS = 32
@@ -25,7 +27,7 @@ _KEY = re.compile(r"[^,:\[\]{}'\"]+(?=:)")
 _CALL = re.compile(r"\s*([^\s,()\[\]{}=]+)\(")
 _ARGUMENT = re.compile(r"\s*([^\s,()\[\]{}=]+)\s*=\s*")
 _QUOTES = ('<|"|>', '"', "'")
-_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
+_ESCAPE = re.compile(r"\\(U00[01][0-9a-fA-F]{5}|u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
 _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "\n": ""}
 _AFTER_TEXT = re.compile(r"\s*(?:,\s*[^\s,()\[\]{}=]+\s*=|\)\s*(?:\]|,\s*[^\s,()\[\]{}=]+\())")
 """What stands behind an argument that is text: templates that escape no quotes leave no other way to tell."""
@@ -36,12 +38,15 @@ class TooDeep(ValueError):
     """There are more than `MAX_LEVELS` levels of objects and lists."""
 
 
-def read_python_calls(text: str, captures: Mapping[str, str]) -> list[dict[str, Any]]:
+def read_python_calls(
+    text: str, captures: Mapping[str, str], *, escapes: bool = True
+) -> list[dict[str, Any]]:
     """`[f(x='a', n=1), g()]` as `{"function": {"name": ..., "arguments": {...}}}` each.
 
-    A quote in a text may be escaped or not. Raises ValueError for anything else.
+    A quote in a text may be escaped or not. Without `escapes` an argument that is text stands as it is
+    between its quotes, backslashes included. Raises ValueError for anything else.
     """
-    reader = _Reader(text)
+    reader = _Reader(text, escapes=escapes)
     reader.expect("[")
     calls: list[dict[str, Any]] = []
     while not reader.accepts("]"):
@@ -79,7 +84,15 @@ class TaggedArguments:
     divides: str
     """Stands between key and value."""
     closes: str
-    """With what must follow, so that a value may hold the same text."""
+    """With what must follow, so that a value may hold the same text; `$` is the end of the call's text."""
+    end: str
+    """What closes the call."""
+
+    @property
+    def literal(self) -> tuple[Any, Any]:
+        """How an argument begins, and the rest of it; see `Region.literal`."""
+        closes = self.closes.replace("$", re.escape(self.end))
+        return regex.compile(self.opens), regex.compile(f"(?s:.*?){closes}")
 
     def __call__(self, text: str, captures: Mapping[str, str]) -> dict[str, Any]:
         """The call that `captures` name; raises ValueError where text stands in no argument."""
@@ -113,9 +126,10 @@ def _without_tags(text: str) -> str:
 class _Reader:
     """Values of JSON and Python, from a position on."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, escapes: bool = True) -> None:
         self.text = text
         self.position = 0
+        self._escapes = escapes
 
     def accepts(self, mark: str) -> bool:
         """Go past this mark if it comes next, white space before it included."""
@@ -170,10 +184,11 @@ class _Reader:
             return self.value(0)
         end = self.position - 1
         while (end := self.text.find(quote, end + 1)) >= 0:
-            if not self._is_escaped(end) and _AFTER_TEXT.match(self.text, end + len(quote)):
+            is_escaped = self._escapes and self._is_escaped(end)
+            if not is_escaped and _AFTER_TEXT.match(self.text, end + len(quote)):
                 text = self.text[self.position : end]
                 self.position = end + len(quote)
-                return _unescaped(text)
+                return _unescaped(text) if self._escapes else text
         raise self.error(f"a text that {quote} ends")
 
     def _object(self, level: int) -> dict[str, Any]:

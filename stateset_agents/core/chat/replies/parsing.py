@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import regex  # type: ignore[import-untyped]  # it has no types of its own
 
+from stateset_agents.core.chat.replies.argument_types import with_types
 from stateset_agents.core.chat.replies.call_values import (
     MAX_LEVELS,
     TaggedArguments,
@@ -23,7 +24,8 @@ from stateset_agents.core.chat.replies.response_templates import RESPONSE_TEMPLA
 from stateset_agents.core.chat.replies.stream import CallText, Region, ReplyStream
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
-from stateset_agents.types.messages import Completion, Message, ToolCall
+from stateset_agents.types.messages import Completion, Message, ToolCall, call_arguments
+from stateset_agents.types.schemas import parameters_of
 
 __all__ = ["HERMES", "ReplyParser", "ReplyStream", "choose_parser", "parse_reply"]
 
@@ -51,6 +53,8 @@ class ReplyParser:
     """May control tokens be missing in the text? False: thoughts or calls can only be told by them."""
     reads_calls: bool = True
     """Is a call that the chat template writes read back?"""
+    null: str = "null"
+    """How the chat template writes a null where all arguments are text."""
 
     def read(self, text: str, *, turn: int = 0, tools: Tools = (), calls: bool = True) -> Message:
         """The assistant message that a sampled text stands for; never raises.
@@ -153,18 +157,15 @@ class ReplyParser:
             yield broken(f"the tool call {how}: {_line(error.__cause__ or error)}")
             return
         for item in value if isinstance(value, list) else [value]:
-            function = item.get("function") if isinstance(item, dict) else None
-            if region.values_are_text and isinstance(function, dict):
-                function = _typed(function, tools)
-            fault = _fault(function)
-            if fault is not None:
-                yield broken(fault)
-            elif not isinstance(function, dict) or not isinstance(function.get("name"), str):
-                yield broken('the tool call must be an object with "name" and "arguments"')
-            elif not isinstance(arguments := function.get("arguments", {}), dict):
-                yield broken("the tool call's arguments must be an object")
-            else:
-                yield ToolCall(name=function["name"], arguments=arguments)
+            try:
+                name, arguments = _named(item)
+            except ValueError as error:
+                yield broken(str(error))
+                continue
+            if region.values_are_text:
+                arguments = with_types(arguments, parameters_of(name, tools), self.null)
+            fault = _fault([name, arguments])
+            yield ToolCall(name=name, arguments=arguments) if fault is None else broken(fault)
 
     def _value(self, found: CallText) -> Any:
         """What a call's region reads; raises anything.
@@ -233,18 +234,27 @@ def choose_parser(tokenizer: Any, prompt_end: str, render: Callable[[Message], s
             only its header, where the template shows another end in the past). Raises ConfigurationError for
             one that it cannot render.
 
-    The first format that reads a call and a thought with words back is taken, else the first that reads the
-    call, or the thought. Where none reads a call, `reads_calls` is False.
+    The first format that reads a call, a thought with words and a call with a difficult text back is taken,
+    else the first that reads the call, or the thought. Where none reads a call, `reads_calls` is False.
     """
     special = tuple(token.content for token in tokenizer.hf.added_tokens_decoder.values() if token.special)
     ends = [tokenizer.piece(id) for id in tokenizer.eos_ids]
-    call = _rendered(render, _CALL, ends)
+    call, odd_call, null = (
+        _rendered(
+            render, replace(_CALL, tool_calls=(replace(_CALL.tool_calls[0], arguments=arguments),)), ends
+        )
+        for arguments in (_CALL.tool_calls[0].arguments, _ODD_ARGUMENTS, {"city": None})
+    )
     thought = _rendered(render, _THOUGHT, ends) or _rendered(render, replace(_THOUGHT, reasoning=None), ends)
 
-    def reads(parser: ReplyParser) -> tuple[bool, bool]:
-        return _reads_call(parser, prompt_end, call), _reads_thought(parser, prompt_end, thought)
+    def reads(parser: ReplyParser) -> tuple[bool, bool, bool]:
+        return (
+            _reads_call(parser, prompt_end, call, _CALL.tool_calls[0].arguments),
+            _reads_thought(parser, prompt_end, thought),
+            _reads_call(parser, prompt_end, odd_call, _ODD_ARGUMENTS),
+        )
 
-    best, most = HERMES, (False, False)
+    best, most = HERMES, (False, False, False)
     for parser in _formats(tokenizer):
         parser = replace(parser, special=special, skip_special_tokens=False)
         parser = replace(parser, begins_in=_opened_by(parser, prompt_end))
@@ -253,6 +263,7 @@ def choose_parser(tokenizer: Any, prompt_end: str, render: Callable[[Message], s
             best, most = replace(parser, reads_calls=passed[0]), passed
         if all(passed):
             break
+    best = replace(best, null=_null_of(best, prompt_end, null))
     without = replace(best, skip_special_tokens=True)
     if reads(without) == most and not {"<think>", "</think>"} & {*special}:
         return replace(without, special=())
@@ -262,6 +273,7 @@ def choose_parser(tokenizer: Any, prompt_end: str, render: Callable[[Message], s
 _TOO_DEEP = f"the tool call has more than {MAX_LEVELS} levels of objects and lists"
 _THINK = Region(holds="reasoning", opens=regex.compile("<think>"), closes=regex.compile(r"</think>\s*"))
 """In every format: any model may write it, whatever its template knows of thoughts."""
+_JSON_TEXT = (regex.compile('"'), regex.compile(r'(?:[^"\\\x00-\x1f]++|\\.)*+"'))
 HERMES = ReplyParser(
     regions=(
         _THINK,
@@ -270,13 +282,15 @@ HERMES = ReplyParser(
             opens=regex.compile("<tool_call>"),
             closes=regex.compile("</tool_call>"),
             closing="</tool_call>",
-            read=lambda body, captures: {"function": json.loads(body)},
+            read=lambda body, captures: json.loads(body),
             is_json=True,
+            literal=_JSON_TEXT,
         ),
     )
 )
 """The format of Qwen 2.5 and 3, and of every model without a chat template of its own."""
 
+_CALL_PARTS = ("name", "arguments")
 _THOUGHT = Message(
     role="assistant", content="One moment, please.", reasoning="They want to know where it is."
 )
@@ -285,6 +299,7 @@ _CALL = Message(
     content="",
     tool_calls=(ToolCall(name="look_up", arguments={"city": "Oslo", "days": 3}),),
 )
+_ODD_ARGUMENTS = {"city": 'it\'s \\n "it"\n</tool_call> \\'}
 _TOOLS = (
     {
         "name": "look_up",
@@ -302,13 +317,23 @@ def _rendered(render: Callable[[Message], str], message: Message, ends: Sequence
     return functools.reduce(str.removesuffix, ends, text.rstrip())
 
 
-def _reads_call(parser: ReplyParser, prompt_end: str, text: str) -> bool:
+def _reads_call(parser: ReplyParser, prompt_end: str, text: str, arguments: Mapping[str, Any]) -> bool:
     return any(
-        [replace(call, id="") for call in message.tool_calls] == list(_CALL.tool_calls)
+        [(call.name, call.arguments) for call in message.tool_calls]
+        == [(_CALL.tool_calls[0].name, arguments)]
         and not message.content
         and not message.reasoning
         for message in _readings(parser, prompt_end, text)
     )
+
+
+def _null_of(parser: ReplyParser, prompt_end: str, text: str) -> str:
+    """How the template writes a null, from a call of which it is the only argument."""
+    for message in _readings(parser, prompt_end, text):
+        for call in message.tool_calls:
+            if isinstance(written := call.arguments.get("city"), str):
+                return written
+    return parser.null
 
 
 def _reads_thought(parser: ReplyParser, prompt_end: str, text: str) -> bool:
@@ -358,7 +383,7 @@ def _known_format(name: str) -> ReplyParser:
     for key, field in RESPONSE_TEMPLATES[name].items():
         reader = _own_reader(field)
         if reader is not None:
-            readers[key], field = reader, {**field, "content": "text"}
+            readers[key], field = reader, {**field, "content": "text", "content_args": {}}
         fields[key] = field
     return _from_template({"start_anchor": "<", "fields": fields}, readers, is_known=True)
 
@@ -367,11 +392,11 @@ def _own_reader(field: Mapping[str, Any]) -> Callable[[str, Mapping[str, str]], 
     """For contents that transformers has no parser for; None where it has one."""
     match field.get("content"):
         case "python-calls":
-            return read_python_calls
+            return functools.partial(read_python_calls, **field.get("content_args", {}))
         case "bare-keys":
             return read_bare_keys
         case "tags":
-            return TaggedArguments(**field["content_args"])
+            return TaggedArguments(**field["content_args"], end=field["close"])
     return None
 
 
@@ -407,12 +432,18 @@ _HOLDS: dict[str, Literal["content", "reasoning", "tool_calls"]] = {
 
 def _region(field: Any, reader: Callable[[str, Mapping[str, str]], Any] | None, is_known: bool) -> Region:
     """A field of a loaded response template."""
-    from transformers.utils.chat_parsing.content_parsers import process_field
+    from transformers.utils.chat_parsing.content_parsers import parse_content, process_field
+
+    keys = _keys_in_content(field)
 
     def read(body: str, captures: Mapping[str, str]) -> Any:
         if "name" in field.open_re.groupindex and not captures.get("name"):
             raise ValueError("it names no tool where the format has the name")
-        return process_field(body, field, dict(captures))
+        if keys is None:
+            return process_field(body, field, dict(captures))
+        value = parse_content(body, field.content, field.content_args)
+        items = value if isinstance(value, list) else [value]
+        return [{keys.get(key, key): part for key, part in item.items()} for item in items]
 
     literal = field.close_literals or [""]
     return Region(
@@ -424,8 +455,24 @@ def _region(field: Any, reader: Callable[[str, Mapping[str, str]], Any] | None, 
         closes_by_end=not is_known or field.close_re is None or bool(field.close_re.search("")),
         read=reader or read,
         is_json=field.content == "json",
+        literal=_JSON_TEXT if field.content == "json" else getattr(reader, "literal", None),
         values_are_text=isinstance(reader, TaggedArguments) or field.content in ("xml-inline", "kv-lines"),
     )
+
+
+def _keys_in_content(field: Any) -> dict[str, str] | None:
+    """What a call's JSON calls "name" and "arguments"; None where the format has the name before the JSON.
+
+    The transformation of a response template reads these two and would lose every other key.
+    """
+    function = field.transform.get("function") if isinstance(field.transform, dict) else None
+    if field.content != "json" or not isinstance(function, dict):
+        return None
+    places = [regex.fullmatch(r"\{(?:content\.)?(\w+)\}", str(function.get(key))) for key in _CALL_PARTS]
+    keys = [place[1] for place in places if place is not None]
+    if len(keys) < len(_CALL_PARTS) or "content" in keys or {*keys} & {*field.open_re.groupindex}:
+        return None
+    return dict(zip(keys, _CALL_PARTS, strict=True))
 
 
 def _before_end(pattern: Any) -> Any:
@@ -437,71 +484,6 @@ def _before_end(pattern: Any) -> Any:
     if pattern is None or source == pattern.pattern:
         return pattern
     return regex.compile(source, pattern.flags) if source else None
-
-
-def _typed(function: Mapping[str, Any], tools: Tools) -> dict[str, Any]:
-    """A call whose arguments are texts, with the types that its tool's schema has."""
-    name, arguments = function.get("name"), function.get("arguments")
-    schemas = (tool.get("function", tool) for tool in tools)
-    schema = next((each for each in schemas if isinstance(each, Mapping) and each.get("name") == name), {})
-    parameters = schema.get("parameters")
-    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-    if not isinstance(arguments, dict) or not isinstance(properties, Mapping):
-        return dict(function)
-    typed = {
-        key: _value_of(value, _types(properties.get(key))) if isinstance(value, str) else value
-        for key, value in arguments.items()
-    }
-    return {**function, "arguments": typed}
-
-
-def _types(schema: Any) -> set[str]:
-    """The JSON types that a schema allows; empty if it names none."""
-    if not isinstance(schema, Mapping):
-        return set()
-    declared = schema.get("type", ())
-    names = declared if isinstance(declared, list | tuple) else [declared]
-    types = {name for name in names if isinstance(name, str)}
-    for union in ("anyOf", "oneOf"):
-        choices = schema.get(union)
-        for choice in choices if isinstance(choices, list | tuple) else ():
-            types |= _types(choice)
-    return types | ({"null"} if schema.get("nullable") else set())
-
-
-_OF_TYPE: dict[str, Any] = {
-    "integer": int,
-    "number": (int, float),
-    "boolean": bool,
-    "object": dict,
-    "array": list,
-    "null": type(None),
-}
-
-
-def _value_of(text: str, types: set[str]) -> Any:
-    """A text as a value of one of the types; as it stands if it may be text, or is none of them.
-
-    Templates write constants as JSON or as Python has them.
-    """
-    if "null" in types and text.strip() in ("null", "None"):
-        return None
-    if not types or "string" in types:
-        return text
-    constants = {"True": True, "False": False}
-    try:
-        value = constants[text.strip()] if text.strip() in constants else json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    if "integer" in types and isinstance(value, float) and value.is_integer():
-        return int(value)
-    is_bool = isinstance(value, bool)
-    fits = any(
-        isinstance(value, _OF_TYPE[name]) and is_bool == (name == "boolean")
-        for name in types
-        if name in _OF_TYPE
-    )
-    return value if fits else text
 
 
 @functools.lru_cache(maxsize=64)
@@ -522,6 +504,24 @@ def _alternatives(texts: Sequence[str]) -> str:
         return ""
     choices = "|".join(regex.escape(first) + _alternatives(rests) for first, rests in by_first.items())
     return f"(?:{choices}){'?' if may_end else ''}"
+
+
+def _named(item: Any) -> tuple[str, dict[str, Any]]:
+    """Name and arguments of a call; raises ValueError where an argument might get lost."""
+    function = item.get("function") if isinstance(item, dict) and "name" not in item else item
+    if not isinstance(function, dict) or not isinstance(name := function.get("name"), str):
+        raise ValueError('the tool call must be an object with "name" and "arguments"')
+    if not name.strip():
+        raise ValueError('the tool call names no tool: write {"name": ..., "arguments": {...}}')
+    arguments, unknown = call_arguments(function if function is item else {**item, **function})
+    if unknown or (arguments is None and "id" in function):
+        raise ValueError(
+            f"the tool call has {(*unknown, 'id')[0]!r:.60} beside its name: put every argument into "
+            '"arguments": {...}'
+        )
+    if not isinstance(arguments, dict) and (arguments is not None or "arguments" in function):
+        raise ValueError("the tool call's arguments must be an object")
+    return name, arguments or {}
 
 
 def _line(error: BaseException) -> str:

@@ -65,7 +65,8 @@ _GLM = {
 
 _LLAMA3 = {
     "tool_calls": {
-        "open_pattern": r'(?=\{\s*(?:"type":\s*"function",\s*)?"name":\s*"[^"]*",\s*"parameters":)',
+        "open_pattern": r'(?=\{\s*(?:"type":\s*"function",\s*)?"name":\s*"[^"]*",\s*'
+        r'"(?:parameters|arguments|args)":)',
         "close_pattern": r"\Z",
         "repeats": True,
         "content": "json",
@@ -138,7 +139,7 @@ _GEMMA4 = {
     "content": {},
 }
 
-_LFM2 = {
+_LFM2: dict[str, Any] = {
     "thinking": _THINK,
     "tool_calls": {
         "open": "<|tool_call_start|>",
@@ -148,6 +149,9 @@ _LFM2 = {
     },
     "content": {},
 }
+
+_LFM2_RAW = {**_LFM2, "tool_calls": {**_LFM2["tool_calls"], "content_args": {"escapes": False}}}
+"""LFM2.5 and its second version write texts between quotes as they are."""
 
 _DEEPSEEK = {
     "reasoning_content": _THINK,
@@ -197,6 +201,7 @@ RESPONSE_TEMPLATES: dict[str, dict[str, Any]] = {
     "atem": _ATEM,
     "gemma4": _GEMMA4,
     "lfm2": _LFM2,
+    "lfm2_raw": _LFM2_RAW,
     "deepseek": _DEEPSEEK,
     "mistral": _MISTRAL,
     "mistral_list": _MISTRAL_LIST,

@@ -37,6 +37,8 @@ class Region:
     """Is the body of a call JSON? For error messages."""
     values_are_text: bool = False
     """Are all arguments read as text, so that only the tool's schema tells their types?"""
+    literal: tuple[Any, Any] | None = None
+    """How a text in a call begins, and the rest of it: what closes the region does not close it in there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,10 @@ class ReplyStream:
         """Where the last match of no characters was; another one there would go on for ever."""
         self._found: dict[int, Any] = {}
         """The next match of each pattern in the present text, by the pattern's id."""
+        self._literals_end = 0
+        """Up to here the texts in a call have been gone through."""
+        self._first_closing = -1
+        """Where a delimiter stood that was taken for part of a text in a call; -1 for nowhere."""
 
     @property
     def content(self) -> str:
@@ -179,6 +185,8 @@ class ReplyStream:
             return None, None, certain
         for pattern, region in self._watched():
             match = self._search(pattern, partial=not is_last)
+            if region is None and self.region is not None and self.region.literal is not None:
+                match = self._outside_literals(pattern, match, self.region.literal, is_last)
             if match is None:
                 continue
             if not is_last and (match.partial or match.end() == size):
@@ -210,8 +218,31 @@ class ReplyStream:
         self._found[id(pattern)] = match
         return match
 
+    def _outside_literals(self, pattern: Any, match: Any, literal: tuple[Any, Any], is_last: bool) -> Any:
+        """The closing delimiter that stands in no text of the call; the first one where all of them do."""
+        opens, rest = literal
+        while match is not None and not match.partial:
+            opening = opens.search(self._text, self._literals_end, match.start())
+            if opening is None:
+                return match
+            whole = rest.match(self._text, opening.end(), partial=not is_last)
+            if whole is None:  # it is no text after all
+                return match
+            if whole.partial:  # until more has come
+                return whole
+            self._literals_end = whole.end()
+            if whole.end() > match.start():
+                if self._first_closing < 0:
+                    self._first_closing = match.start()
+                match = pattern.search(self._text, whole.end(), partial=not is_last)
+        if match is None and is_last and self._first_closing >= 0:
+            self._position = self._first_closing
+            return pattern.search(self._text, self._first_closing)
+        return match
+
     def _open(self, region: Region, match: Any) -> None:
         self.region = region
+        self._literals_end, self._first_closing = match.end(), -1
         captures = {name: text for name, text in match.groupdict().items() if text is not None}
         self._opened = match.start(), match.end(), captures
         if region.holds == "reasoning":

@@ -22,6 +22,7 @@ from stateset_agents.core.scoring.claims.mentions import (
 from stateset_agents.core.scoring.claims.second_values import has_second_value, is_alternative, is_one_of_many
 from stateset_agents.core.scoring.claims.statements import Statements, TextSpan, read_statements
 from stateset_agents.core.scoring.claims.typed_values import MOST_VALUES, same_value, stem
+from stateset_agents.types.comparison import composed
 
 __all__ = ["FactStatus", "fact_statuses", "states_fact"]
 
@@ -56,7 +57,9 @@ def fact_statuses(
 
         fact_statuses({"day": ("Friday",)}, ["It comes Monday or Friday."])  ->  {"day": FactStatus.NAMED}
     """
-    types = tuple(tuple(options) for options in choices)
+    facts, replies, user_texts = composed(facts), composed(replies), composed(user_texts)
+    types = tuple(tuple(options) for options in composed(choices))
+    shown_texts = composed(shown_texts)
     known = [value for text in (*user_texts, *shown_texts) for value in read_values(text, types)]
     wanted = [wanted_value(wording, types) for wordings in facts.values() for wording in wordings]
     read = Replies(

@@ -14,13 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stateset_agents.core.chat.replies.parsing import parse_reply
-from stateset_agents.core.sources.rows.tools import (
-    from_json_text,
-    parameters_of,
-    without_unasked_nulls,
-)
+from stateset_agents.core.sources.rows.tools import from_json_text, without_unasked_nulls
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
+from stateset_agents.types.schemas import parameters_of
 
 __all__ = ["Chat", "read_messages", "read_reply"]
 
@@ -69,7 +66,6 @@ def read_messages(value: Any, column: str, tools: Sequence[Mapping[str, Any]] = 
         raise ConfigurationError(
             f'{column} must be a list of messages, [{{"role": "user", "content": ...}}], got {items!r:.60}'
         )
-    schemas = parameters_of(tools)
     messages: list[Message] = []
     weights: list[float] = []
     unread: list[str] = []
@@ -77,7 +73,7 @@ def read_messages(value: Any, column: str, tools: Sequence[Mapping[str, Any]] = 
         data = _as_openai(item)
         unread += [key for key, given in data.items() if key not in _READ and given is not None]
         weight = _weight(data)
-        for message in _read(data, messages, schemas):
+        for message in _read(data, messages, tools):
             messages.append(message)
             weights.append(weight)
     return Chat(messages=tuple(messages), weights=tuple(weights), unread=tuple(unread))
@@ -120,11 +116,11 @@ def _as_openai(item: Any) -> Mapping[str, Any]:
 
 
 def _read(
-    data: Mapping[str, Any], before: Sequence[Message], schemas: Mapping[str, Any]
+    data: Mapping[str, Any], before: Sequence[Message], tools: Sequence[Mapping[str, Any]]
 ) -> Iterator[Message]:
     """The message; of results that stand in one, a message for each call before it."""
     if data.get("tool_calls") and isinstance(data["tool_calls"], Sequence):
-        data = {**data, "tool_calls": [_without_nulls(call, schemas) for call in data["tool_calls"]]}
+        data = {**data, "tool_calls": [_without_nulls(call, tools) for call in data["tool_calls"]]}
     message = Message.from_openai(data)
     if message.tool_calls and message.role != "assistant":
         raise ConfigurationError(
@@ -158,15 +154,19 @@ def _read(
         yield replace(message, content=text)
 
 
-def _without_nulls(call: Any, schemas: Mapping[str, Any]) -> Any:
+def _without_nulls(call: Any, tools: Sequence[Mapping[str, Any]]) -> Any:
     """A call whose arguments are an object, without nulls that nobody asked for; others as they stand."""
     function = (call.get("function") or call) if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), Mapping):
+    if not isinstance(function, Mapping):
         return call
-    arguments = without_unasked_nulls(function["arguments"], schemas.get(str(function.get("name"))))
-    if function is call:
-        return {**call, "arguments": arguments}
-    return {**call, "function": {**function, "arguments": arguments}}
+    schema = parameters_of(function.get("name"), tools)
+    clean = {
+        key: without_unasked_nulls(value, schema)
+        if isinstance(value, Mapping) and key != "function"
+        else value
+        for key, value in function.items()
+    }
+    return clean if function is call else {**call, "function": clean}
 
 
 def _as_json_call(found: re.Match[str]) -> str:

@@ -9,8 +9,9 @@ from typing import Any
 
 from stateset_agents.core.sources.rows.files import without_nulls
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.schemas import merged
 
-__all__ = ["from_json_text", "parameters_of", "read_schemas", "without_unasked_nulls"]
+__all__ = ["from_json_text", "read_schemas", "without_unasked_nulls"]
 
 _TYPES = {
     "str": "string",
@@ -101,26 +102,21 @@ def _typed(name: str) -> dict[str, Any]:
     return {"type": type_name} if type_name in _TYPES.values() else {}
 
 
-def parameters_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Name -> JSON Schema of its arguments."""
-    return {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
-
-
-def without_unasked_nulls(arguments: Any, schema: Any) -> Any:
+def without_unasked_nulls(arguments: Any, schema: Any, root: Any = None) -> Any:
     """The arguments of a call without nulls, but those that the schema requires.
 
     Arrow gives the arguments of each call the names of all: {"city": "Oslo", "days": null}. Of an argument
-    that is not required null says no more than its absence.
+    that is not required null says no more than its absence. `root` as in `types.schemas`.
     """
+    root = schema if root is None else root
     if isinstance(arguments, list | tuple):
         items = schema.get("items") if isinstance(schema, Mapping) else None
-        return [without_unasked_nulls(item, items) for item in arguments]
+        return [without_unasked_nulls(item, items, root) for item in arguments]
     if not isinstance(arguments, Mapping):
         return arguments
-    known = schema if isinstance(schema, Mapping) else {}
-    required, properties = known.get("required") or (), known.get("properties") or {}
+    members = merged(schema, root)
     return {
-        key: without_unasked_nulls(value, properties.get(key))
+        key: without_unasked_nulls(value, members.schemas.get(key), root)
         for key, value in arguments.items()
-        if value is not None or key in required
+        if value is not None or key in members.required
     }

@@ -25,6 +25,7 @@ from stateset_agents.training.loop.curriculum.reward_parts import weighted
 from stateset_agents.training.loop.curriculum.state import CurriculumState
 from stateset_agents.training.loop.scenario_order import ScenarioOrder, shuffled
 from stateset_agents.training.settings.stages import DifficultyBounds, Stage, level_of
+from stateset_agents.types.comparison import nfc
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.scenario import Scenario
@@ -194,7 +195,7 @@ class Curriculum:
 
     def _stratum(self, scenario: Scenario) -> str:
         values = [
-            scenario.family if key == FAMILY else str(scenario.context.get(key))
+            scenario.family if key == FAMILY else nfc(str(scenario.context.get(key)))
             for key in self.config.strata_keys
         ]
         return values[0] if len(values) == 1 else json.dumps(values)

@@ -25,7 +25,8 @@ from stateset_agents import Callback, train
 from stateset_agents.backends.loading import load_backend
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.core.reward import reward_function
+from stateset_agents.core.reward import CompositeReward, reward_function
+from stateset_agents.rewards.reasoning import create_math_answer_reward
 from stateset_agents.rewards.scaling import NormalizedReward
 from stateset_agents.rewards.shaping import PotentialShaping
 from stateset_agents.tracking.run_log import RunLog
@@ -304,6 +305,18 @@ async def test_validation_that_cannot_be_is_refused_before_the_first_step(tmp_pa
     train_only = make_environment(scenarios=[one for one in SCENARIOS if one["split"] == "train"])
     trainer = make_trainer(tmp_path, environment=train_only, eval_steps=1)
     with pytest.raises(ConfigurationError, match="no validation scenario"):
+        await trainer.initialize()
+    await trainer.close()
+
+
+async def test_a_truth_that_is_not_its_own_answer_is_refused_before_the_first_step(tmp_path):
+    power = {"id": "power", "opening": "2^10?", "context": {"answer": "2^{10}"}}
+    trainer = make_trainer(
+        tmp_path,
+        environment=make_environment(scenarios=[*SCENARIOS, power]),
+        reward=CompositeReward([(create_math_answer_reward(), 1.0), (even_share, 1.0)]),
+    )
+    with pytest.raises(ConfigurationError, match=r"of scenario 'power': its own answer .* would be wrong"):
         await trainer.initialize()
     await trainer.close()
 

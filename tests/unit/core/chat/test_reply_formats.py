@@ -545,6 +545,7 @@ FORMATS = {
     "atem": "muse_glimmer",
     "gemma4": "gemma4_v5",
     "lfm2": "lfm2_v2",
+    "lfm2_raw": "lfm2_2_5",
     "deepseek": "deepseekv3",
     "mistral": WITH_ID,
     "mistral_list": ONE_LIST,
@@ -683,3 +684,31 @@ def test_what_32_000_tokens_say_is_told_as_they_come(name: str, begun: str, no_c
         whole = parser.read(begun + piece * 32_000)
         assert "".join(told["content"]) == whole.content
         assert "".join(told["reasoning"]) == (whole.reasoning or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "wanted"),
+    [
+        ("llama3", '{"name": "f", "parameters": {"a": 1}, "status": "x"}', "'status' beside its name"),
+        ("llama3", '{"name": "f", "arguments": {"a": 1}}', {"a": 1}),
+        ("llama3", '{"name": "f", "args": {"a": 1}}', {"a": 1}),
+        ("mistral_list", '[TOOL_CALLS][{"name": "f", "parameters": {"a": 1}, "id": "123456789"}]', {"a": 1}),
+        ("mistral_list", '[TOOL_CALLS][{"name": "f", "a": 1, "id": "123456789"}]', "'a' beside its name"),
+    ],
+)
+def test_formats_with_the_name_in_the_json_lose_no_argument(name: str, text: str, wanted: object) -> None:
+    parser, _, _ = format_of(name)
+    (read,) = parser.read(text).tool_calls
+    assert read.arguments == wanted if isinstance(wanted, dict) else str(wanted) in str(read.error)
+
+
+def test_a_foreign_response_template_loses_no_argument_either() -> None:
+    tokenizer = trl_tokenizer("qwen3")
+    add_response_schema(tokenizer.hf)
+    end, render = rendering(tokenizer, tools_for(PLAIN))
+    parser = choose_parser(tokenizer, end, render)
+    text = '<tool_call>{"name": "f", "KEY": {"a": 1}}</tool_call>'
+    (read,) = parser.read(text.replace("KEY", "parameters")).tool_calls
+    assert read.arguments == {"a": 1}
+    (lost,) = parser.read(text.replace("KEY", "status")).tool_calls
+    assert "'status' beside its name" in str(lost.error)

@@ -195,3 +195,42 @@ def test_reading_takes_time_in_proportion_to_the_text() -> None:
     parse_reply("<tool_call>" * 50_000)
     parse_reply("<tool_call></tool_call>" * 20_000)
     assert time.process_time() - start < 2
+
+
+ELSEWHERE = [
+    ("parameters", '{"name": "cancel", "parameters": {"status": "draft"}}', {"status": "draft"}),
+    ("args", '{"name": "cancel", "args": {"status": "draft"}}', {"status": "draft"}),
+    ("wrapped", '{"type": "function", "function": {"name": "cancel", "arguments": {"a": 1}}}', {"a": 1}),
+    ("with an id", '{"name": "cancel", "arguments": {}, "id": "call_1"}', {}),
+    ("none", '{"name": "cancel"}', {}),
+    ("top level", '{"name": "cancel", "status": "draft"}', "'status' beside its name"),
+    (
+        "beside arguments",
+        '{"name": "cancel", "arguments": {}, "status": "draft"}',
+        "'status' beside its name",
+    ),
+    ("an id alone", '{"name": "cancel", "id": "K27"}', "'id' beside its name"),
+    ("input", '{"name": "cancel", "input": {"status": "draft"}}', "'input' beside its name"),
+    ("twice", '{"name": "cancel", "arguments": {}, "parameters": {"status": 1}}', "arguments and parameters"),
+    ("beside its wrapper", '{"function": {"name": "cancel"}, "status": "draft"}', "'status' beside its name"),
+    ("no name", '{"name": " ", "arguments": {}}', "names no tool"),
+]
+
+
+@pytest.mark.parametrize(("text", "wanted"), [case[1:] for case in ELSEWHERE], ids=[c[0] for c in ELSEWHERE])
+async def test_a_call_never_runs_without_its_arguments(text: str, wanted: object) -> None:
+    (call,) = parse_reply(wrapped(text)).tool_calls
+    if isinstance(wanted, dict):
+        assert (call.name, call.arguments, call.error) == ("cancel", wanted, None)
+    else:
+        assert str(wanted) in str(call.error)
+        assert (await Toolbox().call(call)).content == f"error: {call.error}"
+
+
+def test_a_closing_delimiter_in_a_text_closes_nothing() -> None:
+    text = '{"name": "f", "arguments": {"x": "a </tool_call> b"}}'
+    message = parse_reply(f"{wrapped(text)} done {wrapped('{}')}")
+    assert message.tool_calls[0].arguments == {"x": "a </tool_call> b"}
+    assert message.content == "done"
+    broken = parse_reply('<tool_call>{"name": "f</tool_call> and on')
+    assert (broken.content, len(broken.tool_calls)) == ("and on", 1)

@@ -189,6 +189,56 @@ async def test_logs_are_an_evaluation_set() -> None:
     assert played.policies["silent"].success == 0.0
 
 
+SEATS = {
+    "messages": [
+        {"role": "user", "content": "Two seats to Z\u00fcrich for $20"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [call("book", "a", price=20.0, city="Z\u00fcrich", note=None, side=None)],
+        },
+        {"role": "tool", "tool_call_id": "a", "content": "booked"},
+        {"role": "assistant", "content": "Booked."},
+    ],
+    "tools": [
+        {
+            "type": "function",
+            "function": {
+                "name": "book",
+                "parameters": {
+                    "properties": {
+                        "price": {"type": "number"},
+                        "city": {"type": "string"},
+                        "note": {"type": ["string", "null"], "default": None},
+                        "side": {"type": "string"},
+                    },
+                    "required": ["price", "city"],
+                },
+            },
+        }
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_same"),
+    [
+        ({"city": "zu\u0308rich ", "price": 20}, True),
+        ({"price": 20.0, "city": "Z\u00fcrich", "note": None}, True),
+        ({"price": True, "city": "Z\u00fcrich"}, False),
+        ({"price": "20", "city": "Z\u00fcrich"}, False),
+        ({"price": 20, "city": "Z\u00fcrich", "note": "window"}, False),
+    ],
+)
+async def test_a_recorded_call_is_known_by_its_values(arguments: dict[str, Any], is_same: bool) -> None:
+    environment = ChatLogs([SEATS])
+    conversation = await environment.start(environment.scenarios("train")[0], seed=0)
+    made = (ToolCall(name="book", arguments=arguments),)
+    seen = await conversation.step(Message(role="assistant", content="", tool_calls=made))
+    assert (seen.messages[0].content == "booked") is is_same
+    assert (await conversation.outcome()).success is is_same
+
+
 def test_a_tool_of_another_shape_is_named() -> None:
     with pytest.raises(ConfigurationError, match="conversation 1: a tool must be in OpenAI's shape"):
         ChatLogs([{**CHAT, "tools": ["track"]}])

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from repository_paths import ROOT
 
 from stateset_agents.core.chat.replies.parsing import HERMES
 from stateset_agents.environments.problems import (
@@ -29,15 +30,17 @@ from stateset_agents.environments.problems.traces import HABITS, Solver, Trace, 
 from stateset_agents.evaluation.audit import audit, degenerate_agents_of
 from stateset_agents.evaluation.demonstrations import demonstrate, scripted_agent_of
 from stateset_agents.reasoning import num_steps, read_reasoned, split_reasoning
+from stateset_agents.reasoning.maths.agreement import check_truth
 from stateset_agents.rewards import create_reasoning_reward
 from stateset_agents.training.components import make_environment
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
-from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.scenario import Scenario, Split
 from stateset_agents.types.trajectory import Outcome
 
 FAMILIES = {"arithmetic": ArithmeticProblems, "equations": EquationProblems, "countdown": CountdownProblems}
 SPLITS = ("train", "validation", "test")
+GRADE = "examples/grpo_math/data/math_problems.json"
 
 
 def made(name: str, **settings: object) -> ProblemEnvironment:
@@ -69,6 +72,34 @@ def test_no_problem_stands_in_two_splits_whatever_the_seed(name: str) -> None:
     assert not texts["validation"] & texts["test"]
     assert texts["train"] != other["train"]
     assert len(texts["train"]) == 3000
+
+
+SHIPPED = (
+    {"name": "problems", "path": str(ROOT / GRADE)},
+    *({"name": name} for name in ("arithmetic", "equations", "countdown", "decomposed")),
+)
+
+
+@pytest.mark.first(3)
+@pytest.mark.parametrize("spec", SHIPPED, ids=lambda spec: spec["name"])
+def test_every_answer_of_a_shipped_problem_is_right_by_its_own_verdict(spec: dict) -> None:
+    environment = made(**spec)
+    for split in SPLITS:
+        for scenario in environment.scenarios(split):
+            assert environment.judge(scenario, environment.solve(scenario).answer) == 1, scenario
+            if "answer" in scenario.context:
+                check_truth(scenario.context["answer"])
+
+
+def test_a_problem_whose_own_answer_would_be_wrong_is_refused_when_it_is_read() -> None:
+    class Powers(ArithmeticProblems):
+        def make(self, split: Split) -> list[Scenario]:
+            return [Scenario(id="p", opening="2^{10}?", context={"answer": "2^{10}"}, split=split)]
+
+    with pytest.raises(
+        ConfigurationError, match=r"the answer of 'p': its own answer '2\^\{10\}' would be wrong"
+    ):
+        Powers().scenarios("train")
 
 
 @pytest.mark.parametrize("name", FAMILIES)

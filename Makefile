@@ -78,8 +78,9 @@ test-learning-models: setup  ## Trainings of minutes of the models that ship, of
 	@$(call LONG,$(OF_MODELS))
 
 OF_TEMPLATES := tests/unit/training/update/test_template_rows.py tests/unit/core/chat/test_reply_formats.py \
-	tests/unit/core/chat/test_trl_templates.py tests/unit/training/sft/test_demonstrations.py
-test-templates: setup  ## Every chat template of TRL's and ours: rows, log-probs, gradients, and replies in all formats
+	tests/unit/core/chat/test_trl_templates.py tests/unit/training/sft/test_demonstrations.py \
+	tests/unit/core/chat/test_written_templates.py tests/integration/training/loop/test_written_models.py
+test-templates: setup  ## Every chat template of TRL's and ours: rows, log-probs, gradients, replies, and what is saved of it
 	@.venv/bin/python -m pytest $(SPREAD) -m long $(OF_TEMPLATES) $(PYTEST_ARGS)
 
 test-llm: smollm2  ## A real model, SmolLM2-135M-Instruct: docs/gguf.md, and its logits against transformers' own load

@@ -256,7 +256,7 @@ def child(way: str | None, seed: int, file: Path, workloads: int, steps: int | N
 
 def summarise(folder: Path, ways: list[str], seeds: int) -> tuple[str, dict[str, Any]]:
     """Markdown and JSON of all records."""
-    from stateset_agents.control.studies.comparison import Difference, compare
+    from stateset_agents.control.studies.comparison import compare, difference
 
     rules = json.loads((folder / "rules.json").read_text())
     hindsight, tuned = rules["hindsight"], rules["tuned"]["hpa"]
@@ -285,7 +285,7 @@ def summarise(folder: Path, ways: list[str], seeds: int) -> tuple[str, dict[str,
     ]
     for way in ways:
         names = [name for name in records if name.startswith(f"{way}, ")]
-        better[way] = sum(found.difference(name).is_better for name in names)
+        better[way] = sum(found.difference(name).verdict == "better" for name in names)
         cpu = sum(records[name]["cpu_seconds"] for name in names) / len(names)
         lines.append(f"\n{way}: better in {better[way]} of {len(names)} seeds, {cpu:.0f} CPU s in the mean.")
     lines += ["", f"| shifted workload | {hindsight} | policy | difference, paired 95 % | by the reward |"]
@@ -297,14 +297,14 @@ def summarise(folder: Path, ways: list[str], seeds: int) -> tuple[str, dict[str,
         reference = score_of(rules[place][hindsight])
         for name, record in records.items():
             score = score_of(record[place])
-            difference = Difference.between(score, reference)
-            share = difference.mean / abs(reference.mean)
-            low, high = difference.interval or (difference.mean,) * 2
+            gain = difference(score, reference)
+            share = gain.mean / abs(reference.mean)
+            low, high = gain.interval or (gain.mean,) * 2
             lines.append(
-                f"| {place} | {reference.mean:.3f} | {name}: {score.mean:.3f} | {difference.mean:+.3f} "
+                f"| {place} | {reference.mean:.3f} | {name}: {score.mean:.3f} | {gain.mean:+.3f} "
                 f"[{low:.3f}, {high:.3f}] | {share:+.1%}{' **worse**' if share < -WORST else ''} |"
             )
-            shifted.append({"workload": place, "name": name, "share": share, "difference": difference.mean})
+            shifted.append({"workload": place, "name": name, "share": share, "difference": gain.mean})
     comparison |= {"better": better, "shifted": shifted}
     return "\n".join(lines), comparison
 

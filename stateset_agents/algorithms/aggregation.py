@@ -97,8 +97,9 @@ class LossOutput:
     """One piece's share of a loss."""
 
     loss: Tensor
-    """0-d, with gradient; sums over the pieces of a batch."""
+    """0-d, with gradient; sums over the pieces of a batch. A step whose sum is not finite moves no weight."""
     metrics: Metrics
+    """Told, and nothing else: no name or value of them decides whether a step is taken."""
 
 
 def aggregate(

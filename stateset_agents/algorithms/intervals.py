@@ -1,4 +1,4 @@
-"""Confidence intervals of shares, means, paired differences and interquartile means; pass@k and pass^k.
+"""Confidence intervals of shares, means and interquartile means; pass@k and pass^k.
 
 scripts/interval_coverage.py measures how often each interval holds the truth: see docs/measuring.md.
 """
@@ -7,23 +7,22 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from math import comb
 from statistics import NormalDist, variance
 
+from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.seeds import derive
 
 __all__ = [
-    "bootstrapped_iqm",
     "crossed_interval",
-    "exact_mcnemar",
     "interquartile_mean",
     "mean_interval",
-    "paired_interval",
     "pass_at_k",
     "pass_hat_k",
     "share_interval",
+    "stratified_interval",
     "t_quantile",
     "wilson",
 ]
@@ -163,45 +162,6 @@ def share_interval(shares: Sequence[float]) -> tuple[float, float]:
     return wilson(mean * n / effect, n / effect)
 
 
-def exact_mcnemar(wins: int, losses: int) -> float:
-    """Two-sided p-value of "as often won as lost": a fair coin on the pairs that differ (McNemar 1947).
-
-    9 wins and 1 loss give 2 (1 + 10) / 1024 = .021; no pair that differs gives 1.
-    """
-    n, fewer = wins + losses, min(wins, losses)
-    return min(1.0, 2 * sum(comb(n, k) for k in range(fewer + 1)) / (1 << n))
-
-
-def paired_interval(shares: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """95 % of the mean of b - a, from A's and B's share of successful tries in each scenario.
-
-    Newcombe's square-and-add of the two sides' intervals, corrected for their correlation (Statistics in
-    Medicine 17, 1998, pages 2635-2650, method 10); with one try of each scenario that is method 10 itself,
-    with several the sides' intervals are those of `share_interval`. Unlike p +- 1.96 se it keeps its level
-    for few pairs and for shares near 0 and 1. Raises ValueError without a pair.
-    """
-    n = len(shares)
-    if n == 0:
-        raise ValueError("there is no pair to compare")
-    side_a, side_b = [a for a, _ in shares], [b for _, b in shares]
-    a, b = math.fsum(side_a) / n, math.fsum(side_b) / n
-    (a_low, a_high), (b_low, b_high) = share_interval(side_a), share_interval(side_b)
-    covariance = n * math.fsum(x * y for x, y in shares) - n * a * n * b
-    margins = math.prod(
-        n * math.fsum(x * x for x in side) - math.fsum(side) ** 2 for side in (side_a, side_b)
-    )
-    if covariance > 0:
-        covariance = max(covariance - n / 2, 0)  # Newcombe's continuity correction
-    phi = covariance / math.sqrt(margins) if margins > 0 else 0.0
-
-    def half(own: float, other: float) -> float:
-        return math.sqrt(max(0.0, own * own - 2 * phi * own * other + other * other))
-
-    low = b - a - half(b - b_low, a_high - a)
-    high = b - a + half(b_high - b, a - a_low)
-    return max(-1.0, low), min(1.0, high)
-
-
 def interquartile_mean(values: Sequence[float]) -> float:
     """The mean without the lowest and the highest quarter, each rounded down to whole values.
 
@@ -216,28 +176,33 @@ def interquartile_mean(values: Sequence[float]) -> float:
     return math.fsum(kept) / len(kept)
 
 
-def bootstrapped_iqm(
-    rows: Sequence[Sequence[float]], *, resamples: int = 2000, seed: int = 0
+def stratified_interval(
+    strata: Mapping[str, Sequence[Sequence[float]]],
+    measure: Callable[[Sequence[float]], float] = interquartile_mean,
+    *,
+    resamples: int = 2000,
+    seed: int = 0,
 ) -> tuple[float, tuple[float, float] | None]:
-    """The interquartile mean of all scores, and its 95 % interval by a percentile bootstrap over rows.
+    """The measure of all scores, and its 95 % interval by a percentile bootstrap within each stratum.
 
-    rows: [runs, tasks]; runs differ in their seed. rliable draws the runs of each task apart; here one run
-    has a score for every task, so runs are drawn whole. For few runs the interval is too narrow: with normal
-    scores three runs hold the truth in 70 % of the cases, five in 82 to 91 %, ten in 93 %. None for fewer
-    than three. Raises ValueError for an empty or ragged table.
+    strata: name -> [runs][tasks]; runs differ in their seed. rliable draws the runs of each task apart; here
+    one run has a score for every task, so runs are drawn whole. For few runs the interval is too narrow: with
+    normal scores three runs hold the truth in 70 % of the cases, five in 82 to 91 %, ten in 93 %. None where
+    a stratum has fewer than three. Raises ConfigurationError without a score.
     """
-    if not rows or not rows[0] or len({len(row) for row in rows}) > 1:
-        raise ValueError("a table needs rows of one length with at least one value each")
-    centre = interquartile_mean([value for row in rows for value in row])
-    if len(rows) < 3:
+    suites = [runs for runs in strata.values() if runs]
+    if not suites:
+        raise ConfigurationError("there is no run to measure: finish a cell first")
+    centre = measure([score for runs in suites for run in runs for score in run])
+    if min(len(runs) for runs in suites) < 3:
         return centre, None
-    draw = random.Random(derive(seed, "bootstrapped_iqm"))
-    means = sorted(
-        interquartile_mean([value for row in draw.choices(rows, k=len(rows)) for value in row])
+    draw = random.Random(derive(seed, "stratified_interval"))
+    drawn = sorted(
+        measure([score for runs in suites for run in draw.choices(runs, k=len(runs)) for score in run])
         for _ in range(resamples)
     )
     cut = round(0.025 * resamples)
-    return centre, (means[cut], means[-1 - cut])
+    return centre, (drawn[cut], drawn[-1 - cut])
 
 
 @lru_cache(maxsize=1024)

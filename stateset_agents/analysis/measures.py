@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from stateset_agents.algorithms.intervals import interquartile_mean
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.seeds import derive
 
@@ -14,43 +13,10 @@ __all__ = [
     "optimality_gap",
     "performance_profile",
     "probability_of_improvement",
-    "stratified_interval",
     "worst_drawdown",
 ]
 
-Strata = Mapping[str, Sequence[Sequence[float]]]
-"""Suite -> [runs][tasks] scores; runs differ in their seed."""
-
 _RESAMPLES = 2000
-
-
-def stratified_interval(
-    strata: Strata,
-    measure: Callable[[Sequence[float]], float] = interquartile_mean,
-    *,
-    resamples: int = _RESAMPLES,
-    seed: int = 0,
-) -> tuple[float, tuple[float, float] | None]:
-    """The measure of all scores, and its 95 % interval by a percentile bootstrap that draws each suite's runs
-    among themselves.
-
-    A run is drawn whole: its tasks were learned by one policy. Too narrow for few runs, see
-    `intervals.bootstrapped_iqm`; None where a suite has fewer than three. Raises ConfigurationError without
-    a score.
-    """
-    suites = [runs for runs in strata.values() if runs]
-    if not suites:
-        raise ConfigurationError("there is no run to measure: finish a cell first")
-    centre = measure([score for runs in suites for run in runs for score in run])
-    if min(len(runs) for runs in suites) < 3:
-        return centre, None
-    draw = random.Random(derive(seed, "stratified_interval"))
-    drawn = sorted(
-        measure([score for runs in suites for run in draw.choices(runs, k=len(runs)) for score in run])
-        for _ in range(resamples)
-    )
-    cut = round(0.025 * resamples)
-    return centre, (drawn[cut], drawn[-1 - cut])
 
 
 def probability_of_improvement(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stateset_agents.algorithms.intervals import bootstrapped_iqm
+from stateset_agents.algorithms.intervals import stratified_interval
 from stateset_agents.analysis.study_folder import Cell
 from stateset_agents.types.errors import ConfigurationError
 
@@ -43,7 +43,8 @@ def grid(cells: Sequence[Cell], axes: Mapping[str, Sequence[Any]]) -> list[GridC
             for cell in cells
             if all(cell.settings.get(name) == value for name, value in settings.items())
         ]
-        iqm, interval = bootstrapped_iqm([cell.final["scores"] for cell in own]) if own else (None, None)
+        scores = [cell.final["scores"] for cell in own]
+        iqm, interval = stratified_interval({"": scores}) if own else (None, None)
         found.append(
             GridCell(
                 settings=settings,
@@ -59,8 +60,8 @@ def grid(cells: Sequence[Cell], axes: Mapping[str, Sequence[Any]]) -> list[GridC
 def recommend(cells: Sequence[GridCell]) -> tuple[GridCell | None, str]:
     """The cheapest combination whose interval overlaps the best one's, and why.
 
-    None where no combination has an interval. Combinations without one take no part: fewer than three seeds
-    say too little.
+    None where no combination has an interval, and where none is above 0, a random policy's score.
+    Combinations without one take no part: fewer than three seeds say too little.
     """
     measured = [cell for cell in cells if cell.interval is not None and cell.iqm is not None]
     left_out = len(cells) - len(measured)
@@ -69,6 +70,11 @@ def recommend(cells: Sequence[GridCell]) -> tuple[GridCell | None, str]:
     best = max(measured, key=lambda cell: (cell.iqm or 0.0, -cell.cpu_seconds))
     assert best.interval is not None
     low = best.interval[0]
+    if low <= 0:
+        return None, (
+            f"the best has IQM {best.iqm:.3f} [{low:.3f}, {best.interval[1]:.3f}], not shown above a random "
+            "policy's 0: nothing was learned, and nothing is recommended."
+        )
     equals = [cell for cell in measured if cell.interval is not None and cell.interval[1] >= low]
     chosen = min(equals, key=lambda cell: cell.cpu_seconds)
     words = ", ".join(f"{name} {value}" for name, value in chosen.settings.items())

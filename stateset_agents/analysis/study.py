@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
 
-from stateset_agents.algorithms.intervals import mean_interval
+from stateset_agents.algorithms.intervals import mean_interval, stratified_interval
 from stateset_agents.analysis.measures import (
-    Strata,
     area_under_curve,
     optimality_gap,
     performance_profile,
     probability_of_improvement,
-    stratified_interval,
     worst_drawdown,
 )
 from stateset_agents.analysis.study_folder import Cell, StudyFolder
@@ -219,7 +217,7 @@ def _of_arm(cells: Sequence[Cell], length: float) -> dict[str, Any]:
     }
 
 
-def _spread(strata: Strata) -> float | None:
+def _spread(strata: Mapping[str, Sequence[Sequence[float]]]) -> float | None:
     """The deviation over seeds of a run's mean score, mean over the suites; None for single seeds."""
     spreads = [stdev(mean(run) for run in runs) for runs in strata.values() if len(runs) > 1]
     return mean(spreads) if spreads else None

@@ -214,6 +214,11 @@ class TrainableBackend(Backend, Protocol):
         ...
 
     @property
+    def trained_tokens(self) -> frozenset[int] | None:
+        """Token ids that the model's training had; None where its folder does not say."""
+        ...
+
+    @property
     def is_exact(self) -> bool:
         """Are its log-probs those that an update in fp32 computes?"""
         ...

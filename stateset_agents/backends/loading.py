@@ -71,6 +71,7 @@ async def load_backend(
             model_folder,
             recommended_settings,
             reload_model,
+            trained_tokens,
         )
 
         model, tokenizer = load_model_and_tokenizer(
@@ -89,7 +90,8 @@ async def load_backend(
             reload=partial(reload_model, name),
             pictures=load_picture_reader(name, model),
         )
-        backend.recommended = recommended_settings(model_folder(name))
+        folder = model_folder(name)
+        backend.recommended, backend.trained_tokens = recommended_settings(folder), trained_tokens(folder)
         return backend
 
     return await load_in_thread(load)

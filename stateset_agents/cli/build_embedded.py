@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import shutil
 import tempfile
 import time
@@ -178,6 +179,8 @@ def build_recipe(
             for name in _FILES:
                 shutil.copyfile(Path(folder, name), output / name)
             (output / "README.md").write_text(_card(recipe.card, facts), encoding="utf-8")
+            trained = sorted(set().union(*(shown.token_ids for shown in phases)))
+            (output / "trained_tokens.json").write_text(f"{json.dumps(trained)}\n", encoding="utf-8")
             (output / "recommended.yaml").write_text(
                 yaml.safe_dump(dict(recipe.recommended), sort_keys=False), encoding="utf-8"
             )
@@ -268,8 +271,8 @@ async def _fine_tune(
         )
         async with trainer:
             await trainer.train()
-            weights = trainer.model_folder / "model.safetensors"
-            await asyncio.to_thread(shutil.copyfile, weights, folder / weights.name)
+            for name in ("model.safetensors", "chat_template.jinja", "generation_config.json"):
+                await asyncio.to_thread(shutil.copyfile, trainer.model_folder / name, folder / name)
     return tuple(losses)
 
 
@@ -283,6 +286,8 @@ class Shown:
             for dialogue in phase.dialogues
         ]
         self.mean_tokens = 0.0
+        self.token_ids: frozenset[int] = frozenset()
+        """Of its dialogues, all of which an epoch shows."""
 
     def load(self, agent: MultiTurnAgent, *, validation_share: float) -> Demonstrations:
         """As a `DemonstrationSource` has it."""
@@ -290,6 +295,10 @@ class Shown:
 
         shown = load_demonstrations(agent, self._chats, validation_share=validation_share)
         self.mean_tokens = sum(map(_length, shown.train)) / len(shown.train)
+        turns = [turn for sample in shown.train for turn in sample.trajectory.turns]
+        self.token_ids = frozenset(
+            id for turn in turns for id in (*turn.prompt_ids, *turn.completion.token_ids)
+        )
         weights = self.phase.weights
         if weights is None:
             return shown

@@ -13,7 +13,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.cli.output import bounds, check_writable, display_path, health, print_result, table
+from stateset_agents.cli.output import (
+    bounds,
+    check_writable,
+    display_path,
+    health,
+    print_result,
+    table,
+    verdict_line,
+)
 from stateset_agents.cli.run_settings import is_control, overrides, run_and_checkpoint
 from stateset_agents.runtime import event_loop
 from stateset_agents.types.errors import ConfigurationError
@@ -127,9 +135,9 @@ def evaluate(args: argparse.Namespace) -> int:
 
 def compare(args: argparse.Namespace) -> int:
     """Exit code 0 when both could be measured."""
-    from stateset_agents.control.evaluation import paired_difference, paired_differences
+    from stateset_agents.algorithms.paired import paired_rewards
+    from stateset_agents.control.evaluation import paired_differences
     from stateset_agents.control.experiment import held_out_seeds, make_environment, measured
-    from stateset_agents.evaluation.comparison import mean_verdict
 
     if args.b is None:  # two runs, or a run and a rule, on the starts of the first
         if not Path(args.config).is_dir():
@@ -145,20 +153,19 @@ def compare(args: argparse.Namespace) -> int:
     seeds = held_out_seeds(_measurement(config))
     a, b = (measured(player, environment, seeds) for player in sides)
     differences = paired_differences(b, a)
-    verdict, reason = mean_verdict(differences)
-    mean, interval = paired_difference(b, a)
+    result = paired_rewards(differences)
     wins, losses = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
     ties, left_out = len(differences) - wins - losses, len(seeds) - len(differences)
     comparison = {
-        "reward": mean,
-        "reward_interval": interval,
+        "reward": result.mean,
+        "reward_interval": result.interval,
         "wins": wins,
         "losses": losses,
         "ties": ties,
         "num_pairs": len(differences),
         "num_left_out": left_out,
-        "verdict": verdict,
-        "reason": reason,
+        "verdict": result.verdict,
+        "reason": result.reason,
     }
     summary = {
         "a": {"model": args.a, **a.summary()},
@@ -168,9 +175,9 @@ def compare(args: argparse.Namespace) -> int:
     lines = [
         f"A  {args.a}: {_result(summary['a'])}",
         f"B  {args.b}: {_result(summary['b'])}",
-        f"B - A: mean return {mean:+.3f}{bounds(interval, '+.3f')}",
+        f"B - A: mean return {result.mean:+.3f}{bounds(result.interval, '+.3f')}",
         f"B wins {wins}, loses {losses}, ties {ties} of {len(differences)} starts",
-        f"B is {verdict}" if verdict != "unclear" else f"which is better is unclear: {reason}",
+        verdict_line(result.verdict, result.reason),
     ]
     if left_out:
         lines.append(f"left out: {left_out} starts from which one of them failed")

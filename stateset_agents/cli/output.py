@@ -25,6 +25,7 @@ __all__ = [
     "print_result",
     "rate",
     "table",
+    "verdict_line",
 ]
 
 
@@ -48,6 +49,11 @@ def bounds(interval: Sequence[float] | None, style: str) -> str:
         return ""
     low, high = interval
     return f" [{low:{style}}, {high:{style}}]"
+
+
+def verdict_line(verdict: str, reason: str) -> str:
+    """`B is better`, or why that is unclear."""
+    return f"which is better is unclear: {reason}" if verdict == "unclear" else f"B is {verdict}"
 
 
 def exclusions(result: Mapping[str, Any]) -> list[str]:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from stateset_agents.control.settings import ControlConfig
 from stateset_agents.runs.checkpoint_files import (
     Checkpoint,
     load_checkpoint,
@@ -144,7 +145,8 @@ class ControlCheckpoints:
         state = ControlState.from_json(checkpoint.state["progress"])
         self.policy.load_state_dict(dict(checkpoint.weights))
         self.optimization.load(dict(checkpoint.optimizer))
-        changes = [other_machine(checkpoint.state["machine"], _machine()), self._other_length(checkpoint)]
+        training = checkpoint.state["identity"]["settings"]["training"]
+        changes = [other_machine(checkpoint.state["machine"], _machine()), self._other_length(training)]
         for change in filter(None, changes):
             _log.warning(change)
         state = replace(state, repeatable=state.repeatable and not any(changes))
@@ -161,9 +163,23 @@ class ControlCheckpoints:
             best_step=state.best.step,
         )
 
-    def _other_length(self, checkpoint: Checkpoint) -> str | None:
+    def change_settings(
+        self, training: ControlConfig, settings: Mapping[str, Any], state: ControlState
+    ) -> ControlState:
+        """Save from now on with these settings; `settings`: as config.yaml has them. The state, not
+        repeatable where the learning rate fell in view of another end so far. Says so."""
+        old = self.identity.settings["training"]
+        named = {**self.identity.settings, "training": training.model_dump(mode="json")}
+        self.identity = replace(self.identity, settings=named)
+        self.settings, self.limit = settings, training.save_total_limit
+        self.optimization.length = training.total_steps
+        change = self._other_length(old) if state.step else None
+        if change:
+            _log.warning(change)
+        return replace(state, repeatable=state.repeatable and not change)
+
+    def _other_length(self, old: Mapping[str, Any]) -> str | None:
         """Did the learning rate fall in view of another end?"""
-        old = checkpoint.state["identity"]["settings"]["training"]
         new = self.identity.settings["training"]
         if old["total_steps"] == new["total_steps"] or new["lr_scheduler_type"] == "constant":
             return None

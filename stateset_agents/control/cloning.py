@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stateset_agents.control.environments.base import BatchedEnvironment, Rule, map_observations
-from stateset_agents.control.policy import allowed_logits
+from stateset_agents.control.policy import ObservingPolicy, allowed_logits
 from stateset_agents.control.rollout import Rollout, collect_by
 from stateset_agents.runs.optimizer import Optimization
 from stateset_agents.runs.settings import OptimizerSettings
@@ -79,6 +79,8 @@ def clone(
     shown, shown_steps = _played(rule, environment, starts)
     kept, kept_steps = _played(rule, environment, held_out)
     policy.train(False)
+    if isinstance(policy, ObservingPolicy):
+        policy.follow_observations(map_observations(np.asarray, shown.observations))
     generator = torch.Generator().manual_seed(derive(seed, "clone order") % 2**63)
     number = len(shown.actions)
     settings = OptimizerSettings(

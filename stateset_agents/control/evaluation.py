@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from stateset_agents.algorithms.intervals import mean_interval
+from stateset_agents.algorithms.paired import paired_rewards
 from stateset_agents.control.environments.base import BatchedEnvironment, Rule
 from stateset_agents.control.policy import NumericPolicy
 from stateset_agents.control.rollout import Rollout, action_keys, collect, collect_by
@@ -122,13 +123,13 @@ def _evaluation(rollout: Rollout) -> ControlEvaluation:
 def paired_difference(
     better: ControlEvaluation, than: ControlEvaluation
 ) -> tuple[float, tuple[float, float] | None]:
-    """Mean of the differences of returns from the same starts, and its 95 % interval (None where they are
-    all equal). Episodes that failed in either are left out.
+    """Mean of the differences of returns from the same starts, and its 95 % interval (`paired_rewards`; None
+    where they are all equal). Episodes that failed in either are left out.
 
     Raises ConfigurationError where the starts differ, or none is left.
     """
-    differences = paired_differences(better, than)
-    return float(np.mean(differences)), mean_interval(differences)
+    result = paired_rewards(paired_differences(better, than))
+    return result.mean, result.interval
 
 
 def paired_differences(better: ControlEvaluation, than: ControlEvaluation) -> list[float]:

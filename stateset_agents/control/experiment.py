@@ -72,6 +72,11 @@ class PolicyConfig(Settings):
         "trained; unset: it begins at random.",
     )
     hidden: tuple[int, ...] = Field(default=(64, 64), description="Widths of the layers of tanh.")
+    normalize_observations: bool = Field(
+        default=False,
+        description="Subtract each observed number's running mean and divide by its deviation, which are "
+        "saved with the weights: for numbers that are far from 1.",
+    )
     value_normalization: ValueNormalization | None = Field(
         default=None,
         description="task: the critic has an output for each task, in that task's own units; unset: so where "
@@ -118,16 +123,23 @@ class ControlFile(Settings):
     def new_policy(self, environment: BatchedEnvironment) -> MlpPolicy | TaskPolicy:
         """Untrained, with weights that follow from `training.seed`."""
         has_critic = ESTIMATORS[self.training.advantage_estimator].credit is None
-        hidden, seed = self.policy.hidden, self.training.seed
+        hidden, seed, normalizes = self.policy.hidden, self.training.seed, self.policy.normalize_observations
         if not has_critic:
             if self.policy.value_normalization is not None:
                 raise ConfigurationError(
                     f"policy.value_normalization is of a critic, and {self.training.advantage_estimator} has "
                     "none: set training.advantage_estimator to gae, or leave it out"
                 )
-            return MlpPolicy(environment.spec, hidden=hidden, seed=seed)
+            spec = environment.spec
+            return MlpPolicy(spec, hidden=hidden, normalize_observations=normalizes, seed=seed)
         chosen = self.policy.value_normalization
-        return policy_for(environment, value_normalization=chosen, hidden=hidden, seed=seed)
+        return policy_for(
+            environment,
+            value_normalization=chosen,
+            hidden=hidden,
+            normalize_observations=normalizes,
+            seed=seed,
+        )
 
 
 _SECTIONS: Mapping[str, type[Settings]] = {

@@ -81,6 +81,67 @@ class ScaledCritic(Protocol):
         """Move the means and deviations towards these returns [B], and keep every value as it is."""
 
 
+@runtime_checkable
+class ObservingPolicy(Protocol):
+    """A policy that keeps statistics of its observations; a trainer shows it those of each update."""
+
+    def follow_observations(self, observations: Observations) -> None:
+        """Take these [N, ...] into the statistics."""
+
+
+class ObservationNormalizer(nn.Module):
+    """Running mean and deviation of each observed number, over all that was seen; saved with the weights.
+
+    As VecNormalize of stable-baselines3: what is given is (x - mean) / deviation within ±10, and x itself
+    before the first observation.
+    """
+
+    mean: Tensor
+    square: Tensor
+    count: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(width, dtype=torch.float64))
+        self.register_buffer("square", torch.zeros(width, dtype=torch.float64))
+        """Mean squared distance from the mean."""
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, flat: Tensor) -> Tensor:
+        """[B, width] -> [B, width]"""
+        shift, deviation = self.statistics()
+        return ((flat - shift) / deviation).clamp(-_MOST_DEVIATIONS, _MOST_DEVIATIONS)
+
+    def on_array(self, flat: NDArray[np.float32]) -> NDArray[np.float32]:
+        """`forward` by numpy."""
+        shift, deviation = (part.numpy() for part in self.statistics())
+        normalized: NDArray[np.float32] = (flat - shift) / deviation
+        return normalized.clip(-_MOST_DEVIATIONS, _MOST_DEVIATIONS)
+
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        """[width] mean and deviation, in fp32; 0 and 1 before the first observation."""
+        if not self.count:
+            return torch.zeros_like(self.mean).float(), torch.ones_like(self.mean).float()
+        return self.mean.float(), self.square.sqrt().clamp(min=_SMALLEST_DEVIATION).float()
+
+    @torch.no_grad()
+    def follow(self, flat: Tensor) -> None:
+        """Take [N, width] in, as if all had come at once (Chan et al.)."""
+        values = flat.double()
+        total = self.count + len(values)
+        apart = values.mean(dim=0) - self.mean
+        share = len(values) / total
+        spread = values.var(dim=0, correction=0)
+        self.square += share * (spread - self.square) + share * (1 - share) * apart.square()
+        self.mean += share * apart
+        self.count += len(values)
+
+
+_MOST_DEVIATIONS = 10.0
+_SMALLEST_DEVIATION = 1e-8
+"""Of a number that never changes."""
+
+
 class MlpPolicy(nn.Module):
     """Two networks of tanh layers, one for the logits and, with `critic`, one for the value.
 
@@ -94,14 +155,17 @@ class MlpPolicy(nn.Module):
         *,
         hidden: Sequence[int] = (64, 64),
         critic: bool = False,
+        normalize_observations: bool = False,
         seed: int = 0,
     ) -> None:
-        """`hidden`: the layers' widths; `seed`: of the weights, which are a function of it alone."""
+        """`hidden`: the layers' widths; `normalize_observations`: by an `ObservationNormalizer`; `seed`: of
+        the weights, which are a function of it alone."""
         super().__init__()
         shape = spec.observation_shape
         self.names = sorted(shape) if isinstance(shape, Mapping) else None
         sizes = [math.prod(shape[name]) for name in self.names or ()] if isinstance(shape, Mapping) else []
         width = sum(sizes) if isinstance(shape, Mapping) else math.prod(shape)
+        self.normalizer = ObservationNormalizer(width) if normalize_observations else None
         generator = torch.Generator().manual_seed(seed)
         self.actor = _layers(width, hidden, spec.num_actions, 0.01, generator)
         self.critic = _layers(width, hidden, 1, 1.0, generator) if critic else None
@@ -141,13 +205,27 @@ class MlpPolicy(nn.Module):
             raise ConfigurationError("this MlpPolicy has no critic: make it with critic=True")
         return _through(self.critic, self._flat(observations)).squeeze(-1)
 
+    def follow_observations(self, observations: Observations) -> None:
+        """Take these [N, ...] into the statistics that the next ones are normalised by, where it does so."""
+        if self.normalizer is not None:
+            self.normalizer.follow(self._raw(as_tensors(observations)))
+
     def _flat(self, observations: TensorObservations) -> Tensor:
+        flat = self._raw(observations)
+        normalized: Tensor = flat if self.normalizer is None else self.normalizer(flat)
+        return normalized
+
+    def _raw(self, observations: TensorObservations) -> Tensor:
         if self.names is None:
             flat: Tensor = observations if observations.dim() == 2 else observations.flatten(1)
             return flat
         return torch.cat([observations[name].flatten(1) for name in self.names], dim=1)
 
     def _flat_array(self, observations: Observations) -> NDArray[np.float32]:
+        flat = self._raw_array(observations)
+        return flat if self.normalizer is None else self.normalizer.on_array(flat)
+
+    def _raw_array(self, observations: Observations) -> NDArray[np.float32]:
         if isinstance(observations, Mapping):
             parts = [observations[name] for name in self.names or ()]
             return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)

@@ -5,6 +5,7 @@ Rows are in group-major order: row g * G + m is member m of group g.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,7 +33,16 @@ from stateset_agents.control.policy import NumericPolicy, logits_of, sample_acti
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.seeds import derive
 
-__all__ = ["Branches", "Rollout", "action_keys", "collect", "collect_branches", "collect_by", "uniforms"]
+__all__ = [
+    "Branches",
+    "Rollout",
+    "action_keys",
+    "collect",
+    "collect_branches",
+    "collect_by",
+    "largest_rms",
+    "uniforms",
+]
 
 Act = Callable[[Observations, BoolArray | None, int], tuple[IntArray, FloatArray]]
 """(observations [B, ...], mask, step) -> [B] actions and their log-probs."""
@@ -96,6 +106,16 @@ class Rollout:
         """[B] steps of each row."""
         lengths: IntArray = self.alive.sum(axis=0)
         return lengths
+
+    def seen(self) -> Observations:
+        """[N, ...] the observations on which an action was taken."""
+
+        def taken(part: FloatArray) -> FloatArray:
+            alive: FloatArray = part[self.alive]
+            return alive
+
+        seen: Observations = map_observations(taken, self.observations)
+        return seen
 
     def action_counts(self) -> NDArray[np.int64]:
         """[A] how often each action was taken, up to the last one that was."""
@@ -425,6 +445,13 @@ class _Play:
         else:
             assert not isinstance(self._final, Mapping)
             self._final = kept(self._final, self.observations)
+
+
+def largest_rms(observations: Observations) -> float:
+    """The largest root mean square of an observed number over [N, ...]; 0 without a row."""
+    parts = observations.values() if isinstance(observations, Mapping) else [observations]
+    squares = [np.square(part, dtype=np.float64).mean(axis=0).max() for part in parts if part.size]
+    return math.sqrt(max(squares, default=0.0))
 
 
 def _finite_rows(observations: Observations) -> BoolArray:

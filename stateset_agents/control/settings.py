@@ -145,7 +145,10 @@ class ControlConfig(RunSettings, OptimizerSettings):
         description="Weight of the critic's half squared error, for `gae`.",
     )
     value_clip: float | None = Field(
-        default=None, gt=0.0, description="Values move at most this far in an update, in units of return."
+        default=None,
+        gt=0.0,
+        description="Values move at most this far in an update, in units of return; with "
+        "`value_normalization: task` in deviations of the task's returns, whatever their unit.",
     )
 
     gradient_cosines_every: int = Field(

@@ -26,8 +26,8 @@ from stateset_agents.control.environments.base import (
     check_environment,
 )
 from stateset_agents.control.evaluation import ControlEvaluation, evaluate, evaluation_seeds
-from stateset_agents.control.policy import ValuedPolicy, as_tensors
-from stateset_agents.control.rollout import Rollout, action_keys, collect, collect_branches
+from stateset_agents.control.policy import MlpPolicy, ObservingPolicy, ValuedPolicy, as_tensors
+from stateset_agents.control.rollout import Rollout, action_keys, collect, collect_branches, largest_rms
 from stateset_agents.control.settings import ControlConfig
 from stateset_agents.control.update import UpdateResult, update
 from stateset_agents.runs.callbacks import expect_callback
@@ -38,9 +38,11 @@ from stateset_agents.runs.lifecycle import NothingBeside, Progress, State
 from stateset_agents.runs.optimizer import Optimization
 from stateset_agents.runs.recorder import ready
 from stateset_agents.runs.session import Session, Work
+from stateset_agents.runs.settings import CADENCE, changed_settings
 from stateset_agents.runs.trackers import check_installed, make_trackers
 from stateset_agents.runtime.loop_lag import measure_loop_lag
 from stateset_agents.runtime.tasks import shielded
+from stateset_agents.tracking.history import part_name
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.tracker import JsonlTracker
 from stateset_agents.types.errors import CheckpointError, ConfigurationError, TrainingStopped
@@ -51,6 +53,8 @@ from stateset_agents.types.settings import expect
 __all__ = ["ControlTrainer"]
 
 _log = get_logger(__name__)
+
+_MAY_CHANGE = CADENCE | {"total_steps", "log_episodes"}
 _T = TypeVar("_T")
 
 _MAX_FAILED = 3
@@ -106,7 +110,7 @@ class ControlTrainer:
         self.policy = policy
         self.environment = environment
         self.validation = environment if validation is None else validation
-        self.config = config or ControlConfig()
+        self._config = config or ControlConfig()
         self._description = dict(description or {})
         self._session = Session([*make_trackers(self.config.report_to), *callbacks], run)
         self._lifecycle, self._worker = self._session.lifecycle, self._session.worker
@@ -117,6 +121,26 @@ class ControlTrainer:
         """Has an update begun, and not ended?"""
 
     # ------------------------------------------------------------------------------ how it stands
+
+    @property
+    def config(self) -> ControlConfig:
+        """The settings."""
+        return self._config
+
+    @config.setter
+    def config(self, config: ControlConfig) -> None:
+        """Another length or cadence from the next update on; before the trainer is ready, anything.
+
+        Raises ConfigurationError for a setting that the trainer's parts were made with, and changes nothing.
+        """
+        changes = changed_settings(self._config, config, may_change=_MAY_CHANGE if self.is_ready else None)
+        self._config = config
+        if self._parts is None:
+            self._state = replace(self._state, num_groups=config.num_groups)
+        elif changes:
+            checkpoints = self._parts.checkpoints
+            self._state = checkpoints.change_settings(config, self._settings(), self._state)
+            self._recorder.settings_changed(checkpoints.settings, changes, step=self.step_number)
 
     @property
     def run(self) -> RunFolder:
@@ -351,6 +375,9 @@ class ControlTrainer:
             partition=state.partition,
             updates_before=state.updates,
         )
+        seen = rollout.seen()
+        if isinstance(self.policy, ObservingPolicy):  # after the update, which scores what it sampled with
+            self.policy.follow_observations(seen)
         self._is_midway = False
         ended = time.perf_counter()
         self._state = replace(
@@ -369,7 +396,10 @@ class ControlTrainer:
                 "actions", step=self._state.step, counts=self._action_counts(rollout)
             )
         times = {"time/rollout": played - started, "time/update": ended - played}
-        return _metrics(rollout, result, times), result.failure
+        metrics = _metrics(rollout, result, times)
+        if not (isinstance(self.policy, MlpPolicy) and self.policy.normalizer is not None):
+            metrics["observation/rms"] = largest_rms(seen)
+        return metrics, result.failure
 
     def _rollout(self, state: ControlState) -> Rollout:
         config, number = self.config, state.updates
@@ -549,7 +579,8 @@ def _metrics(rollout: Rollout, result: UpdateResult, times: Mapping[str, float])
         returns = rollout.returns[whole]
         metrics |= {"reward/mean": float(returns.mean()), "reward/std": float(returns.std())}
         for name, part in rollout.components.items():
-            metrics[f"reward/{name}"] = float(np.where(rollout.alive, part, 0.0).sum(axis=0)[whole].mean())
+            named = part_name(f"reward/{name}", metrics)
+            metrics[named] = float(np.where(rollout.alive, part, 0.0).sum(axis=0)[whole].mean())
         if rollout.tasks is not None:
             metrics |= _by_task(rollout.tasks, rollout.returns, whole)
         metrics["episode/length"] = float(rollout.lengths[whole].mean())

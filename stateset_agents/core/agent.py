@@ -22,10 +22,13 @@ from stateset_agents.backends.base import (
     picture_reader,
 )
 from stateset_agents.backends.text.streaming import streamed
+from stateset_agents.backends.text.tokenizers import save_tokenizer
 from stateset_agents.core.agent_config import AgentConfig, check_context
 from stateset_agents.core.chat.chatml_template import chatml_text
 from stateset_agents.core.chat.context_window import num_replies
 from stateset_agents.core.chat.history import ChatHistory, HistorySettings, Prompt
+from stateset_agents.core.chat.pinned_template import PinnedTemplate, write_template
+from stateset_agents.core.chat.plain_template import is_plain
 from stateset_agents.core.chat.system_message import (
     ChatInput,
     Context,
@@ -74,6 +77,8 @@ class MultiTurnAgent:
         self.config = config or AgentConfig()
         self._backend = backend
         self._template: ChatTemplate | None = None
+        self._date = self.config.template_date
+        """The day that the template was told to tell; None: that of a model's own training, or today."""
         self._running = False
         self._starting = asyncio.Lock()
         self._next_episode = 0
@@ -132,7 +137,12 @@ class MultiTurnAgent:
                 )
             check_context(self.config, self._backend.context_length)
             if self._template is None:
-                self._template = self._make_template(self._backend.tokenizer, self.config.template_date)
+                self._template = self._make_template(self._backend.tokenizer, self._date)
+                if self._date is not None and self._template.date is None:
+                    _log.warning(
+                        "template_date has no effect: the chat template tells no date; leave it out",
+                        template_date=self._date.isoformat(),
+                    )
             await self._backend.start()
             self._running = True
 
@@ -141,35 +151,39 @@ class MultiTurnAgent:
 
         Trainings call it: theirs is the day on which they began.
         """
-        if self.template.date not in (None, date):
+        if self.template.date is not None and date != self._date:
+            self._date = date
             self._template = self._make_template(self.backend.tokenizer, date)
 
     def _make_template(self, tokenizer: Tokenizer, date: datetime.date | None) -> ChatTemplate:
+        """What `AgentConfig.chat_template` says, or the tokenizer's own; where both are one text, the latter
+        has the arguments and the day of the training that wrote it."""
         raw = getattr(tokenizer, "hf", None)
-        chosen = self.config.chat_template
-        if self.config.chat_template_kwargs and (chosen == "plain" or raw is None):
+        chosen, present = self.config.chat_template, None if raw is None else raw.chat_template
+        if raw is None and chosen not in (None, "plain"):
             raise ConfigurationError(
-                "chat_template_kwargs is a jinja template's, and this agent has the plain one: leave it out"
+                "a jinja chat_template needs a Hugging Face tokenizer, "
+                f"{type(tokenizer).__name__} is none: leave chat_template unset"
             )
-        if chosen == "plain":
-            return PlainTemplate(tokenizer)
-        if raw is None:
-            if chosen is not None:
-                raise ConfigurationError(
-                    "a jinja chat_template needs a Hugging Face tokenizer, "
-                    f"{type(tokenizer).__name__} is none: leave chat_template unset"
-                )
-            return PlainTemplate(tokenizer)
-        if chosen is None and not raw.chat_template:
+        if chosen is None and raw is not None and not present:
             _log.warning(
                 "the model has no chat template: using the built-in plain one; "
                 "set AgentConfig.chat_template to choose another",
                 model=self.config.model_name,
             )
+        if chosen == "plain" or (chosen is None and (not present or is_plain(tokenizer))):
+            if self.config.chat_template_kwargs:
+                raise ConfigurationError(
+                    "chat_template_kwargs is a jinja template's, and this agent has the plain one: leave it "
+                    "out"
+                )
             return PlainTemplate(tokenizer)
+        text = chatml_text(tokenizer) if chosen == "chatml" else chosen
+        if isinstance(present, str) and text == PinnedTemplate.read(present).text:
+            text = present
         return JinjaTemplate(
             tokenizer,
-            chatml_text(tokenizer) if chosen == "chatml" else chosen,
+            text,
             arguments=self.config.chat_template_kwargs,
             date=date,
             allow_hidden_tools=self.config.allow_hidden_tools,
@@ -396,8 +410,9 @@ class MultiTurnAgent:
 
         They are the weights it generates with, in `config.dtype`; the fp32 masters of a training are in its
         checkpoint's `model/`.
-        A jinja template given as `AgentConfig(chat_template=...)` is saved as the tokenizer's own. Raises
-        BackendError for a backend without weights, ConfigurationError where the path is a file.
+        The chat template is the one it speaks with, `chat_template_kwargs` and the day of its training in it,
+        and its turn ends stand in the generation config. Raises BackendError for a backend without weights,
+        ConfigurationError where the path is a file.
         """
         backend = self.backend
         if not isinstance(backend, SavableBackend):
@@ -406,11 +421,22 @@ class MultiTurnAgent:
         if path.is_file():
             raise ConfigurationError(f"cannot save a model to {str(path)!r}, which is a file: give a folder")
         await asyncio.to_thread(backend.save_pretrained, path)
-        if isinstance(self._template, JinjaTemplate) and self.config.chat_template is not None:
-            (path / "chat_template.jinja").write_text(self._template.text, encoding="utf-8")
+        write_template(path, self.template.written(), self.template.stop_ids)
         origin = self.origin or Origin(base=backend.name_or_path)
         await asyncio.to_thread(write_card, path, origin, agent=self.config)
         return path
+
+    def save_tokenizer(self, folder: Path) -> None:
+        """Write the tokenizer, what reads pictures, and the chat template as `save_pretrained` does, beside
+        weights. Blocking; a tokenizer that is not transformers' is left out. Raises OSError where the disk
+        cannot take it."""
+        raw, pictures = getattr(self.backend.tokenizer, "hf", None), picture_reader(self.backend)
+        if raw is None:
+            return
+        save_tokenizer(raw, folder)
+        if pictures is not None:
+            pictures.save(folder)
+        write_template(folder, self.template.written(), self.template.stop_ids)
 
     @classmethod
     async def from_pretrained(cls, path: str | Path, **settings: Any) -> MultiTurnAgent:

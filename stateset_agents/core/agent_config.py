@@ -85,12 +85,14 @@ class AgentConfig(Settings):
     chat_template_kwargs: Mapping[str, Any] = Field(
         default_factory=dict,
         validation_alias=AliasChoices("chat_template_kwargs", "template_arguments"),
-        description="Switches of the chat template, such as {enable_thinking: false}; see its own text.",
+        description="Switches of the chat template, such as {enable_thinking: false}; see its own text. They "
+        "stand in the template that a training writes, so whoever loads its model need not give them.",
     )
     template_date: date | None = Field(
         default=None,
         description="The day that chat templates tell the model. Unset: a training tells the day on which it "
-        "began, resumed or not; chat, serve and evaluate tell the one on which they load the agent.",
+        "began, resumed or not, and whatever loads the model that it wrote tells that day again; a template "
+        "that no training wrote tells the day on which it is loaded.",
     )
     device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N.")
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = Field(

@@ -41,8 +41,9 @@ _SHOWN = (
 )
 """Settings of a training that say what was done; the rest stands in the run's config.yaml."""
 
-_READING = ("history", "max_context_tokens", "compact_room", "chat_template_kwargs")
-"""Settings of an agent that decide what it reads of a conversation: it has to be loaded with them."""
+_READING = ("history", "max_context_tokens", "compact_room")
+"""Settings of an agent that decide what it reads of a conversation: it has to be loaded with them. Those of
+the chat template stand in the model's folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from numbers import Real
 from typing import Any, Literal
 
 from stateset_agents.deployment.assignment import Arm, Assignment, arm_of, bucket, new_salt
@@ -144,12 +145,12 @@ class DeploymentController:
     def report_outcome(self, conversation: str, *, success: float, reward: float | None = None) -> Report:
         """How a conversation ended: `success` from 0 to 1, or a bool. The first report counts.
 
-        Raises ConfigurationError for a conversation that was never assigned.
+        Raises ConfigurationError for a conversation that was never assigned, and for what is no number.
         """
-        if not 0 <= success <= 1:
-            raise ConfigurationError(f"success must be from 0 to 1, got {success!r}")
-        if reward is not None and not math.isfinite(reward):
-            raise ConfigurationError(f"reward must be finite, got {reward!r}: leave it out")
+        if not (isinstance(success, Real) and 0 <= success <= 1):
+            raise ConfigurationError(f"success must be True, False or from 0 to 1, got {success!r:.60}")
+        if reward is not None and not (isinstance(reward, Real) and math.isfinite(reward)):
+            raise ConfigurationError(f"reward must be a finite number, got {reward!r:.60}: leave it out")
         _check_id(conversation)
         report: Report = "counted"
         with self._writing() as now:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
-from stateset_agents.algorithms.intervals import exact_mcnemar, mean_interval, paired_interval
+from stateset_agents.algorithms.paired import Verdict, paired_rewards, paired_shares
 from stateset_agents.evaluation.evaluator import Evaluation, measured
 from stateset_agents.evaluation.measures import success_of_scenarios, tries_of
 from stateset_agents.evaluation.recorded import groups_of
@@ -18,29 +18,7 @@ from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.trajectory import Trajectory
 
-__all__ = [
-    "Comparison",
-    "Paired",
-    "Verdict",
-    "compare",
-    "compare_runs",
-    "exact_mcnemar",
-    "mean_interval",
-    "mean_verdict",
-    "paired_interval",
-    "recorded_evaluation",
-]
-
-Verdict = Literal["better", "worse", "unclear"]
-"""Of B, against A."""
-_FEWEST = 20
-"""Scenarios whose means must differ for a verdict by the mean: with 12, lognormal differences of no mean pass
-for one in 5 % of the cases, and rare ones that were not met in 28 %."""
-_ALIKE = 59
-"""Scenarios that must differ by the very same amount for a verdict: .95 ** 59 < 5 %, so that what is seen in
-none of them is in fewer than one scenario of twenty."""
-_SURE = 0.98
-"""Of the interval that decides by the mean: at 95 % lognormal differences of no mean pass for one in 9 %."""
+__all__ = ["Comparison", "Paired", "Verdict", "compare", "compare_runs", "recorded_evaluation"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,16 +33,15 @@ class Paired:
     difference: float
     """b - a."""
     interval: tuple[float, float]
-    """95 % of the difference, see `paired_interval`."""
+    """95 % of the difference, see `paired_shares`."""
     p_value: float
-    """Of as many wins as losses, see `exact_mcnemar`."""
+    """Of no difference, see `sign_flip_p`; with one try of each scenario McNemar's."""
     wins: int
     """Scenarios where B succeeded (with several tries: more often than A)."""
     losses: int
     ties: int
     verdict: Verdict
-    """With one try of each scenario better (worse) where `interval` lies above (below) 0 and `p_value` is at
-    most 5 %; with several where `mean_verdict` and `interval` say so."""
+    """Better (worse) where `p_value` is at most 5 %: `interval` then lies above (below) 0, else holds it."""
     reason: str
     """Why it is unclear; else empty."""
 
@@ -83,9 +60,9 @@ class Comparison:
     reward: float | None
     """Mean of B's reward minus A's over the pairs where both are scored; None without any."""
     reward_interval: tuple[float, float] | None
-    """95 % of that mean, see `mean_interval`; None for a single pair and where no two differ."""
+    """95 % of that mean, see `paired_rewards`; None for a single pair and where no two differ."""
     reward_verdict: Verdict
-    """By `mean_verdict`."""
+    """By `paired_rewards`."""
     reward_reason: str
     """Why that is unclear; else empty."""
     num_rewards_differ: int
@@ -117,24 +94,6 @@ class Comparison:
         }
 
 
-def mean_verdict(differences: Sequence[float]) -> tuple[Verdict, str]:
-    """Is the mean of one difference for each scenario above (below) 0? And why that is unclear, or nothing.
-
-    Better (worse) where the 98 % `mean_interval` lies above (below) 0 and at least twenty scenarios differ
-    from 0, or fifty-nine where all differ by the same amount.
-    """
-    num_differ = sum(difference != 0 for difference in differences)
-    if num_differ < _FEWEST:
-        return "unclear", f"{num_differ} of {len(differences)} scenarios differ, {_FEWEST} must"
-    interval = mean_interval(differences, confidence=_SURE)
-    if interval is None and num_differ < _ALIKE:
-        return "unclear", f"all {num_differ} differ by {differences[0]:+.3g}: {_ALIKE} must for a verdict"
-    low, high = interval or (differences[0], differences[0])
-    if low <= 0 <= high:
-        return "unclear", f"the {_SURE:.0%} interval of the mean, [{low:+.3f}, {high:+.3f}], holds 0"
-    return ("better" if low > 0 else "worse"), ""
-
-
 def compare(a: Evaluation, b: Evaluation) -> Comparison:
     """Pair two evaluations by scenario; tries of one scenario are taken together.
 
@@ -163,22 +122,18 @@ def compare(a: Evaluation, b: Evaluation) -> Comparison:
         for tries_a, tries_b in pairs
         if (reward_a := _mean_reward(tries_a)) is not None and (reward_b := _mean_reward(tries_b)) is not None
     ]
-    reward_verdict, reward_reason = mean_verdict(rewards)
+    reward = paired_rewards(rewards) if rewards else None
     families = sorted({family for family, _, _ in judged})
-    # A scenario may have been given twice.
-    single = all(len(tries_a) == len(tries_b) == 1 for tries_a, tries_b in pairs)
     return Comparison(
-        success=_paired([(share_a, share_b) for _, share_a, share_b in judged], single) if judged else None,
+        success=_paired([(share_a, share_b) for _, share_a, share_b in judged]) if judged else None,
         families={
-            name: _paired(
-                [(share_a, share_b) for family, share_a, share_b in judged if family == name], single
-            )
+            name: _paired([(share_a, share_b) for family, share_a, share_b in judged if family == name])
             for name in families
         },
-        reward=math.fsum(rewards) / len(rewards) if rewards else None,
-        reward_interval=mean_interval(rewards) if rewards else None,
-        reward_verdict=reward_verdict,
-        reward_reason=reward_reason,
+        reward=reward.mean if reward else None,
+        reward_interval=reward.interval if reward else None,
+        reward_verdict=reward.verdict if reward else "unclear",
+        reward_reason=reward.reason if reward else "no reward was given in both",
         num_rewards_differ=sum(difference != 0 for difference in rewards),
         num_pairs=len(pairs),
         num_left_out=len(_scenarios(a)) - len(pairs),
@@ -229,30 +184,22 @@ def _mean_reward(tries: Sequence[Trajectory]) -> float | None:
     return math.fsum(rewards) / len(rewards) if rewards else None
 
 
-def _paired(shares: Sequence[tuple[float, float]], single: bool) -> Paired:
-    """Of each scenario A's and B's share of successful tries; 0 or 1 each where there was a single one."""
+def _paired(shares: Sequence[tuple[float, float]]) -> Paired:
+    """Of each scenario A's and B's share of successful tries."""
     n = len(shares)
     wins, losses = sum(b > a for a, b in shares), sum(a > b for a, b in shares)
-    interval, p_value = paired_interval(shares), exact_mcnemar(wins, losses)
-    verdict, reason = _by_coin(wins, losses, p_value) if single else mean_verdict([b - a for a, b in shares])
-    if not reason and interval[0] <= 0 <= interval[1]:
-        verdict, reason = "unclear", "the 95 % interval of the difference holds 0"
+    result = paired_shares([b - a for a, b in shares])
+    assert result.interval is not None  # shares always have one
     return Paired(
         n=n,
         a=math.fsum(a for a, _ in shares) / n,
         b=math.fsum(b for _, b in shares) / n,
-        difference=math.fsum(b - a for a, b in shares) / n,
-        interval=interval,
-        p_value=p_value,
+        difference=result.mean,
+        interval=result.interval,
+        p_value=result.p_value,
         wins=wins,
         losses=losses,
         ties=n - wins - losses,
-        verdict=verdict,
-        reason=reason,
+        verdict=result.verdict,
+        reason=result.reason,
     )
-
-
-def _by_coin(wins: int, losses: int, p_value: float) -> tuple[Verdict, str]:
-    if p_value > 0.05:
-        return "unclear", f"a coin falls so, {wins} to {losses}, in {p_value:.0%} of the cases"
-    return ("better" if wins > losses else "worse"), ""

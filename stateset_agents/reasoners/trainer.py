@@ -20,6 +20,7 @@ from stateset_agents.core.reward import RewardFunction, RewardResult, as_reward,
 from stateset_agents.core.scoring.base import as_result, with_score
 from stateset_agents.reasoners.groups import Group, samples_of, trajectory_of
 from stateset_agents.reasoners.responses import Sampling, adapted, encoded_prompts, sampled
+from stateset_agents.runs.settings import changed_settings
 from stateset_agents.runtime.named_arguments import NamedCall
 from stateset_agents.runtime.tasks import gather_or_cancel, in_thread
 from stateset_agents.runtime.worker_thread import Worker
@@ -136,7 +137,7 @@ class GRPOTrainer:
         )
         self.reward_fn = _as_prompt_reward(reward_fn)
         self.processes = processes or Processes()
-        self.config = TrainingConfig(
+        self._config = TrainingConfig(
             num_generations=group_size,
             clip_ratio=clip_epsilon,
             beta=kl_coef,
@@ -182,6 +183,16 @@ class GRPOTrainer:
         """End the engine's thread and the update's. The policy model keeps what it learned."""
         await self._backend.close()
         await self._worker.stop()
+
+    @property
+    def config(self) -> TrainingConfig:
+        """The settings, as they were given."""
+        return self._config
+
+    @config.setter
+    def config(self, config: TrainingConfig) -> None:
+        """Raises ConfigurationError for every setting that differs: the learner was made with them."""
+        changed_settings(self._config, config, may_change=())
 
     @property
     def policy_model(self) -> Any:

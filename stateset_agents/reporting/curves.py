@@ -6,13 +6,13 @@ A chart is plain data; `page/shared/page.charts.js` draws it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from statistics import quantiles
+from statistics import fmean, quantiles
 from typing import Any
 
-from stateset_agents.algorithms.intervals import wilson
 from stateset_agents.reporting.step_activity import OTHER, OVERLAPPED, ROLLOUT_ONLY, UPDATE_ONLY
 from stateset_agents.tracking.run_log import MetricLine
 
@@ -22,7 +22,9 @@ __all__ = [
     "Series",
     "activity_curves",
     "axis",
+    "bin_value",
     "captions",
+    "is_smoothed",
     "learning_curves",
     "numeric_curves",
     "other_curves",
@@ -86,7 +88,15 @@ def _single(title: str, metric: str, note: str, **options: Any) -> _Kind:
 
 
 _SHARE = (0.0, 1.0)
-_BAND = "band: 95 % interval, too narrow where scenarios differ"
+_BAND = "band: 95 % interval, by scenario"
+_BANDS = {
+    "reward/mean": "rollout/reward",
+    "success/rate": "rollout/success",
+    "eval/success": "eval/success",
+    "eval/reward": "eval/reward",
+}
+"""Metric -> what its bounds are called before `_low` and `_high`."""
+_EXTREME = re.compile(r"(?:^|[/_])(max|min|peak)(?:_|$)")
 _LEARNING = (
     _single("Reward", "reward/mean", f"mean of the step's conversations; {_BAND}"),
     _single(
@@ -173,6 +183,7 @@ _NUMERIC = (
     *(kind for kind in _LEARNING if kind.title == "Time"),
     _single("Speed", "rollout/steps_per_second", "environment steps per second, update included"),
 )
+_MEANS = {metric for kind in (*_LEARNING, *_NUMERIC) for metric in kind.metrics}
 _FAMILIES, _STALENESS = "success/", "staleness/"
 
 
@@ -287,6 +298,7 @@ def _learning(lines: Sequence[MetricLine]) -> list[_Kind]:
 def _metrics_without_chart(lines: Sequence[MetricLine], kinds: Sequence[_Kind]) -> list[str]:
     """Names of the metrics that none of these charts has, sorted."""
     shown = {name for kind in kinds for name in kind.metrics}
+    shown |= {f"{base}_{end}" for name, base in _BANDS.items() if name in shown for end in ("low", "high")}
     return sorted({name for line in lines for name in line.values} - shown)
 
 
@@ -310,7 +322,9 @@ def _chart(kind: _Kind, lines: Sequence[MetricLine]) -> Chart | None:
     if all(value is None for line in series for value in line.values):
         return None
     size = max(_bin_size(sum(name in line.values for line in lines)) for name, _ in logged)
-    notes = [kind.note] * bool(kind.note) + [f"each point the mean of {size} steps"] * (size > 1)
+    extreme = any(_EXTREME.search(name) for name, _ in logged)
+    point = "mean, of a maximum the largest," if extreme else "mean"
+    notes = [kind.note] * bool(kind.note) + [f"each point the {point} of {size} steps"] * (size > 1)
     return Chart(
         title=kind.title,
         note="; ".join(notes),
@@ -318,6 +332,10 @@ def _chart(kind: _Kind, lines: Sequence[MetricLine]) -> Chart | None:
         stacked=kind.stacked,
         range=kind.bounds or (_range_of_sums(series) if kind.stacked else _range_of_lines(series)),
         series=series,
+        smoothed=all(
+            is_smoothed(name, (line.values[name] for line in lines if name in line.values))
+            for name, _ in logged
+        ),
     )
 
 
@@ -347,9 +365,9 @@ def _series(name: str, label: str, lines: Sequence[MetricLine]) -> Series:
     return Series(
         name=label,
         steps=[part[-1].step for part in bins],
-        values=[_mean([line.values[name] for line in part]) for part in bins],
-        low=[_mean([low for low, _ in pairs]) for pairs in intervals] if has_band else None,
-        high=[_mean([high for _, high in pairs]) for pairs in intervals] if has_band else None,
+        values=[bin_value(name, [line.values[name] for line in part]) for part in bins],
+        low=[bin_value("", [low for low, _ in pairs]) for pairs in intervals] if has_band else None,
+        high=[bin_value("", [high for _, high in pairs]) for pairs in intervals] if has_band else None,
     )
 
 
@@ -357,31 +375,28 @@ def _bin_size(points: int) -> int:
     return max(1, math.ceil(points / _MAX_POINTS))
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    """The mean of the finite values, to seven digits."""
+def bin_value(name: str, values: Iterable[float], digits: int = 7) -> float | None:
+    """One for several steps: of a maximum the largest, of a minimum the lowest, else the mean, of those that
+    are finite. Below 1e-12 is rounding, and 0."""
     finite = [value for value in values if math.isfinite(value)]
-    return float(f"{sum(finite) / len(finite):.7g}") if finite else None
+    if not finite:
+        return None
+    extreme = _EXTREME.search(name)
+    value = fmean(finite) if extreme is None else min(finite) if extreme[1] == "min" else max(finite)
+    return float(f"{value:.{digits}g}") if abs(value) >= 1e-12 else 0.0
+
+
+def is_smoothed(name: str, values: Iterable[float]) -> bool:
+    """Does a moving average say something of what was logged? Not of an extreme, nor of counts."""
+    if _EXTREME.search(name):
+        return False
+    is_mean = name in _MEANS or name.startswith(("reward/", "success/"))
+    return is_mean or not all(value.is_integer() for value in map(float, values) if math.isfinite(value))
 
 
 def _interval(name: str, values: Mapping[str, float]) -> Range | None:
-    """A 95 % interval that treats the conversations of a group as independent.
-
-    So it is too narrow: with groups of eight and half of the variance between scenarios it holds the truth in
-    62 % of all cases (scripts/interval_coverage.py).
-    """
-    if name in ("eval/success", "eval/reward") and f"{name}_low" in values:
-        return values[f"{name}_low"], values[f"{name}_high"]
-    if name not in ("success/rate", "reward/mean") or "rollout/conversations" not in values:
+    """The 95 % interval that was logged with it: of a step by scenario (`loop.metrics`), of an evaluation."""
+    base = _BANDS.get(name)
+    if base is None or f"{base}_low" not in values:
         return None
-    n = round(values["rollout/conversations"] - values.get("rollout/failed", 0.0))
-    mean = values[name]
-    if name == "reward/mean":
-        n -= round(values.get("rollout/unscored", 0.0))
-    if n < 1 or not math.isfinite(mean):
-        return None
-    if name == "success/rate":
-        return wilson(round(mean * n), n)
-    if "reward/std" not in values:
-        return None
-    half = 1.96 * values["reward/std"] / math.sqrt(n)
-    return mean - half, mean + half
+    return values[f"{base}_low"], values[f"{base}_high"]

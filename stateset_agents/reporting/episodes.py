@@ -13,7 +13,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from stateset_agents.algorithms.intervals import mean_interval
+from stateset_agents.algorithms.paired import paired_rewards
 from stateset_agents.reporting.curves import Chart, Range, Series, axis
 from stateset_agents.tracking.run_log import MetricLine, RunLog, held_out_gains
 from stateset_agents.tracking.windows import Window
@@ -35,7 +35,7 @@ def numeric_page(log: RunLog, lines: Sequence[MetricLine], summary: Mapping[str,
     episodes = list(log.episodes())
     counts = [(event["step"], event["counts"]) for event in log.events() if event["event"] == "actions"]
     return {
-        "players": player_table(summary, held_out_gains(episodes)),
+        "players": player_table(summary, held_out_gains(log)),
         "episodes": [asdict(chart) for chart in episode_charts(episodes, lines)],
         "actions": action_table(counts),
         "windows": [
@@ -165,8 +165,8 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def action_table(counts: Sequence[tuple[int, Mapping[str, int]]]) -> dict[str, Any] | None:
     """Shares of the actions in the first and the last tenth of the updates, in their order; where there are
-    many, the most frequent and the rest together. None where nothing was counted."""
-    if not counts:
+    many, the most frequent and the rest together. None of fewer than two updates."""
+    if len(counts) < 2:
         return None
     tenth = max(1, len(counts) // 10)
     sides = []
@@ -204,7 +204,10 @@ def player_table(summary: Mapping[str, Any], gains: Sequence[float]) -> list[dic
     for name, side in sides:
         row = {"name": f"policy {name}", **_row(side)}
         if name == "before" and len(sides) == 2 and gains:
-            row |= {"difference": sum(gains) / len(gains), "difference_interval": mean_interval(gains)}
+            row |= {
+                "difference": sum(gains) / len(gains),
+                "difference_interval": paired_rewards(gains).interval,
+            }
         rows.append(row)
     for name, rule in (summary.get("rules") or {}).items():
         gain = {key: rule[key] for key in ("difference", "difference_interval")}

@@ -59,7 +59,8 @@ class Optimization:
         """`num_updates`: of the whole run, the schedule's length (in other units where `step` is given a
         position in them); `scale`: multiply the loss (fp16)."""
         self._config = config
-        self._length = num_updates
+        self.length = num_updates
+        """Of the schedule; the next step follows what it is set to."""
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         decayed = [parameter for parameter in self._parameters if parameter.ndim >= 2]
         undecayed = [parameter for parameter in self._parameters if parameter.ndim < 2]
@@ -86,7 +87,7 @@ class Optimization:
         """
         factor = schedule(
             self.num_updates if position is None else position,
-            self._length,
+            self.length,
             kind=self._config.lr_scheduler_type,
             warmup_ratio=self._config.warmup_ratio,
             min_ratio=self._config.lr_min_ratio,

@@ -127,6 +127,12 @@ class RunRecorder:
         self.tracker.log_metrics(number, metrics)
         self.metrics |= metrics
 
+    def settings_changed(self, settings: Mapping[str, Any], changes: Mapping[str, Any], *, step: int) -> None:
+        """Write config.yaml anew, and an event of what changed after `step`."""
+        if self.is_first:
+            self.run.write_config(settings)
+        self.tracker.log_event("settings changed", step=step, changes=dict(changes))
+
     def finalize(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json`, where other entries (an earlier measurement) are kept, and
         `report.html`. Blocking.

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from pydantic import Field, field_validator
 
 from stateset_agents.runs.learning_rate import Schedule
 from stateset_agents.runs.trackers import TrackerName
-from stateset_agents.types.settings import Settings
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import Settings, expect
 
-__all__ = ["OptimizerSettings", "RunSettings"]
+__all__ = ["CADENCE", "OptimizerSettings", "RunSettings", "changed_settings"]
+
+CADENCE = frozenset(
+    {
+        *("save_steps", "save_total_limit", "eval_steps", "eval_episodes", "load_best_at_end"),
+        *("early_stopping_patience", "early_stopping_threshold"),
+    }
+)
+"""Settings that every trainer reads anew between two steps."""
 
 
 class OptimizerSettings(Settings):
@@ -90,3 +100,26 @@ class RunSettings(Settings):
         if value == "none":  # as TRL has it
             return ()
         return (value,) if isinstance(value, str) else value
+
+
+def changed_settings(
+    old: Settings, new: Settings, *, may_change: Collection[str] | None = None
+) -> dict[str, Any]:
+    """Name -> value of each setting of a trainer in which `new` differs from `old`.
+
+    `may_change`: what the trainer reads anew between two steps; None before it is made ready, when only
+    `report_to` has been read. Raises ConfigurationError for any other that differs, and for a value that
+    cannot be.
+    """
+    expect("config", new, type(old), "write trainer.config.model_copy(update={...})")
+    values = {name: getattr(new, name) for name in type(new).model_fields}
+    type(new)(**values)  # model_copy checks nothing
+    changes = {name: value for name, value in values.items() if value != getattr(old, name)}
+    allowed = type(old).model_fields.keys() - {"report_to"} if may_change is None else may_change
+    if refused := [name for name in changes if name not in allowed]:
+        differing = ", ".join(f"{name} from {getattr(old, name)!r} to {changes[name]!r}" for name in refused)
+        raise ConfigurationError(
+            f"this trainer was made with its settings and cannot change {differing}: make another trainer"
+            + (f"; {', '.join(sorted(allowed))} can change between steps" if may_change else "")
+        )
+    return changes

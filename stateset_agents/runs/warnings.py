@@ -19,7 +19,7 @@ __all__ = ["StepWarnings"]
 
 _log = get_logger(__name__)
 
-_EARLY_CHECKS = ("numbers", "cut replies")
+_EARLY_CHECKS = ("vocabulary", "numbers", "cut replies")
 """What the first steps already show; the other checks need several steps."""
 _FIRST, _LAST = 5, 20
 """Steps that are remembered: how the run began, and how it stands."""

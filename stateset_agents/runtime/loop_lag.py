@@ -13,8 +13,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from types import FrameType
 
-import stateset_agents
-
 __all__ = ["LoopLag", "measure_loop_lag"]
 
 _PYTHON, _INSTALLED = (
@@ -23,7 +21,7 @@ _PYTHON, _INSTALLED = (
 )
 _ASYNCIO = str(Path(asyncio.__file__).parent)
 _HERE = tuple(
-    f"{folder}{os.sep}" for folder in (Path(stateset_agents.__file__).parent, *_PYTHON, *_INSTALLED)
+    f"{folder}{os.sep}" for folder in (Path(__file__).resolve().parent.parent, *_PYTHON, *_INSTALLED)
 )
 """Files below these folders are not the user's."""
 _TEMPLATE = "<template>"
@@ -112,10 +110,16 @@ class _Sampler:
 def _user_place(frame: FrameType | None) -> str | None:
     """The innermost frame of user code among the frames that the event loop called; None without any."""
     while frame is not None:
-        file = frame.f_code.co_filename
+        file = _source_file(frame)
         if file.startswith(_ASYNCIO) and frame.f_code.co_name in ("_run", "_run_once", "run_forever", "run"):
             return None  # frames further out called the loop
         if not file.startswith((*_HERE, "<frozen ", _TEMPLATE)):
             return f"{Path(file).name}:{frame.f_lineno}, {frame.f_code.co_name}"
         frame = frame.f_back
     return None
+
+
+def _source_file(frame: FrameType) -> str:
+    """The file of the code; of generated code, such as a dataclass's `__init__`, that of its module."""
+    file = frame.f_code.co_filename
+    return str(frame.f_globals.get("__file__") or file) if file == "<string>" else file

@@ -1,7 +1,8 @@
 """The checks of a run's health, each a function of its metrics; `diagnostics` runs them all.
 
 A check without its metrics returns None. "Start" and "end" are the means of the first and last tenth of the
-steps, of at least five. Thresholds and advice are in `monitors`.
+steps, of at least five; with fewer than ten steps they are not compared. Thresholds and advice are in
+`monitors`.
 """
 
 from __future__ import annotations
@@ -10,9 +11,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median, stdev
+from typing import Any
 
 from stateset_agents.algorithms.baselines import is_over_batch
-from stateset_agents.algorithms.intervals import mean_interval
+from stateset_agents.algorithms.paired import (
+    FEWEST_REWARDS,
+    FEWEST_SCENARIOS,
+    PairedMean,
+    paired_rewards,
+    paired_shares,
+)
 from stateset_agents.tracking.history import History, window
 from stateset_agents.tracking.monitors import MONITORS, OTHER_CODE_HINT, Finding, graded
 
@@ -35,6 +43,24 @@ def _failures(history: History) -> Finding | None:
     if history.most_common_error is not None:
         hint = f"mend what broke most often: {history.most_common_error}"
     return graded("failures", share, seen, hint)
+
+
+def _vocabulary(history: History) -> Finding | None:
+    """Tokens of the prompts that the model's own training never had, of a model that knows which it had."""
+    share = history.start("tokens/untrained")
+    if share is None:
+        return None
+    seen = f"{share:.0%} of the prompts' tokens are none that the model was trained on"
+    return graded("vocabulary", share, seen)
+
+
+def _observations(history: History) -> Finding | None:
+    """Numbers that are all far below or above 1, where the policy does not normalise them."""
+    rms = history.end("observation/rms")
+    if rms is None:
+        return None
+    seen = f"the largest root mean square of an observed number is {rms:.3g}"
+    return graded("observations", max(0.05 / rms if rms else math.inf, rms / 20), seen)
 
 
 def _truncation(history: History) -> Finding | None:
@@ -150,6 +176,28 @@ def _skipped_steps(history: History) -> Finding | None:
     return graded("skipped steps", number / len(skipped), seen)
 
 
+def _floor(history: History) -> Finding | None:
+    """Success that hardly ever happens, at the end as at the start; no finding where it does. What is never
+    sampled is never learned."""
+    rates = _success_rates(history)
+    if not rates or sum(history.finite("rollout/conversations")) < _MIN_JUDGED:
+        return None
+    seen = f"success is at its floor, at most {max(rates):.1%} at the start and at the end"
+    finding = graded("floor", -max(rates), seen)
+    return None if finding.verdict == "ok" else finding
+
+
+_MIN_JUDGED = 32
+"""Conversations before which none that succeeds may be chance."""
+
+
+def _success_rates(history: History) -> list[float]:
+    """Of the first and the last steps, and of held-out scenarios before and after, where they were judged."""
+    held_out = [(history.summary.get(when) or {}).get("success") for when in ("before", "after")]
+    rates = [history.start("success/rate"), history.end("success/rate"), *held_out]
+    return [rate for rate in rates if rate is not None]
+
+
 def _reward_trend(history: History) -> Finding | None:
     """The last third of the steps against the first, in standard errors of the difference (Welch)."""
     rewards = history.finite("reward/mean")
@@ -162,14 +210,14 @@ def _reward_trend(history: History) -> Finding | None:
     if history.is_solved():
         return Finding("reward", "ok", seen)
     if fall > MONITORS["reward"].fail:
-        return graded("reward", fall, f"{seen}: it fell")
+        return graded("reward", fall, f"{seen}: it fell", _skill_hint(history))
     if fall < MONITORS["reward"].warn:
         return graded("reward", fall, seen)
     result = _held_out_result(history)
     if result is not None and result.rose:
         return Finding("reward", "ok", f"{seen}: no clear rise, but held-out {result} rose")
     hint = "train longer, raise learning_rate, or take larger groups; check that the reward can be reached"
-    return graded("reward", fall, f"{seen}: no clear rise", _format_hint(history) or hint)
+    return graded("reward", fall, f"{seen}: no clear rise", _skill_hint(history) or hint)
 
 
 def _standard_errors(first: Sequence[float], last: Sequence[float]) -> float:
@@ -192,8 +240,8 @@ class _HeldOutResult:
     after: float
     intervals: tuple[Sequence[float], Sequence[float]]
     n: int
-    paired: tuple[float, float] | None = None
-    """95 % of the difference, start by start; None where only the two results are known."""
+    paired: PairedMean | None = None
+    """The difference, scenario by scenario; None where only the two results are known."""
 
     def __str__(self) -> str:
         style = ".1%" if self.name == "success" else ".3g"
@@ -202,14 +250,14 @@ class _HeldOutResult:
     @property
     def rose(self) -> bool:
         if self.paired is not None:
-            return self.paired[0] > 0
+            return self.paired.verdict == "better"
         (_, highest_before), (lowest_after, _) = self.intervals
         return lowest_after > highest_before
 
     @property
     def fell(self) -> bool:
         if self.paired is not None:
-            return self.paired[1] < 0
+            return self.paired.verdict == "worse"
         (lowest_before, _), (_, highest_after) = self.intervals
         return highest_after < lowest_before
 
@@ -218,23 +266,23 @@ class _HeldOutResult:
         """About how many scenarios would tell this change: separate the two intervals, or clear the paired
         one of 0."""
         change = abs(self.after - self.before)
-        reach = sum(high - low for low, high in ([self.paired] if self.paired else self.intervals)) / 2
-        return max(1.5, (reach / change) ** 2) * self.n if change else math.inf
+        intervals = [self.paired.interval] if self.paired and self.paired.interval else self.intervals
+        reach = sum(high - low for low, high in intervals) / 2
+        least = FEWEST_SCENARIOS if self.name == "success" else FEWEST_REWARDS
+        return max(least, max(1.5, (reach / change) ** 2) * self.n) if change else math.inf
 
 
 def _held_out_result(history: History) -> _HeldOutResult | None:
     """Success, or the reward if the environment has no success; None if it was not evaluated."""
     before, after = history.summary.get("before") or {}, history.summary.get("after") or {}
-    for name, key, interval in (
-        ("success", "success", "interval"),
-        ("reward", "mean_reward", "reward_interval"),
+    for name, key, interval, compare in (
+        ("success", "success", "interval", paired_shares),
+        ("reward", "mean_reward", "reward_interval", paired_rewards),
     ):
         old, new = before.get(key), after.get(key)
         if old is None or new is None:
             continue
-        paired = None
-        if len(gains := history.gains) > 1:
-            paired = mean_interval(gains) or (gains[0], gains[0])  # all are the same
+        paired = compare(history.gains) if history.gains else None
         if paired or (before.get(interval) and after.get(interval)):
             n = round(after["n"] / after.get("tries", 1))
             intervals = (before.get(interval) or (old, old), after.get(interval) or (new, new))
@@ -242,13 +290,34 @@ def _held_out_result(history: History) -> _HeldOutResult | None:
     return None
 
 
+def _rules(history: History) -> Finding | None:
+    """The trained policy against the environment's rules, start by start."""
+    rules: Mapping[str, Mapping[str, Any]] = history.summary.get("rules") or {}
+    gains = {
+        name: (rule["mean_reward"], *(rule["difference_interval"] or [rule["difference"]] * 2))
+        for name, rule in rules.items()
+        if rule.get("mean_reward") is not None and rule.get("difference") is not None
+    }
+    after = history.summary.get("after") or {}
+    if not gains or after.get("mean_reward") is None or after["n"] < FEWEST_REWARDS:
+        return None
+    best = max(gains, key=lambda name: gains[name][0])
+    weakest = "random" if "random" in gains else min(gains, key=lambda name: gains[name][0])
+    of_rules = ", ".join(f"{name} {gains[name][0]:.3g}" for name in dict.fromkeys((weakest, best)))
+    seen = f"return {after['mean_reward']:.3g}, of {of_rules}"
+    is_worse, is_better = gains[best][2] < 0, gains[weakest][1] > 0
+    if not is_better and (weakest == "random" or (is_worse and best != weakest)):
+        return graded("rules", 2.0, f"{seen}: not shown better than {weakest}")
+    return graded("rules", float(is_worse), f"{seen}: worse than {best}" if is_worse else seen)
+
+
 _MAX_SCENARIOS = 1000
 """If more were needed to see a change, it is too small to look for."""
 
 
 def _held_out(history: History) -> Finding | None:
-    """Success (or reward) before and after on the same held-out scenarios, by their 95 % intervals, or that
-    of the difference where it is known start by start.
+    """Success (or reward) before and after on the same held-out scenarios, paired, or by their 95 % intervals
+    where the conversations were not kept.
 
     If the reward rises and success does not, the reward pays for something else.
     """
@@ -256,9 +325,10 @@ def _held_out(history: History) -> Finding | None:
     if result is None:
         return None
     if result.rose or (result.name == "success" and result.before >= 0.9):
-        return Finding("held-out", "ok", str(result))
+        return _with_greedy(history, result)
     if result.fell:
-        return Finding("held-out", "fail", f"{result}: it fell", MONITORS["held-out"].advice)
+        cure = _skill_hint(history) or MONITORS["held-out"].advice
+        return Finding("held-out", "fail", f"{result}: it fell", cure)
     hint = "train longer; where the reward rose, look for what it pays besides success"
     if result.scenarios_needed <= _MAX_SCENARIOS:
         needed = _round_up(result.scenarios_needed)
@@ -266,7 +336,26 @@ def _held_out(history: History) -> Finding | None:
             f"{result.n} scenarios are too few to tell this change: about {needed} would "
             f"(evaluation.episodes{'' if history.is_numeric() else ', or evaluation.tries'})"
         )
-    return Finding("held-out", "warn", f"{result}: no clear change", _format_hint(history) or hint)
+    why = (result.paired and result.paired.reason) or "no clear change"
+    return Finding("held-out", "warn", f"{result}: {why}", _skill_hint(history) or hint)
+
+
+def _with_greedy(history: History, result: _HeldOutResult) -> Finding:
+    """A result that rose; a warning where greedy success fell meanwhile, beyond its 95 % intervals."""
+    before, after = history.summary.get("before") or {}, history.summary.get("after") or {}
+    old, new = before.get("greedy"), after.get("greedy")
+    if result.name != "success" or old is None or new is None or new >= old:
+        return Finding("held-out", "ok", str(result))
+    seen = f"{result} sampled; greedy it fell from {old:.1%} to {new:.1%}"
+    lowest_before = (before.get("greedy_interval") or (0.0, 1.0))[0]
+    highest_after = (after.get("greedy_interval") or (0.0, 1.0))[1]
+    if highest_after >= lowest_before:
+        return Finding("held-out", "ok", seen)
+    cure = (
+        "the likeliest reply became a wrong one while others rose: raise beta or lower learning_rate, and "
+        "serve at the temperature that was trained"
+    )
+    return Finding("held-out", "warn", seen, cure)
 
 
 def _round_up(number: float) -> int:
@@ -278,8 +367,11 @@ def _round_up(number: float) -> int:
 _FORMAT_TERMS = ("reward/pattern", "reward/schema", "reward/is_json")
 
 
-def _format_hint(history: History) -> str | None:
-    """Advice if replies are malformed: nothing else is learned before the format."""
+def _skill_hint(history: History) -> str | None:
+    """Advice where a skill is missing: nothing else is learned before some success, and the format."""
+    floor = _floor(history)
+    if floor is not None:
+        return floor.cure
     unreadable = history.end("rollout/malformed")
     shares = [] if unreadable is None else [1 - unreadable]
     shares += [share for name in _FORMAT_TERMS if (share := history.end(name)) is not None]
@@ -507,8 +599,12 @@ _CUT = "{:.1%} of the last replies were cut by their limit of tokens"
 _UNREADABLE = "{:.1%} of the last turns hold an unreadable call"
 
 CHECKS: Mapping[str, Check] = {
+    "floor": _floor,
     "held-out": _held_out,
+    "rules": _rules,
     "reward": _reward_trend,
+    "vocabulary": _vocabulary,
+    "observations": _observations,
     "failures": _failures,
     "dependencies": _dependencies,
     "truncation": _truncation,

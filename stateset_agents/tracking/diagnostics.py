@@ -26,7 +26,7 @@ def diagnose(log: RunLog) -> list[Finding]:
     """
     training = log.config().get("training")
     settings = training if isinstance(training, Mapping) else {}
-    history = History(list(log.metrics()), settings, log.summary(), gains=held_out_gains(log.episodes()))
+    history = History(list(log.metrics()), settings, log.summary(), gains=held_out_gains(log))
     if sum(history.finite("rollout/failed")) + sum(history.finite("rollout/unscored")):
         history = replace(history, most_common_error=_most_common_error(log))
     return _findings(CHECKS.values(), history)

@@ -10,7 +10,7 @@ from typing import Any
 
 from stateset_agents.tracking.run_log import MetricLine
 
-__all__ = ["History", "window"]
+__all__ = ["History", "part_name", "window"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,7 @@ class History:
     most_common_error: str | None = None
     """`RewardError: ... (12 times)`"""
     gains: Sequence[float] = ()
-    """Of a numeric run whose episodes were written: the returns after training less those before it, start by
-    start."""
+    """The held-out results after training less those before it, scenario by scenario (`held_out_gains`)."""
 
     def values(self, name: str) -> list[float]:
         """Every value of a metric, NaN included."""
@@ -34,8 +33,9 @@ class History:
         return [value for value in self.values(name) if math.isfinite(value)]
 
     def start(self, name: str) -> float | None:
+        """To compare with the end; None where there are too few steps for both."""
         values = self.finite(name)
-        return fmean(values[: window(values)]) if values else None
+        return fmean(values[: window(values)]) if len(values) >= 2 * window(values) else None
 
     def end(self, name: str) -> float | None:
         values = self.finite(name)
@@ -48,6 +48,12 @@ class History:
     def is_solved(self) -> bool:
         """Do nine in ten of the last conversations succeed? Then little is left to learn."""
         return (self.end("success/rate") or 0.0) >= 0.9
+
+
+def part_name(name: str, metrics: Mapping[str, float]) -> str:
+    """The name of a part's metric, such as of a reward's term: `reward/mean_part` for a term called mean, as
+    what reads `reward/mean` wants the mean."""
+    return f"{name}_part" if name in metrics else name
 
 
 def window(values: Sequence[float]) -> int:

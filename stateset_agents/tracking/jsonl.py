@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import FileIO
 from pathlib import Path
 from typing import Any, Self
@@ -87,9 +87,12 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 """Text cut in the middle of one (in UTF-16) may hold these; UTF-8 has none, JSON an escape."""
 
 
-def read_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_lines(
+    file: Path, is_wanted: Callable[[bytes], bool] = lambda line: True
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """Each record and the byte at which its line begins, the header included; a torn last line is left out.
 
+    `is_wanted`: of a line, the header aside; others are not parsed.
     Raises ConfigurationError on another schema version, or where a line in the middle is no JSON.
     """
     start = 0
@@ -97,6 +100,9 @@ def read_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         for number, line in enumerate(stream, start=1):
             if not line.endswith(b"\n"):
                 return
+            if number > 1 and not is_wanted(line):
+                start += len(line)
+                continue
             try:
                 record = json.loads(line)
             except ValueError as error:

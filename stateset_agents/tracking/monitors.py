@@ -71,6 +71,28 @@ def graded(check: str, value: float, seen: str, advice: str | None = None) -> Fi
 
 
 MONITORS: Mapping[str, Monitor] = {
+    "floor": Monitor(
+        warn=-0.01,
+        fail=-0.01,
+        why="success below 1 % in the first and the last steps and on held-out scenarios: GRPO raises what "
+        "it samples (our choice)",
+        advice="warm start first, on conversations that go well (demonstrate, traces, then sft)",
+    ),
+    "vocabulary": Monitor(
+        warn=0.05,
+        fail=0.25,
+        live="warn",
+        why="share of the prompts' tokens that a model that keeps its trained_tokens.json was not trained on "
+        "(our choice)",
+        advice="an embedded model knows the words of its own environment alone: train it there, or take a "
+        "language model",
+    ),
+    "observations": Monitor(
+        warn=1.0,
+        why="the largest root mean square of an observed number below .05 or above 20: a network of tanh "
+        "layers sees all of it alike (our choice)",
+        advice="set policy.normalize_observations to true, or scale what the environment shows to about 1",
+    ),
     "failures": Monitor(
         warn=0.01,
         fail=0.1,
@@ -155,8 +177,15 @@ MONITORS: Mapping[str, Monitor] = {
     ),
     "held-out": Monitor(
         warn=0.0,
-        why="success before and after on the same scenarios, by their 95 % intervals",
+        why="success before and after on the same scenarios, paired: whether the 95 % interval holds 0",
         advice="lower learning_rate, raise beta; read what the conversations of the highest reward do",
+    ),
+    "rules": Monitor(
+        warn=0.5,
+        fail=1.5,
+        why="a numeric run's held-out returns against the environment's rules, from the same starts: 1 is "
+        "worse than the best rule, 2 not better than `random` or the weakest",
+        advice="take the rule, or train longer; where the return does not rise, look at what is observed",
     ),
     "reply length": Monitor(
         warn=2.0,

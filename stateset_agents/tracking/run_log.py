@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from stateset_agents.runtime.yaml_files import read_yaml
@@ -16,7 +18,19 @@ from stateset_agents.tracking.windows import Window
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 
-__all__ = ["MetricLine", "RecordedRollout", "RecordedTurn", "RunLog", "held_out_gains", "read_rollout"]
+__all__ = [
+    "MetricLine",
+    "RecordedRollout",
+    "RecordedTurn",
+    "RunLog",
+    "held_out_gains",
+    "held_out_returns",
+    "read_rollout",
+]
+
+
+_STAGE = re.compile(rb'\{"step":-?\d+,"stage":"(\w+)",')
+"""How the tracker begins a line of rollouts.jsonl."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +146,20 @@ class RunLog:
         `branches`: with the other ways on that were played from their turns, which train nothing and count
         in no reward or success.
         """
-        for record in _records(self.folder.rollouts):
-            if record.get("branch_of") and not branches:
-                continue
-            if not stages or record["stage"] in stages:
+        for record in self.records(*stages):
+            if branches or not record.get("branch_of"):
                 yield read_rollout(record)
+
+    def records(self, *stages: str) -> Iterator[dict[str, Any]]:
+        """The same as JSON has them, branches included; lines of other stages are not parsed."""
+
+        def is_wanted(line: bytes) -> bool:
+            stage = _STAGE.match(line)
+            return stage is None or not stages or stage[1].decode() in stages
+
+        for record in _records(self.folder.rollouts, is_wanted):
+            if not stages or record["stage"] in stages:
+                yield record
 
     def episodes(self, *stages: str) -> Iterator[dict[str, Any]]:
         """Of a numeric training, in the order written (see `JsonlTracker.log_episodes`); of all stages when
@@ -166,30 +189,53 @@ class RunLog:
         return _records(self.folder.events)
 
 
-def held_out_gains(episodes: Iterable[Mapping[str, Any]]) -> list[float]:
-    """Of a numeric run's episodes: the held-out returns after training less those before it, start by start;
-    empty where they were not both written. Of a run that was made longer, the last ones."""
+def held_out_gains(log: RunLog) -> list[float]:
+    """The held-out results after training less those before it, scenario by scenario: shares of successful
+    tries, mean rewards where the environment gives no verdict, returns of a numeric run; empty where they
+    were not both kept."""
+    if log.folder.episodes.exists():
+        returns = held_out_returns(log.episodes("before", "after"))
+        return [value - returns[0][seed] for seed, value in returns[1].items() if seed in returns[0]]
+    tries: dict[str, dict[str, list[dict[str, Any]]]] = {"before": {}, "after": {}}
+    for record in log.records("before", "after"):
+        if record["status"] != "failed" and not record.get("branch_of"):
+            tries[record["stage"]].setdefault(record["scenario"], []).append(record)
+    return _gains(tries, "success") or _gains(tries, "reward")
+
+
+def _gains(tries: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]], field: str) -> list[float]:
+    before, after = (
+        {
+            name: fmean(values)
+            for name, records in side.items()
+            if (values := [float(record[field]) for record in records if record[field] is not None])
+        }
+        for side in (tries["before"], tries["after"])
+    )
+    return [value - before[name] for name, value in after.items() if name in before]
+
+
+def held_out_returns(episodes: Iterable[Mapping[str, Any]]) -> tuple[dict[int, float], dict[int, float]]:
+    """Of a numeric run's episodes: the held-out returns before and after training, by start. Of a run that
+    was made longer, the last ones."""
     returns: dict[str, dict[int, float]] = {"before": {}, "after": {}}
     steps: dict[str, int] = {}
     for episode in episodes:
         stage = episode["stage"]
-        if stage not in returns:
-            continue
         if steps.setdefault(stage, episode["step"]) != episode["step"]:
             steps[stage] = episode["step"]
             returns[stage].clear()
         if episode["return"] is not None:
             returns[stage][episode["seed"]] = episode["return"]
-    before = returns["before"]
-    return [value - before[seed] for seed, value in returns["after"].items() if seed in before]
+    return returns["before"], returns["after"]
 
 
-def _records(file: Path) -> Iterator[dict[str, Any]]:
+def _records(file: Path, is_wanted: Callable[[bytes], bool] = lambda line: True) -> Iterator[dict[str, Any]]:
     if (
         not file.exists()
     ):  # conversations of a numeric training, or a file that an earlier version did not have
         return
-    lines = read_lines(file)
+    lines = read_lines(file, is_wanted)
     next(lines, None)  # the header
     for _, record in lines:
         yield record

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stateset_agents.backends.base import Backend, RunningBackend, TrainableBackend, picture_reader
-from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
+from stateset_agents.backends.base import Backend, RunningBackend, TrainableBackend
 from stateset_agents.backends.training_lock import exclusive, weights_token
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
@@ -77,8 +76,9 @@ class Parts:
     """Of an on-policy distillation."""
 
     def with_config(self, config: TrainingConfig) -> Parts:
-        """With other settings for what comes, in the very parts that a step may have begun with; the learner
-        and the engine keep theirs."""
+        """With another length or cadence for what comes, in the parts that a step may have begun with."""
+        if config.num_steps() != self.config.num_steps():
+            self.learner.set_num_steps(config.num_steps())
         self.rollouts.config = self.overlapped.config = self.validation.config = config
         self.curriculum.config = config
         self.checkpoints.limit = config.save_total_limit
@@ -196,7 +196,6 @@ async def set_up(
             owner=lifecycle,
             token=token,
         )
-        tokenizer = agent.backend.tokenizer
         return Parts(
             config=config,
             recommended=recommended,
@@ -214,8 +213,7 @@ async def set_up(
                 settings,
                 limit=config.save_total_limit,
                 is_sharded=config.parallelism == "fsdp2",
-                tokenizer=tokenizer.hf if isinstance(tokenizer, HuggingFaceTokenizer) else None,
-                pictures=picture_reader(backend),
+                agent=agent,
             ),
             rollouts=Rollouts(engine, curriculum, weights, group, config, step_event),
             overlapped=OverlappedRollouts(engine, curriculum, weights, config, run_event, lifecycle.notify),

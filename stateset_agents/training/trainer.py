@@ -30,6 +30,7 @@ from stateset_agents.runs.early_stopping import crossed
 from stateset_agents.runs.lifecycle import Lifecycle, Progress, State
 from stateset_agents.runs.recorder import RunRecorder, ready
 from stateset_agents.runs.session import end_training, one_line
+from stateset_agents.runs.settings import CADENCE, changed_settings
 from stateset_agents.runs.trackers import make_trackers
 from stateset_agents.runtime.tasks import shielded
 from stateset_agents.runtime.worker_thread import Worker
@@ -64,6 +65,8 @@ from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup, by_sce
 __all__ = ["MultiTurnGRPOTrainer", "train"]
 
 _log = get_logger(__name__)
+
+_MAY_CHANGE = CADENCE | {"num_episodes", "max_steps", "max_failed_steps", "log_rollouts"}
 
 
 class MultiTurnGRPOTrainer:
@@ -146,10 +149,19 @@ class MultiTurnGRPOTrainer:
 
     @config.setter
     def config(self, config: TrainingConfig) -> None:
-        """For a training that goes on, longer say; what the learner was made with it keeps."""
-        self._job = replace(self._job, config=config)
-        if self._parts is not None:
+        """Another length or cadence from the next step on; before the trainer is ready, anything.
+
+        Raises ConfigurationError for a setting that the trainer's parts were made with, and changes nothing.
+        """
+        changes = changed_settings(self.config, config, may_change=_MAY_CHANGE if self.is_ready else None)
+        if self._parts is not None and changes:
+            self._refuse_in_callback("another config")
             self._parts = self._parts.with_config(config)
+            checkpoints = self._parts.checkpoints
+            section = {"training": config.model_dump(mode="json")}
+            self._state = checkpoints.change_settings(config, section, self._state)
+            self._recorder.settings_changed(checkpoints.settings, changes, step=self.step_number)
+        self._job = replace(self._job, config=config)
 
     @property
     def recommended(self) -> dict[str, Any]:

@@ -23,6 +23,7 @@ __all__ = [
     "ToolCall",
     "VersionSpan",
     "call_arguments",
+    "calls_answered",
     "is_nested_deeper",
     "num_values",
 ]
@@ -265,6 +266,25 @@ def call_arguments(function: Mapping[str, Any]) -> tuple[Any, list[str]]:
 def _loose_arguments(item: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments that stand beside a call's "function" instead of in it; other keys there are a vendor's."""
     return {key: item[key] for key in _ARGUMENTS if item.get(key) is not None}
+
+
+def calls_answered(calls: Sequence[ToolCall], results: Sequence[Message]) -> list[int | None]:
+    """For each tool message after a reply the number of the call that it answers, or None.
+
+    Ids may occur twice: the first result of an id answers its first call. A result without an id, or with one
+    that no call has, answers the first call that is left.
+    """
+    numbers: list[int | None] = [None] * len(results)
+    left, ids = list(range(len(calls))), {call.id for call in calls}
+    for has_id in (True, False):
+        for place, result in enumerate(results):
+            if (result.tool_call_id in ids and bool(result.tool_call_id)) != has_id:
+                continue
+            same = [number for number in left if not has_id or calls[number].id == result.tool_call_id]
+            if same:
+                left.remove(same[0])
+                numbers[place] = same[0]
+    return numbers
 
 
 def is_nested_deeper(value: Any, levels: int) -> bool:

@@ -12,12 +12,11 @@ import pytest_asyncio
 from chromium import chromium
 from learn_math import SEEDS, PageMath, near
 
-from stateset_agents.algorithms.intervals import interquartile_mean
+from stateset_agents.algorithms.intervals import interquartile_mean, stratified_interval
 from stateset_agents.analysis.measures import (
     area_under_curve,
     performance_profile,
     probability_of_improvement,
-    stratified_interval,
     worst_drawdown,
 )
 from stateset_agents.grouping.advantages import (

@@ -487,9 +487,10 @@ async def test_the_page_of_a_run_gives_its_recorded_advantages_and_follows_the_s
     clipped, tokens = await shown(tab, "clipped"), await shown(tab, "tokens")
     assert 0 < clipped < tokens
     assert await shown(tab, "silent") >= clipped
+    assert await shown(tab, "member") == 0  # as in rollouts.jsonl and in the report
     await tab.run("document.querySelector('.token-list').focus()")
     await tab.press("ArrowDown")
-    assert await shown(tab, "member") == 2
+    assert await shown(tab, "member") == 1
     assert tab.complaints == []
 
 

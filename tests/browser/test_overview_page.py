@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 import pytest_asyncio
 from charts_in_view import look_at_every_chart
 from chromium import Chromium, Tab, chromium
-from report_runs import finished_run, log_stage, metrics
+from report_runs import finished_run, log_stage, metrics, page_data
 
 from stateset_agents.reporting.overview.overview_live import serve_overview
 from stateset_agents.reporting.overview.overview_report import write_overview
@@ -101,6 +102,50 @@ async def test_an_overlay_has_the_mean_of_the_seeds_and_their_band(tab: Tab, pag
     low, high, mean = (value for _, value in lines)
     assert (high - mean, mean - low) == pytest.approx((0.02, 0.02), abs=1e-4)
     assert mean == pytest.approx(reward + 0.1 + 0.02, abs=0.05)
+
+
+async def test_an_experiment_s_number_lies_among_its_runs_and_is_theirs(tab: Tab, page: Path) -> None:
+    await opened(tab, page.as_uri())
+    rows = await tab.run(
+        "[...document.querySelectorAll('#held-out .family:not(.head)')].map((row) => row.innerText)"
+    )
+    runs = [(run["experiment"], run["after"]["value"]) for run in page_data(RunFolder(page.parent))["runs"]]
+    assert len(rows) == 10
+    for experiment, row in enumerate(rows):
+        middle, low, high = (float(share) for share in re.findall(r"([0-9.]+)%(?! ?[,\\]])", row)[-3:])
+        own = [100 * value for of, value in runs if of == experiment]
+        assert (low, high) == pytest.approx((min(own), max(own)), abs=0.06)
+        assert low <= middle <= high
+
+
+async def test_runs_with_other_seeds_are_compared_by_scenario(tab: Tab, tmp_path: Path) -> None:
+    """The page said "no seed or no scenario in common" of runs that `compare` tells apart."""
+    write_run(tmp_path, 0.0, 0)
+    write_run(tmp_path, 0.5, 1)
+    await opened(tab, write_overview(tmp_path).as_uri())
+    said = str(await tab.run("document.querySelector('#differences').innerText"))
+    # Three of eight scenarios against all: five are won, and six must differ.
+    assert "8 scenarios, one seed each: another seed may differ; 5 won, 0 lost, sign flips p = 0.0625" in said
+    assert "5 of 8 scenarios differ, at least 6 must" in said
+    assert "no difference shown" in said
+
+
+async def test_counts_and_maxima_are_drawn_as_they_are(tab: Tab, tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "desk")
+    with JsonlTracker(folder) as tracker:
+        for step in range(1, 41):
+            names = ("memory/peak_mib", "rollout/failed", "kl/old")
+            tracker.log_metrics(
+                step, dict.fromkeys(names, float(step == 20)) | {"kl/old": 0.5 * (step == 20)}
+            )
+    await opened(tab, write_overview(tmp_path).as_uri())
+    await drawn(tab)
+    tops = await tab.run(
+        "Object.fromEntries([...document.querySelectorAll('#curves .plot')].map((plot) => "
+        "[plot.ariaLabel.split('.')[0], Math.max(...plot.data.at(-1).y)]))"
+    )
+    assert (tops["rollout/failed"], tops["Memory"]) == (1, 1)
+    assert tops["kl/old"] < 0.5  # a moving average
 
 
 async def test_a_link_restores_what_is_shown(tab: Tab, page: Path) -> None:

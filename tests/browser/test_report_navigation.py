@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from report_runs import WORDS, conversation, finished_run, log_step, metrics
 from stateset_agents.reporting.report import write_report
 from stateset_agents.tracking.jsonl import read_lines
 from stateset_agents.tracking.run_folder import RunFolder
+from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.tracking.tracker import JsonlTracker
 from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
 
@@ -218,6 +220,14 @@ async def test_metrics_are_filtered_and_constant_ones_are_named(tab: Tab, run: R
     titles = "[...document.querySelectorAll('#all-metrics figure strong')].map((one) => one.textContent)"
     assert await tab.run(titles) == ["policy/version"]
     assert "reward/std 0.4" in str(await tab.run("document.querySelector('.still').textContent"))
+    summary = str(await tab.run("document.querySelector('#all-metrics > summary').textContent"))
+    await opened(tab, run, "#curves?metrics=/./")  # all that move
+    moving, still = re.findall(r"[0-9]+", summary)
+    assert len(await tab.run(titles)) == int(moving)
+    assert (
+        await tab.run("document.querySelector('.still summary').textContent")
+        == f"{still} metrics that never changed"
+    )
     await tab.run(
         "(() => { const input = document.querySelector('[name=metrics]'); input.value = 'nothing';"
         "input.dispatchEvent(new Event('input')); })()"
@@ -293,5 +303,37 @@ async def test_the_difference_is_the_headline(tab: Tab, run: RunFolder) -> None:
     await opened(tab, run)
     text = " ".join(str(await tab.run("document.querySelector('.headline .change').innerText")).split())
     # Of eight scenarios 0 and 1 succeed before, all but 1 after.
-    assert "paired by scenario +62.5 points 95 %: +" in text
+    # Six of seven to one side: a coin falls so in 12 % of the cases, and the interval holds 0.
+    assert "paired by scenario +62.5 points 95 %: \N{MINUS SIGN}2.3 to +90.5" in text
     assert text.endswith("; 6 gained, 1 lost of 8")
+
+
+async def test_a_held_out_scenario_has_a_number_for_each_time_it_was_played(tab: Tab, run: RunFolder) -> None:
+    """The bold number was the mean of before and after."""
+    await opened(tab, run, "#conversations?stage=after")
+    log = RunLog(run)
+    rewards = {
+        stage: {rollout.scenario: rollout.reward for rollout in log.rollouts(stage)}
+        for stage in ("before", "after")
+    }
+    name = next(name for name, reward in rewards["after"].items() if reward != rewards["before"][name])
+    entry = (
+        "[...document.querySelectorAll('.units li')].find((one) => "
+        f"one.querySelector('.scenario').textContent === {json.dumps(name)})"
+    )
+    shown = await tab.run(f"{entry}.querySelector('.mean').textContent")
+    assert [float(part.replace("\N{MINUS SIGN}", "-")) for part in str(shown).split(" → ")] == [
+        rewards["before"][name],
+        rewards["after"][name],
+    ]
+
+
+async def test_rounding_is_shown_as_0(tab: Tab, tmp_path: Path) -> None:
+    folder = finished_run(tmp_path, steps=2)
+    with JsonlTracker(folder) as tracker:
+        tracker.log_metrics(3, {**metrics(3), "reward/mean": 1.4e-17})
+    write_report(folder.path)
+    await opened(tab, folder)
+    assert await tab.run("document.querySelector('#curves output').textContent") == (
+        "0 [0.206, 0.406] at step 3"
+    )

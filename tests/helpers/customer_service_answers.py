@@ -62,5 +62,6 @@ def _answer(kind: str, row: dict[str, Any], questions: Mapping[str, Any]) -> Ans
 
 
 GROUPS: Mapping[str, Sequence[Answer]] = _groups()
-"""`named`: gaming answers that a reviewer found; `gaming` and `honest`: written before the reward was mended;
-the others: hold-outs, written while it was not being changed."""
+"""`named`: gaming answers that a reviewer found; `gaming`, `honest`, `development`: written before the reward
+was mended; the others: hold-outs and estimates, written while it was not being changed. Answers of the kind
+`missed` are still paid."""

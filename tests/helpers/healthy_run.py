@@ -12,6 +12,9 @@ RISING = [step / STEPS for step in range(STEPS)]
 FALLING = RISING[::-1]
 HEALTHY: Mapping[str, Series] = {
     "reward/mean": RISING,
+    "success/rate": [0.1 + 0.01 * step for step in range(STEPS)],
+    "tokens/untrained": 0.0,
+    "observation/rms": 0.9,
     "rollout/conversations": 16.0,
     "rollout/failed": 0.0,
     "rollout/unscored": 0.0,

@@ -25,6 +25,7 @@ from stateset_agents.types.trajectory import Outcome, Trajectory
 __all__ = [
     "LOOK",
     "ROWS",
+    "SHOW_NO_CALLS",
     "Exchange",
     "TalkEnvironment",
     "end_of",
@@ -69,7 +70,7 @@ _WITHOUT_THOUGHTS = ("qwen3_5_nothink",)
 """Their prompt has closed the thought."""
 _GEMMA_4_WITHOUT_THOUGHTS = ("gemma4", "gemma4_v3", "gemma4_v4")
 """They show no thought beside words."""
-_SHOW_NO_CALLS = (*TRL_WITH_HIDDEN_TOOLS, "lfm2", "lfm2_training")
+SHOW_NO_CALLS = (*TRL_WITH_HIDDEN_TOOLS, "lfm2", "lfm2_training")
 """They get calls back in the content."""
 _ONE_CALL = ("gptoss", "llama3_1", "llama3_2")
 _NO_WORDS_BESIDE_A_CALL = (
@@ -195,10 +196,16 @@ def end_of(name: str, reply: Message) -> str:
 
 
 def full_render(
-    name: str, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = (), *, generate: bool = True
+    name: str,
+    messages: Sequence[Message],
+    tools: Sequence[dict[str, Any]] = (),
+    *,
+    generate: bool = True,
+    hf: Any = None,
 ) -> str:
-    """The template's own text of a conversation, up to where the agent speaks again if `generate`."""
-    text = trl_template(name).tokenizer.hf.apply_chat_template(
+    """The template's own text of a conversation, up to where the agent speaks again if `generate`; with `hf`
+    that of this tokenizer of transformers'."""
+    text = (hf or trl_template(name).tokenizer.hf).apply_chat_template(
         [_as_openai(name, message) for message in messages],
         tools=list(tools) or None,
         add_generation_prompt=generate,
@@ -333,7 +340,7 @@ def _as_openai(name: str, message: Message) -> dict[str, Any]:
             data = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), message.reasoning)
         else:
             content = f"<think>\n{message.reasoning}\n</think>\n\n{content}"
-    if name in _SHOW_NO_CALLS:
+    if name in SHOW_NO_CALLS:
         for call in message.tool_calls:
             body = json.dumps({"name": call.name, "arguments": call.arguments})
             content += f"<tool_call>{body}</tool_call>"

@@ -107,6 +107,8 @@ class HuggingFaceBackend:
         self.version = 0
         self.recommended: Mapping[str, Any] = {}
         """Training settings that the model's card recommends."""
+        self.trained_tokens: frozenset[int] | None = None
+        """Token ids that the model's training had; None where its folder does not say."""
         self.context_length = _context_length(self._model, context_length)
         self._num_embeddings: int = self._model.get_input_embeddings().weight.shape[0]
         self.scheduling: Scheduling = scheduling

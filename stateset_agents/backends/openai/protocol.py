@@ -5,6 +5,7 @@ It knows nothing of agents. Used by serving/ and environments/programs/.
 
 from __future__ import annotations
 
+import itertools
 import json
 import secrets
 import time
@@ -18,7 +19,7 @@ from pydantic import ValidationError
 from stateset_agents.backends.openai.chat_body import ChatBody, validation_message
 from stateset_agents.types.errors import ConfigurationError, StatesetError
 from stateset_agents.types.logs import get_logger
-from stateset_agents.types.messages import MAX_VALUES, FinishReason, Message, num_values
+from stateset_agents.types.messages import MAX_VALUES, FinishReason, Message, calls_answered, num_values
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -161,14 +162,22 @@ def _messages(items: Sequence[Any]) -> tuple[Message, ...]:
 
 
 def _with_tool_names(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Tool results with their tool's name, which OpenAI's shape leaves to the call."""
-    names = {call.id: call.name for message in messages for call in message.tool_calls}
-    return tuple(
-        replace(message, name=names.get(message.tool_call_id or ""))
-        if message.role == "tool" and message.name is None
-        else message
-        for message in messages
-    )
+    """Tool results with their tool's name, which OpenAI's shape leaves to the call: of the reply before, or,
+    for one that comes late, the last call of its id."""
+    named: list[Message] = list(messages)
+    late: dict[str, str] = {}
+    replies = [place for place, message in enumerate(messages) if message.role == "assistant"]
+    for place, following in itertools.pairwise([*replies, len(messages)]):
+        calls = messages[place].tool_calls
+        late |= {call.id: call.name for call in calls}
+        results = [at for at in range(place + 1, following) if messages[at].role == "tool"]
+        numbers = calls_answered(calls, [messages[at] for at in results])
+        for at, number in zip(results, numbers, strict=True):
+            result = messages[at]
+            if result.name is None:
+                name = late.get(result.tool_call_id or "") if number is None else calls[number].name
+                named[at] = replace(result, name=name)
+    return tuple(named)
 
 
 def _invalid(message: str, param: str | None) -> ApiError:

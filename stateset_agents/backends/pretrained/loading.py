@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 from pathlib import Path
@@ -45,6 +46,7 @@ __all__ = [
     "model_folder",
     "recommended_settings",
     "reload_model",
+    "trained_tokens",
     "unreadable",
 ]
 
@@ -366,6 +368,13 @@ def recommended_settings(folder: str) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise ConfigurationError(f"{file} must hold training settings by name, got {settings!r:.60}")
     return settings
+
+
+def trained_tokens(folder: str) -> frozenset[int] | None:
+    """The token ids in a model's `trained_tokens.json`: those that its training had. None where it has no
+    such file, as most models."""
+    file = Path(folder) / "trained_tokens.json"
+    return frozenset(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
 
 
 def eos_ids_of(model: Any) -> list[int]:

@@ -81,6 +81,7 @@ class VLLMBackend:
         self.context_length = context_length
         self.version = 0
         self.recommended: Mapping[str, Any] = {}
+        self.trained_tokens: frozenset[int] | None = None
         self.is_exact = False
         """Another engine computes its log-probs: the update computes them again, and logs the difference."""
         self.is_repeatable = False
@@ -390,7 +391,12 @@ async def connect(address: str) -> VLLMBackend:
     Raises ConfigurationError for an invalid URL, a folder that does not exist, and a model whose tokenizer
     cannot be loaded here; BackendError if the server does not answer.
     """
-    from stateset_agents.backends.pretrained.loading import load_tokenizer, model_folder, recommended_settings
+    from stateset_agents.backends.pretrained.loading import (
+        load_tokenizer,
+        model_folder,
+        recommended_settings,
+        trained_tokens,
+    )
 
     parts = urlsplit(address)
     query = parse_qs(parts.query)
@@ -421,5 +427,6 @@ async def connect(address: str) -> VLLMBackend:
     backend = VLLMBackend(
         client, tokenizer, model=root, served_as=name, context_length=length, weights=weights
     )
-    backend.recommended = recommended_settings(model_folder(root))
+    folder = model_folder(root)
+    backend.recommended, backend.trained_tokens = recommended_settings(folder), trained_tokens(folder)
     return backend

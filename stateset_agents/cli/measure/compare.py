@@ -19,7 +19,15 @@ from stateset_agents.cli.measure.endpoint import (
     how_to_go_on,
 )
 from stateset_agents.cli.measure.evaluate import add_options, experiment, play, temperature
-from stateset_agents.cli.output import bounds, check_writable, exclusions, floors, print_result, rate
+from stateset_agents.cli.output import (
+    bounds,
+    check_writable,
+    exclusions,
+    floors,
+    print_result,
+    rate,
+    verdict_line,
+)
 from stateset_agents.cli.run_settings import is_control
 from stateset_agents.runtime import event_loop
 from stateset_agents.types.errors import ConfigurationError
@@ -33,6 +41,7 @@ __all__ = ["add_parser", "run"]
 _SIDES = ("-a", "-b")
 _ENDS = ("_a", "_b")
 """Of the endpoints' options."""
+_ONE_SEED = "one seed each: another seed may differ"
 
 
 def add_parser(subparsers: Any) -> None:
@@ -107,7 +116,7 @@ def _compare_recorded(args: argparse.Namespace) -> int:
     )
     settings = differing_settings([log.config() for log in logs])
     summary = {"a": a_side, "b": b_side, "comparison": result.summary(), "settings": settings}
-    lines = [*_side_lines(a_side, b_side), *_lines(result), *_setting_lines(settings)]
+    lines = [*_side_lines(a_side, b_side), *_lines(result), _ONE_SEED, *_setting_lines(settings)]
     print_result(summary, args, "\n".join(lines))
     return 0
 
@@ -145,14 +154,13 @@ def _lines(result: Comparison) -> list[str]:
     if result.success is not None:
         success = result.success
         p = "p < 0.0001" if success.p_value < 1e-4 else f"p = {success.p_value:.4f}"
-        lines.append(f"B - A: success {_change(success)}, exact McNemar {p}")
+        lines.append(f"B - A: success {_change(success)}, sign flips {p}")
         lines.append(
             f"B wins {success.wins}, loses {success.losses}, ties {success.ties} of {success.n} scenarios"
         )
     if result.reward is not None:
         lines.append(f"B - A: mean reward {result.reward:+.3f}{bounds(result.reward_interval, '+.3f')}")
-    is_clear = result.verdict != "unclear"
-    lines.append(f"B is {result.verdict}" if is_clear else f"which is better is unclear: {result.reason}")
+    lines.append(verdict_line(result.verdict, result.reason))
     if result.num_left_out:
         lines.append(f"left out: {result.num_left_out} scenarios that one of them could not play")
     lines += [

@@ -50,19 +50,25 @@ def optimize(
 
     `sets`: which variables may be set together; `observations`: [n] values of what is seen, for the causal
     prior, plain when absent; `samples`: of the target in each experiment; `points`: candidates of each set, a
-    grid for one variable and random ones for several.
+    grid for one variable and random ones for several. What is tried does not depend on the target's unit or
+    zero. Raises ConfigurationError for observations that lack a variable or are no finite numbers.
     """
     model.check_budget(budget)
     if not sets:
         raise ConfigurationError("sets must have at least one exploration set, got none: give [['X'], ['Z']]")
     processes = [_Process.begun(model, names, observations, samples, points, random) for names in sets]
     trials: list[Trial] = []
+    errors: list[float] = []
     left = budget
     while True:
-        best = min((trial.outcome for trial in trials), default=math.inf)
+        units = _Units()  # the causal prior is in the target's own
+        if observations is None:
+            units = _Units.of([trial.outcome for trial in trials], errors, samples)
+        best = min((units.standardised(trial.outcome) for trial in trials), default=math.inf)
         values = []
         for process in processes:
-            mean, deviation = process.process.fitted(process.limits).posterior(process.candidates)
+            believed = units.believed(process.process).fitted(process.limits)
+            mean, deviation = believed.posterior(process.candidates)
             gain = improvement_over(-mean, deviation, -best) if trials else deviation
             values.append(np.where(process.costs <= left + 1e-9, gain / process.costs, -math.inf))
         index = int(np.argmax([value.max() for value in values]))
@@ -72,10 +78,78 @@ def optimize(
         chosen = processes[index]
         point = chosen.candidates[place].tolist()
         intervention = dict(zip(chosen.names, point, strict=True))
-        outcome, _ = model.effect(intervention, samples, random)
+        outcome, error = model.effect(intervention, samples, random)
+        errors.append(error)
         trials.append(Trial(intervention, outcome, float(chosen.costs[place])))
         processes[index] = replace(chosen, process=chosen.process.with_outcome(point, outcome))
         left -= trials[-1].cost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Units:
+    """What outcomes are counted from and in, so that a process of variance 1 around 0 fits any target."""
+
+    zero: float = 0.0
+    scale: float = 1.0
+    noise: float | None = None
+    """Variance of a standardised outcome around its effect; None: as the process has it."""
+
+    @classmethod
+    def of(cls, outcomes: Sequence[float], errors: Sequence[float], samples: int) -> _Units:
+        """Counted from the worst outcome so far, in the target's deviation: that of the outcomes from there
+        and that of its samples within an experiment together. What was not tried yet is believed to be as bad
+        as the worst; from the mean, few outcomes look like a flat function, and nothing else is tried.
+
+        `errors`: standard errors of the outcomes, which a single sample does not have.
+        """
+        if not outcomes:
+            return cls()
+        zero = max(outcomes)
+        error = float(np.mean(np.square(errors))) if samples > 1 else 0.0
+        scale = math.sqrt(float(np.mean(np.square(np.subtract(outcomes, zero)))) + samples * error)
+        if scale <= 1e-12 * max(map(abs, outcomes)):  # nothing differs but by rounding
+            return cls(zero=zero)
+        return cls(zero=zero, scale=scale, noise=error / scale**2 if samples > 1 else None)
+
+    def standardised(self, outcome: float) -> float:
+        return (outcome - self.zero) / self.scale
+
+    def believed(self, process: GaussianProcess) -> GaussianProcess:
+        """The process in these units."""
+        noise = process.noise if self.noise is None else self.noise
+        return replace(process, outcomes=(process.outcomes - self.zero) / self.scale, noise=noise)
+
+
+def _checked(graph: CausalGraph, observations: Mapping[str, Array]) -> dict[str, Array]:
+    """The columns of what can be seen, as numbers.
+
+    Raises ConfigurationError for one that is missing, has another length or holds what is no finite number.
+    """
+    columns: dict[str, Array] = {}
+    for name in graph.order():
+        if name in graph.hidden:
+            continue
+        if name not in observations:
+            raise ConfigurationError(f"observations have no {name}, a variable that is seen: add its column")
+        try:
+            values = np.asarray(observations[name], dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"observations of {name} must be numbers: {error}") from error
+        if values.ndim != 1 or len(values) < 2:
+            raise ConfigurationError(
+                f"observations of {name} must be a row of two numbers or more, got the shape {values.shape}"
+            )
+        if not np.isfinite(values).all():
+            place = int(np.flatnonzero(~np.isfinite(values))[0])
+            raise ConfigurationError(
+                f"observations of {name} must be finite, got {values[place]} in row {place}: drop the row"
+            )
+        columns[name] = values
+    sizes = {name: len(values) for name, values in columns.items()}
+    if len(set(sizes.values())) > 1:
+        shown = ", ".join(f"{size} of {name}" for name, size in sizes.items())
+        raise ConfigurationError(f"observations must have a value of each variable in every row, got {shown}")
+    return columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -104,6 +178,7 @@ class _Process:
         prior: CausalPrior = flat_prior
         seen = 1.0
         if observations is not None:
+            observations = _checked(model.graph, observations)
             seen = float(np.var(observations[model.graph.target]))
             prior = causal_prior(model.graph, observations, names, random=random)
         return cls(
@@ -135,8 +210,10 @@ def causal_prior(
 
     Each of `num_fits` bootstrap samples (an even number) gives every variable a kernel regression on its
     visible parents, moved by as many of its posterior deviations as chance says, so that far from the data
-    refits disagree; under do(), `particles` are sent through these with resampled residuals.
+    refits disagree; under do(), `particles` are sent through these with resampled residuals. Raises
+    ConfigurationError for observations that lack a variable or are no finite numbers.
     """
+    observations = _checked(graph, observations)
     signs = random.standard_normal((num_fits // 2, len(graph.names)))
     fits = [_Fit(graph, observations, moves, random) for moves in np.concatenate([signs, -signs])]
 

@@ -66,7 +66,7 @@ class GymnasiumBatch:
         while len(self._rows) < len(seeds):
             self._rows.append(self._make())
         rows = zip(self._rows, seeds, strict=False)
-        self._last = [environment.reset(seed=seed)[0] for environment, seed in rows]
+        self._last = [self._reset(environment, seed) for environment, seed in rows]
         self._ended = np.zeros(len(seeds), dtype=np.bool_)
         self._steps = 0
         return self._observations()
@@ -77,7 +77,10 @@ class GymnasiumBatch:
         terminated, truncated = np.zeros((2, len(actions)), dtype=np.bool_)
         for row in np.flatnonzero(~self._ended):
             step = self._rows[row].step(int(actions[row]) + self._offset)
-            self._last[row], rewards[row], terminated[row], truncated[row], _ = step
+            if not (isinstance(step, tuple) and len(step) == 5):
+                raise self._unlike("step", "(observation, reward, terminated, truncated, info)", step)
+            self._last[row], reward, terminated[row], truncated[row], _ = step
+            rewards[row] = self._reward(reward)
         self._steps += 1
         if self._steps >= self.spec.horizon:
             truncated |= ~terminated & ~self._ended
@@ -110,6 +113,29 @@ class GymnasiumBatch:
         """Close every row."""
         for row in self._rows:
             row.close()
+
+    def _reset(self, environment: gymnasium.Env[Any, Any], seed: int) -> Any:
+        begun: Any = environment.reset(seed=seed)
+        if not (isinstance(begun, tuple) and len(begun) == 2 and isinstance(begun[1], Mapping)):
+            raise self._unlike("reset", "(observation, info)", begun)
+        return begun[0]
+
+    def _reward(self, reward: Any) -> float:
+        """One number, also as an array of one."""
+        value = np.asarray(reward)
+        if value.size != 1 or value.dtype.kind not in "fiub":
+            raise ConfigurationError(
+                f"{self.spec.name}: step must give one number as its reward, got {reward!r:.60}"
+            )
+        return float(value.item())
+
+    def _unlike(self, method: str, expected: str, found: Any) -> ConfigurationError:
+        """What to say of a method that is not Gymnasium's."""
+        kind = f"{len(found)} values" if isinstance(found, tuple) else type(found).__name__
+        return ConfigurationError(
+            f"{self.spec.name}: {method} must return {expected} as Gymnasium's does, got {kind}: wrap the "
+            "environment, one of the old Gym by shimmy's GymV21CompatibilityV0"
+        )
 
     def _observations(self) -> Observations:
         shape = self.spec.observation_shape

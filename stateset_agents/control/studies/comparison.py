@@ -13,11 +13,11 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from stateset_agents.algorithms.intervals import mean_interval
+from stateset_agents.algorithms.paired import PairedMean, paired_rewards
 from stateset_agents.control.evaluation import ControlEvaluation
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["Comparison", "Difference", "Score", "compare"]
+__all__ = ["Comparison", "Score", "compare", "difference"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -58,32 +58,18 @@ def _mean(values: NDArray[np.float64]) -> float:
     return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """Of two scores from the same starts."""
+def difference(score: Score, than: Score) -> PairedMean:
+    """`score` minus `than`, start by start; episodes that failed in either are left out.
 
-    mean: float
-    interval: tuple[float, float] | None
-    """95 %; None where all differences are equal."""
-
-    @classmethod
-    def between(cls, score: Score, than: Score) -> Self:
-        """`score` minus `than`; episodes that failed in either are left out.
-
-        Raises ConfigurationError where the starts differ, or none is left.
-        """
-        if score.seeds != than.seeds:
-            raise ConfigurationError("the two scores have other seeds: play both from the same ones")
-        differences = score.rewards - than.rewards
-        differences = differences[np.isfinite(differences)]
-        if not len(differences):
-            raise ConfigurationError("every episode failed in one of the two: look at the environment")
-        return cls(float(differences.mean()), mean_interval(differences.tolist()))
-
-    @property
-    def is_better(self) -> bool:
-        """Does the whole interval lie above 0?"""
-        return self.mean > 0 and (self.interval is None or self.interval[0] > 0)
+    Raises ConfigurationError where the starts differ, or none is left.
+    """
+    if score.seeds != than.seeds:
+        raise ConfigurationError("the two scores have other seeds: play both from the same ones")
+    differences = score.rewards - than.rewards
+    differences = differences[np.isfinite(differences)]
+    if not len(differences):
+        raise ConfigurationError("every episode failed in one of the two: look at the environment")
+    return paired_rewards(differences.tolist())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -95,16 +81,16 @@ class Comparison:
     bound: str | None = None
     """The name of what is as good as can be expected: shares of the gap to it are given."""
 
-    def difference(self, name: str) -> Difference:
+    def difference(self, name: str) -> PairedMean:
         """`name` minus the reference."""
-        return Difference.between(self.scores[name], self.scores[self.reference])
+        return difference(self.scores[name], self.scores[self.reference])
 
     def gap_closed(self, name: str, bound: str | None = None) -> float | None:
         """(name - reference) / (bound - reference), of the means; None without a bound that is better."""
         aim = bound or self.bound
         if aim is None:
             return None
-        gap = Difference.between(self.scores[aim], self.scores[self.reference]).mean
+        gap = difference(self.scores[aim], self.scores[self.reference]).mean
         return self.difference(name).mean / gap if gap > 0 else None
 
     def rows(self) -> list[dict[str, Any]]:
@@ -120,8 +106,8 @@ class Comparison:
                 "gap_closed": None,
             }
             if name != self.reference:
-                difference = self.difference(name)
-                row |= {"difference": difference.mean, "interval": difference.interval}
+                gain = self.difference(name)
+                row |= {"difference": gain.mean, "interval": gain.interval}
                 row["gap_closed"] = self.gap_closed(name)
             found.append(row)
         return found

@@ -67,14 +67,19 @@ class GRPO:
             "n_groups": n_groups,
             "group_weight_method": group_weight_method,
         }
-        self.config = ControlConfig(**{**PPO_DEFAULTS, **parts, **ppo_kwargs})
+        config = ControlConfig(**{**PPO_DEFAULTS, **parts, **ppo_kwargs})
         self.policy = policy or policy_for(
-            environment, value_normalization=value_normalization, seed=self.config.seed
+            environment, value_normalization=value_normalization, seed=config.seed
         )
-        self.trainer = ControlTrainer(self.policy, environment, self.config, run=run, callbacks=callbacks)
+        self.trainer = ControlTrainer(self.policy, environment, config, run=run, callbacks=callbacks)
         self._optimization: Optimization | None = None
         self._position = self._updates_before = 0
         self._partition: Mapping[str, Any] = {}
+
+    @property
+    def config(self) -> ControlConfig:
+        """The settings, as they were given; `trainer.config` may get another length or cadence."""
+        return self.trainer.config
 
     async def train(self) -> nn.Module:
         """See `ControlTrainer.train`."""
@@ -114,16 +119,29 @@ def policy_for(
     *,
     value_normalization: ValueNormalization | None = None,
     hidden: Sequence[int] = (64, 64),
+    normalize_observations: bool = False,
     seed: int = 0,
 ) -> MlpPolicy | TaskPolicy:
     """A policy with a critic; `value_normalization`: task, or by default task where there are several.
 
-    Raises ConfigurationError where `task` is asked for and the environment has none.
+    Raises ConfigurationError where `task` is asked for and the environment has none, or with
+    `normalize_observations`.
     """
     if value_normalization is None:
         value_normalization = "task" if isinstance(environment, Tasked) else "none"
     if value_normalization == "none":
-        return MlpPolicy(environment.spec, hidden=hidden, critic=True, seed=seed)
+        return MlpPolicy(
+            environment.spec,
+            hidden=hidden,
+            critic=True,
+            normalize_observations=normalize_observations,
+            seed=seed,
+        )
+    if normalize_observations:
+        raise ConfigurationError(
+            "normalize_observations goes with value_normalization none: each task's numbers are its own, and "
+            "one normaliser of all would mix them"
+        )
     if not isinstance(environment, Tasked):
         raise ConfigurationError(
             f"value_normalization task needs an environment of several tasks, and {environment.spec.name} is "

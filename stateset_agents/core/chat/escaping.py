@@ -16,7 +16,7 @@ from stateset_agents.backends.base import Tokenizer
 from stateset_agents.types.images import IMAGE_MARK
 from stateset_agents.types.messages import Message, ToolCall
 
-__all__ = ["ControlTokenEscaper", "encodable"]
+__all__ = ["ControlTokenEscaper", "MarkupEncoder", "encodable"]
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _START, _STOP = (f"{secrets.randbelow(10**24):024d}" for _ in range(2))
@@ -49,9 +49,9 @@ class ControlTokenEscaper:
         return [
             replace(
                 message,
-                content=IMAGE_MARK.join(map(self._text, message.pieces)),
-                reasoning=None if message.reasoning is None else self._text(message.reasoning),
-                name=None if message.name is None else self._text(message.name),
+                content=IMAGE_MARK.join(map(self.text, message.pieces)),
+                reasoning=None if message.reasoning is None else self.text(message.reasoning),
+                name=None if message.name is None else self.text(message.name),
                 tool_call_id=None
                 if message.tool_call_id is None
                 else self._controls_in(message.tool_call_id),
@@ -81,12 +81,13 @@ class ControlTokenEscaper:
     def _call(self, call: ToolCall) -> ToolCall:
         return replace(
             call,
-            name=self._text(call.name),
+            name=self.text(call.name),
             arguments=_mapped(dict(call.arguments), self._argument),
             id=self._controls_in(call.id),
         )
 
-    def _text(self, text: str) -> str:
+    def text(self, text: str) -> str:
+        """A text with marks in it."""
         return self._swap(encodable(text)) if self._escape_all and text else self._controls_in(text)
 
     def _argument(self, text: str) -> str:
@@ -101,6 +102,40 @@ class ControlTokenEscaper:
     def _swap(self, text: str) -> str:
         self._hidden.append(text)
         return f"{_START}{len(self._hidden) - 1}{_STOP}"
+
+
+class MarkupEncoder:
+    """Ids of conversations as text, in which every control token is the template's own."""
+
+    controls: re.Pattern[str]
+    """Matches every control token as it is written."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        """Of a `HuggingFaceTokenizer` the control tokens are known; of another every text is escaped."""
+        self._tokenizer = tokenizer
+        raw = getattr(tokenizer, "hf", None)
+        added = {} if raw is None else {token.content: id for id, token in raw.added_tokens_decoder.items()}
+        controls = {content: id for content, id in added.items() if id not in tokenizer.encode(content)}
+        self._ids = None if raw is None else frozenset(controls.values())
+        longest_first = sorted(controls, key=len, reverse=True)
+        self.controls = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+    def encode(self, render: Callable[[ControlTokenEscaper], str]) -> list[int]:
+        """Ids of what `render` makes of texts that it gives to an escaper.
+
+        Its own control tokens are those that are left when every text is escaped. Where escaping only the
+        control tokens in texts leaves others, a text has become a control token after all.
+        """
+        escape_all = ControlTokenEscaper(self.controls, escape_all=True)
+        safe_ids = escape_all.encode(render(escape_all), self._tokenizer)
+        if self._ids is None:
+            return safe_ids
+        escape_some = ControlTokenEscaper(self.controls)
+        ids = escape_some.encode(render(escape_some), self._tokenizer)
+        return ids if self._controls_of(ids) == self._controls_of(safe_ids) else safe_ids
+
+    def _controls_of(self, ids: Sequence[int]) -> list[int]:
+        return [id for id in ids if id in (self._ids or ())]
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:

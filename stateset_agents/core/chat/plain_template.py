@@ -5,20 +5,54 @@ from __future__ import annotations
 import datetime
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stateset_agents.backends.base import Tokenizer
-from stateset_agents.core.chat.escaping import encodable
+from stateset_agents.core.chat.escaping import ControlTokenEscaper, MarkupEncoder, encodable
 from stateset_agents.core.chat.replies.parsing import HERMES
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.images import PixelValues
 from stateset_agents.types.messages import Message, ToolCall
 
-__all__ = ["PlainTemplate", "starts_with_bos", "with_calls_as_text", "with_thought_as_text"]
+__all__ = ["PlainTemplate", "is_plain", "starts_with_bos", "with_calls_as_text", "with_thought_as_text"]
 
 _LINE_END = re.compile("\r\n|[\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029]")
 """Whatever `str.splitlines` takes for the end of a line."""
+
+
+_JINJA = r"""
+{%- set row = namespace(before='', body='') %}
+{%- if tools %}
+    {{- 'tools: To use a tool write <tool_call>{"name": ..., "arguments": {...}}</tool_call>. Tools:' }}
+    {%- for tool in tools %}
+        {{- '\n  ' }}
+        {{- (tool.function if tool.function is defined else tool) | tojson(ensure_ascii=True) }}
+    {%- endfor %}
+    {%- set row.before = '\n' %}
+{%- endif %}
+{%- for message in messages %}
+    {%- set row.body = message.content or '' %}
+    {%- set thought = message.reasoning if message.reasoning is string else message.reasoning_content %}
+    {%- if thought is string %}
+        {%- set row.body = '<think>\n' + thought + '\n</think>\n\n' + row.body %}
+    {%- endif %}
+    {%- for call in message.tool_calls or [] %}
+        {%- set call = call.function if call.function is defined else call %}
+        {%- set written = call.arguments if call.arguments is string else
+            call.arguments | tojson(ensure_ascii=True) %}
+        {%- set row.body = row.body + '<tool_call>{"name": ' + call.name | tojson(ensure_ascii=True) +
+            ', "arguments": ' + written + '}</tool_call>' %}
+    {%- endfor %}
+    {{- row.before + message.role + ': ' + ((row.body + '.').splitlines() | join('\n  '))[:-1] }}
+    {{- END if message.role == 'assistant' else '' }}
+    {%- set row.before = '\n' %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- row.before + 'assistant:' }}
+{%- endif %}
+"""
+"""What `PlainTemplate` writes, for renderers of jinja; `_plain_text` sets what ends a reply."""
 
 
 class PlainTemplate:
@@ -30,12 +64,12 @@ class PlainTemplate:
         user: Bye
         assistant:
 
-    Further lines of a message are indented, so no text can begin a line with a role, and all of it is
-    encoded as plain text. A BOS stands in front where the tokenizer itself would put one.
+    Further lines of a message are indented, so no text can begin a line with a role, and control tokens in
+    it are encoded as plain text. A BOS stands in front where the tokenizer itself would put one.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Raises ConfigurationError for a tokenizer without an end-of-sequence token."""
+        """Raises ConfigurationError for a tokenizer that has no control token as its eos."""
         if not tokenizer.eos_ids:
             raise ConfigurationError(
                 "the plain chat template ends turns with the tokenizer's eos token and it has none; "
@@ -47,19 +81,29 @@ class PlainTemplate:
         self.end_id = tokenizer.eos_ids[0]
         self.stop_ids = tokenizer.eos_ids
         self.parser = HERMES
+        self._end = tokenizer.piece(self.end_id)
+        if tokenizer.encode_markup(self._end) != [self.end_id]:
+            raise ConfigurationError(
+                f"the plain chat template ends turns with {self._end!r}, which is no control token: add it "
+                "as a special token to the tokenizer, or give a jinja text as AgentConfig(chat_template=...)"
+            )
+        self._encoder = MarkupEncoder(tokenizer)
         raw = getattr(tokenizer, "hf", None)
-        self._start = [raw.bos_token_id] if raw is not None and starts_with_bos(tokenizer) else []
+        self._start = raw.bos_token if raw is not None and starts_with_bos(tokenizer) else ""
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Ids of a conversation so far, ending where the agent begins to speak."""
-        return [*self._start, *self._ids(_tool_lines(tools), messages)]
+        return self._encoder.encode(
+            lambda escaper: self._start + self._text([*_tool_lines(tools, escaper.text)], messages, escaper)
+        )
 
     def delta(
         self, messages: Sequence[Message], calls: Sequence[ToolCall] = (), *, end: int | None = None
     ) -> list[int]:
         """Ids from right after a reply to where the agent speaks again, whatever it called; with the eos in
         front where a limit cut the reply."""
-        return [*([self.end_id] if end is None else []), *self._ids([""], messages)]
+        ids = self._encoder.encode(lambda escaper: self._text([self._end], messages, escaper))
+        return ids if end is None else ids[1:]
 
     def goes_on(
         self,
@@ -80,7 +124,7 @@ class PlainTemplate:
 
     def reply(self, message: Message, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Ids of a reply as the agent would sample it after a prompt, its eos included."""
-        return [*self.tokenizer.encode(" " + _body(message)), self.end_id]
+        return [*self._encoder.encode(lambda escaper: " " + _body(message, escaper.text)), self.end_id]
 
     def pixels(self, messages: Sequence[Message]) -> tuple[PixelValues, ...]:
         """None. Raises ConfigurationError for messages with pictures."""
@@ -95,17 +139,15 @@ class PlainTemplate:
         """A number that the prompt is never shorter than, computed without tokenising it."""
         return self.tokenizer.least_tokens("".join(message.content for message in messages))
 
-    def _ids(self, lines: list[str], messages: Sequence[Message]) -> list[int]:
-        """Each reply is a piece of its own, as if it had been sampled."""
-        ids: list[int] = []
+    def written(self) -> str:
+        """The jinja text by which plain transformers, without arguments, makes the same prompts."""
+        return _plain_text(self.tokenizer)
+
+    def _text(self, lines: list[str], messages: Sequence[Message], escaper: ControlTokenEscaper) -> str:
         for message in messages:
-            if message.role == "assistant":
-                ids += self.tokenizer.encode("\n".join([*lines, "assistant:"]))
-                ids += self.reply(message)
-                lines = [""]
-            else:
-                lines = [*lines, f"{message.role}: {_body(message)}"]
-        return ids + self.tokenizer.encode("\n".join([*lines, "assistant:"]))
+            end = self._end if message.role == "assistant" else ""
+            lines.append(f"{message.role}: {_body(message, escaper.text)}{end}")
+        return "\n".join([*lines, "assistant:"])
 
 
 def with_calls_as_text(message: Message) -> str:
@@ -120,25 +162,43 @@ def with_thought_as_text(message: Message) -> str:
     return f"<think>\n{message.reasoning}\n</think>\n\n{message.content}"
 
 
-def _calls_as_text(message: Message) -> str:
-    return "".join(map(_written, message.tool_calls))
+def _calls_as_text(message: Message, written: Callable[[str], str] = str) -> str:
+    """Its tool calls behind one another; `written` makes what stands between the frames."""
+    texts: list[str] = []
+    for call in message.tool_calls:
+        if call.error is not None and call.written:
+            texts.append(written(call.written))
+        else:
+            body = json.dumps({"name": call.name, "arguments": dict(call.arguments)})
+            texts.append(f"<tool_call>{written(body)}</tool_call>")
+    return "".join(texts)
 
 
-def _written(call: ToolCall) -> str:
-    if call.error is not None and call.written:
-        return call.written
-    return f"<tool_call>{json.dumps({'name': call.name, 'arguments': dict(call.arguments)})}</tool_call>"
+def _body(message: Message, escaped: Callable[[str], str] = str) -> str:
+    """Its thought, words and calls, each but the frames `escaped`; further lines are indented."""
+
+    def text(value: str) -> str:
+        return escaped(_LINE_END.sub("\n  ", encodable(value)))
+
+    thought = "" if message.reasoning is None else f"<think>\n  {text(message.reasoning)}\n  </think>\n  \n  "
+    return thought + text(message.content) + _calls_as_text(message, text)
 
 
-def _body(message: Message) -> str:
-    return _LINE_END.sub("\n  ", encodable(with_thought_as_text(message) + _calls_as_text(message)))
-
-
-def _tool_lines(tools: Sequence[Mapping[str, Any]]) -> list[str]:
+def _tool_lines(tools: Sequence[Mapping[str, Any]], escaped: Callable[[str], str]) -> list[str]:
     if not tools:
         return []
     how = 'To use a tool write <tool_call>{"name": ..., "arguments": {...}}</tool_call>. Tools:'
-    return [f"tools: {how}", *("  " + json.dumps(tool.get("function", tool)) for tool in tools)]
+    return [f"tools: {how}", *("  " + escaped(json.dumps(tool.get("function", tool))) for tool in tools)]
+
+
+def is_plain(tokenizer: Any) -> bool:
+    """Is the own template of a `HuggingFaceTokenizer` what `PlainTemplate` writes?"""
+    return bool(tokenizer.eos_ids) and tokenizer.hf.chat_template == _plain_text(tokenizer)
+
+
+def _plain_text(tokenizer: Any) -> str:
+    bos = "{{- bos_token }}" if starts_with_bos(tokenizer) else ""
+    return bos + _JINJA.replace("END", repr(tokenizer.piece(tokenizer.eos_ids[0])))
 
 
 def starts_with_bos(tokenizer: Any) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from stateset_agents.core.chat.pinned_template import PinnedTemplate
 from stateset_agents.core.chat.plain_template import with_calls_as_text, with_thought_as_text
 from stateset_agents.types.errors import ConfigurationError, ConversationRefused
 from stateset_agents.types.images import IMAGE_MARK, Image
@@ -39,18 +40,26 @@ _OWN = {
 _GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
 """Marks what the agent said; transformers has it, jinja does not."""
 _THOUGHTS = re.compile(r"(?:\.|['\"])(?:reasoning_content|reasoning|thinking)\b")
-_CLOCK = re.compile(r"\bstrftime_now\(\s*(?:format\s*=\s*)?(['\"])(.*?)\1\s*\)")
 
 
 def checked_arguments(text: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a template; raises ConfigurationError for one that it does not have."""
+    """The arguments of a template as JSON has them; raises ConfigurationError for one that the template does
+    not have, or JSON."""
     names = _variables(text) - _OWN if arguments else set()
-    for name in arguments:
+    plain: dict[str, Any] = {}
+    for name, value in arguments.items():
         if name in _OWN:
             raise ConfigurationError(f"the chat template's {name!r} is not free to be set: leave it out")
         if name not in names:
             raise ConfigurationError(f"the chat template has no argument {name!r}{nearest(name, names)}")
-    return dict(arguments)
+        try:
+            plain[name] = json.loads(json.dumps(value, allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"the chat template's argument {name!r} must be text, a number, true, false, null, a list or "
+                f"a mapping, got {value!r}: quote it"
+            ) from error
+    return plain
 
 
 def _variables(text: str) -> set[str]:
@@ -142,16 +151,9 @@ class Rendering:
         be stopped.
         """
         self._hf = hf
-        self._arguments = checked_arguments(text, arguments)
-        # `apply_chat_template` turns functions into text, so a clock of our own cannot be handed to it.
-        self._text, num_clocks = _CLOCK.subn(lambda call: repr(date.strftime(call[2])), text)
-        if "strftime_now(" in self._text:
-            raise ConfigurationError(
-                f"the chat template computes the format of its date; {HINT} has it as text, "
-                "such as strftime_now('%Y-%m-%d')"
-            )
-        self.date = date if num_clocks else None
-        """The day that is told, where the template tells one."""
+        own = PinnedTemplate(text=text, arguments=checked_arguments(text, arguments))
+        self.pinned = replace(own, date=date) if own.tells_date else own
+        self._text = self.pinned.written()
         self._shape = _Shape(has_thoughts=_THOUGHTS.search(text) is not None)
         self._find_shape()
         if image_token is not None:
@@ -178,7 +180,6 @@ class Rendering:
                 chat_template=self._text,
                 add_generation_prompt=generate,
                 tokenize=False,
-                **self._arguments,
             )
         except (TemplateError, TypeError, ValueError) as error:  # the last two arise inside its expressions
             line = " ".join(str(error).split()) or type(error).__name__
@@ -254,6 +255,8 @@ class Roles:
     """
 
     has_system: bool
+    has_several_systems: bool
+    """At the beginning, behind one another; else they are told as one."""
     has_results: bool
     """Of tools, after a reply with calls."""
     has_loose_results: bool
@@ -264,13 +267,18 @@ class Roles:
 
     def without_tools(self) -> Roles:
         """These roles for a template that may not be given calls and results."""
-        return Roles(
-            has_system=self.has_system,
-            has_results=False,
-            has_loose_results=False,
-            has_calls=False,
-            has_several_calls=False,
+        return replace(
+            self, has_results=False, has_loose_results=False, has_calls=False, has_several_calls=False
         )
+
+    def opened(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """A whole conversation, the system messages that begin it as one where the template wants one."""
+        later = (index for index, message in enumerate(messages) if message.role != "system")
+        first = next(later, len(messages))
+        if first < 2 or self.has_several_systems or not self.has_system:
+            return messages
+        text = "\n\n".join(message.content for message in messages[:first])
+        return [replace(messages[0], content=text), *messages[first:]]
 
     def spoken(self, messages: Sequence[Message], *, answers_call: bool = False) -> list[Message]:
         """The messages in roles that the template knows; the first may answer a reply with calls."""
@@ -315,8 +323,10 @@ def find_roles(rendering: Rendering) -> Roles:
     shows_loose = rendering.shows(user, Message(role="assistant", content="y"), result)
     shows_results = rendering.shows(user, reply, result)
     shows_calls = rendering.shows(user, replace(reply, tool_calls=(_CALL,)))
+    system, other = (Message(role="system", content=text) for text in (MARKS[0], "x"))
     return Roles(
-        has_system=rendering.shows(Message(role="system", content=MARKS[0]), user),
+        has_system=rendering.shows(system, user),
+        has_several_systems=rendering.shows(system, other, user) and rendering.shows(other, system, user),
         has_results=shows_results,
         has_loose_results=shows_loose,
         has_calls=shows_results and (shows_calls or not shows_loose),

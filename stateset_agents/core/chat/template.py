@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import datetime
 import functools
-import re
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,8 +20,9 @@ from typing import Any, Protocol
 
 from stateset_agents.backends.pretrained.pictures import PictureReader, with_pictures
 from stateset_agents.core.chat.chatml_template import CHATML, speaks_chatml
-from stateset_agents.core.chat.escaping import ControlTokenEscaper
+from stateset_agents.core.chat.escaping import ControlTokenEscaper, MarkupEncoder
 from stateset_agents.core.chat.load_check import TOOL, answers, probe_talks, refuse_unstable
+from stateset_agents.core.chat.pinned_template import PinnedTemplate
 from stateset_agents.core.chat.plain_template import PlainTemplate
 from stateset_agents.core.chat.rendering import HINT, MARKS, Rendering, Roles, find_roles
 from stateset_agents.core.chat.replies.parsing import ReplyParser, choose_parser, parse_reply
@@ -94,6 +95,10 @@ class ChatTemplate(Protocol):
         """A number that the prompt is never shorter than, computed without tokenising it."""
         ...
 
+    def written(self) -> str:
+        """The jinja text by which plain transformers, without arguments, makes the same prompts."""
+        ...
+
 
 class JinjaTemplate:
     """The tokenizer's own chat template (transformers), and what it does with conversations that go on."""
@@ -113,8 +118,9 @@ class JinjaTemplate:
         `pictures` reads those of messages, for a model that is given them.
 
         `arguments` are the template's own, such as `enable_thinking`. A template that tells the date tells
-        `date`, today's where it is not given, as long as this object lives. `allow_hidden_tools`: tools may
-        be offered though the template does not list them.
+        `date`, today's where it is not given, as long as this object lives. One that `written` wrote has both
+        already, for what is not given. `allow_hidden_tools`: tools may be offered though the template does
+        not list them.
 
         Raises ConfigurationError for a template that does not end turns by a control token, or that shows
         only part of a conversation or what depends on how far it has come; and for arguments that the
@@ -122,26 +128,28 @@ class JinjaTemplate:
         """
         self.tokenizer = tokenizer
         try:
-            self.text: str = tokenizer.hf.get_chat_template(chat_template)
+            pinned = PinnedTemplate.read(tokenizer.hf.get_chat_template(chat_template))
         except ValueError as error:
             line = " ".join(str(error).split())
             raise ConfigurationError(f"no chat template to use ({line}); {HINT} fits") from error
+        self.text, told = pinned.text, date or pinned.date
+        self._is_dated = told is not None
         self._pictures = pictures
         self._render = Rendering(
             tokenizer.hf,
             self.text,
-            arguments or {},
-            date or datetime.date.today(),
+            {**pinned.arguments, **(arguments or {})},
+            told or datetime.date.today(),
             image_token=None if pictures is None else pictures.token,
         )
-        self.date = self._render.date
-        controls = _control_tokens(tokenizer)
-        self._control_ids = frozenset(controls.values())
-        longest_first = sorted(controls, key=len, reverse=True)
-        self._controls = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self.date = self._render.pinned.date
+        self._encoder = MarkupEncoder(tokenizer)
+        self._controls = self._encoder.controls
         self._ends = TurnEnds(self._render, self._controls)
         self._roles = find_roles(self._render)
         self._trims = self._trims_words()
+        greeting = Message(role="assistant", content=_PROBE)
+        self._takes_greetings = self._render.shows(greeting, _user("x"))
         refuse_unstable(self._render, self._ends, self._roles.without_tools())
         is_own = speaks_chatml(tokenizer) and not self.text.endswith(CHATML)
         self._tool_hint = HINT.replace('"plain"', '"chatml"') if is_own else HINT
@@ -170,7 +178,7 @@ class JinjaTemplate:
         opening = repr((messages, tools))
         known, ids = self._last  # taken at once: long prompts are encoded in a thread
         if opening != known:  # the members of a group open alike
-            ids = self._encode(lambda escaper: self._written(messages, tools, escaper))
+            ids = self._encoder.encode(lambda escaper: self._written(messages, tools, escaper))
             ids = self._with_pictures(ids, messages)
             self._last = opening, ids
         return list(ids)
@@ -211,7 +219,8 @@ class JinjaTemplate:
 
         Example: a template that drops earlier thoughts goes on after a reply without one.
         """
-        if self.appends and (sampled is None or self._writes(reply, following, sampled)):
+        plain = self.appends and not any(message.role == "system" for message in following)
+        if plain and (sampled is None or self._writes(reply, following, sampled)):
             return True
         return self._extends(shown, reply, following, tools, sampled)
 
@@ -311,6 +320,12 @@ class JinjaTemplate:
         text = "".join(map(str.strip, shown) if self._trims else shown)
         return int(self.tokenizer.least_tokens(text))
 
+    def written(self) -> str:
+        """The jinja text by which plain transformers, without arguments, makes the same prompts; its clock
+        goes on where no date was given."""
+        pinned = self._render.pinned
+        return (pinned if self._is_dated else replace(pinned, date=None)).written()
+
     def _reply_text(self, reply: Message, escaper: ControlTokenEscaper) -> str:
         """What frames its calls is no text, where the template has no place for calls, too."""
         (spoken,) = self._roles.spoken(escaper.messages([reply]))
@@ -329,10 +344,10 @@ class JinjaTemplate:
             return thought.content + _THOUGHT_END + text
 
         start = self.tokenizer.encode_markup(self.prompt_end)
-        ids = self._encode(lambda escaper: self.prompt_end + written(escaper))
+        ids = self._encoder.encode(lambda escaper: self.prompt_end + written(escaper))
         if ids[: len(start)] == start:  # some tokenizers read what follows a control token differently
             return ids[len(start) :]
-        return self._encode(written)
+        return self._encoder.encode(written)
 
     def _delta(self, messages: Sequence[Message], calls: Sequence[ToolCall]) -> tuple[int, ...]:
         """What the template writes after a reply with these calls, the token that ends it in front."""
@@ -347,7 +362,7 @@ class JinjaTemplate:
     ) -> tuple[int, ...]:
         """The ids of a delta, the end-of-turn token in front: some tokenizers read what follows a control
         token differently."""
-        ids = self._encode(lambda escaper: "".join(self._after_reply(calls, messages, escaper)))
+        ids = self._encoder.encode(lambda escaper: "".join(self._after_reply(calls, messages, escaper)))
         return tuple(self._with_pictures(ids, messages))
 
     def _with_pictures(self, ids: list[int], messages: Sequence[Message]) -> list[int]:
@@ -357,37 +372,52 @@ class JinjaTemplate:
             return ids
         return with_pictures(ids, pixels, self._pictures.place_id)
 
-    def _encode(self, render: Callable[[ControlTokenEscaper], str]) -> list[int]:
-        """Ids in which every control token is the template's own.
-
-        These are the control tokens that are left when every text is escaped. Where escaping only the control
-        tokens in texts leaves others, a text has become a control token after all.
-        """
-        escape_some, escape_all = (
-            ControlTokenEscaper(self._controls),
-            ControlTokenEscaper(self._controls, escape_all=True),
-        )
-        ids = escape_some.encode(render(escape_some), self.tokenizer)
-        safe_ids = escape_all.encode(render(escape_all), self.tokenizer)
-        return ids if self._controls_of(ids) == self._controls_of(safe_ids) else safe_ids
-
-    def _controls_of(self, ids: Sequence[int]) -> list[int]:
-        return [id for id in ids if id in self._control_ids]
-
     def _written(self, messages: Sequence[Message], tools: ToolSchemas, escaper: ControlTokenEscaper) -> str:
         """The text of a conversation, up to where the agent begins to speak.
 
         Whatever an agent sampled can be written. Templates raise where there are more calls than they take,
         or results of another number; then calls and results are told in words.
         """
-        schemas = escaper.schemas(tools)
+        schemas, messages = escaper.schemas(tools), self._roles.opened(messages)
+
+        def written(roles: Roles) -> str:
+            spoken = roles.spoken(messages)
+            if any(message.role == "system" for message in spoken[1:]):
+                self._expect_systems(spoken, lambda marked: self._render(marked, schemas))
+            return self._render(escaper.messages(spoken), schemas, generate=True)
+
         try:
-            return self._render(escaper.messages(self._roles.spoken(messages)), schemas, generate=True)
-        except ConfigurationError:
+            return written(self._roles)
+        except ConversationRefused as error:
+            begins = next((message.role for message in messages if message.role != "system"), "user")
+            if begins == "assistant" and not self._takes_greetings:
+                raise ConversationRefused(
+                    "the chat template takes no conversation that the agent begins: leave its first words "
+                    f"out, or {HINT} does"
+                ) from error
             if not any(message.tool_calls or message.role == "tool" for message in messages):
                 raise
-        spoken = self._roles.without_tools().spoken(messages)
-        return self._render(escaper.messages(spoken), schemas, generate=True)
+        return written(self._roles.without_tools())
+
+    def _expect_systems(
+        self, messages: Sequence[Message], render: Callable[[Sequence[Message]], str]
+    ) -> None:
+        """Raises ConversationRefused for a system message among these that `render` does not show."""
+        places = [index for index, message in enumerate(messages) if message.role == "system"]
+        if not places:
+            return
+        marks = dict(zip(places, itertools.cycle(MARKS[1:]), strict=False))
+        marked = [
+            replace(message, content=marks.get(index, message.content))
+            for index, message in enumerate(messages)
+        ]
+        text = render(marked)
+        lost = next((messages[index].content for index, mark in marks.items() if mark not in text), None)
+        if lost is not None:
+            raise ConversationRefused(
+                f"the chat template does not show a system message amid the conversation, {lost!r:.60}: say "
+                f"it at the beginning, or {HINT} shows it"
+            )
 
     def _after_reply(
         self, calls: Sequence[tuple[str, str]], following: Sequence[Message], escaper: ControlTokenEscaper
@@ -396,8 +426,9 @@ class JinjaTemplate:
         where the agent speaks again."""
 
         def after(roles: Roles, reply: Message) -> tuple[str, str]:
-            spoken = roles.spoken(following, answers_call=bool(reply.tool_calls))
-            return self._ends.after([_user("x")], reply, escaper.messages(spoken))
+            spoken, asked = roles.spoken(following, answers_call=bool(reply.tool_calls)), [_user("x")]
+            self._expect_systems(spoken, lambda marked: "".join(self._ends.after(asked, reply, marked)))
+            return self._ends.after(asked, reply, escaper.messages(spoken))
 
         words = Message(role="assistant", content=_PROBE)
         if calls and self._roles.has_calls:
@@ -583,9 +614,3 @@ def _user(content: str) -> Message:
 def _squeezed(text: str) -> str:
     """The text without white space."""
     return "".join(text.split())
-
-
-def _control_tokens(tokenizer: Any) -> dict[str, int]:
-    """Every text that markup reads as one control token and plain text does not."""
-    added = {token.content: id for id, token in tokenizer.hf.added_tokens_decoder.items()}
-    return {content: id for content, id in added.items() if id not in tokenizer.encode(content)}

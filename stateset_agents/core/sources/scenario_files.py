@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ from stateset_agents.core.sources.rows.shapes import SHAPES, expect_chat, read_r
 from stateset_agents.core.sources.rows.tools import read_schemas
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
-from stateset_agents.types.messages import Message
+from stateset_agents.types.messages import Message, calls_answered
 from stateset_agents.types.scenario import OPENING_COLUMNS, Scenario
 
 __all__ = ["RowCounts", "load_scenarios", "located_scenarios", "read_scenarios", "scenario_of_row"]
@@ -194,29 +195,18 @@ def scenario_of_row(row: DataRow) -> Scenario:
 
 
 def recorded_calls(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Each call with the tool message that answered it: by its id, or the next one in order."""
+    """Each call with the content of the tool message that answered it."""
     calls: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
         if not message.tool_calls:
             continue
-        answers = []
-        for answer in messages[index + 1 :]:
-            if answer.role != "tool":
-                break
-            answers.append(answer)
-        left = list(answers)
-        for number, call in enumerate(message.tool_calls):
-            by_id = next((answer for answer in left if call.id and answer.tool_call_id == call.id), None)
-            result = by_id or (answers[number] if number < len(answers) else None)
-            if by_id is not None:
-                left.remove(by_id)  # an id may be used twice
-            calls.append(
-                {
-                    "name": call.name,
-                    "arguments": dict(call.arguments),
-                    "content": None if result is None else result.content,
-                }
-            )
+        answers = list(itertools.takewhile(lambda answer: answer.role == "tool", messages[index + 1 :]))
+        numbers = calls_answered(message.tool_calls, answers)
+        results = dict(zip(numbers, (answer.content for answer in answers), strict=True))
+        calls += [
+            {"name": call.name, "arguments": dict(call.arguments), "content": results.get(number)}
+            for number, call in enumerate(message.tool_calls)
+        ]
     return calls
 
 

@@ -5,19 +5,13 @@ A pair is one scenario that both played after training, with several seeds also 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal
 
-from stateset_agents.algorithms.intervals import (
-    bootstrapped_iqm,
-    crossed_interval,
-    exact_mcnemar,
-    mean_interval,
-    paired_interval,
-)
+from stateset_agents.algorithms.intervals import crossed_interval, stratified_interval
+from stateset_agents.algorithms.paired import Verdict, paired_rewards, paired_shares
 from stateset_agents.reporting.overview.run_results import RunResults
 from stateset_agents.tracking.run_settings import differing_settings, flat_settings, is_identity
 
@@ -42,14 +36,13 @@ class Score:
 
     measure: Measure
     iqm: float
-    """Interquartile mean over runs and families."""
+    """Interquartile mean of `runs`."""
     interval: tuple[float, float] | None
-    """95 %, see `bootstrapped_iqm`; None for fewer than three runs."""
+    """95 %, see `stratified_interval`; None for fewer than three runs."""
     runs: Sequence[float]
-    """Mean over the scenarios of each run."""
+    """What each run's summary says."""
     num_scenarios: int
-    families: Mapping[str, float]
-    """Mean over the runs of each family."""
+    """Of each run; the fewest where one could not play some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,15 +52,20 @@ class Difference:
     measure: Measure
     mean: float
     interval: tuple[float, float] | None
-    """95 %; None where no two pairs differ."""
+    """95 %, on one side of 0 where `verdict` says so; None where all pairs differ by the same reward."""
+    verdict: Verdict
+    reason: str
+    """Why it is unclear; else empty."""
     num_scenarios: int
+    num_pairs: int
+    """Of runs."""
     seeds: Sequence[int | None]
-    """That both have, by which they are paired; empty of one run each, paired whatever their seeds."""
+    """By which runs are paired; empty where none is in both: then they are paired in their order."""
     wins: int
-    """Scenarios with more for B, summed over seeds; the rest of the pairs are losses and ties."""
+    """Scenarios with more for B, summed over pairs of runs; the rest are losses and ties."""
     losses: int
     p_value: float | None
-    """Of as many wins as losses, where one run each was played once (`exact_mcnemar`)."""
+    """Of one pair of runs, see `sign_flip_p`."""
 
 
 def experiments(runs: Sequence[RunResults]) -> list[Experiment]:
@@ -83,77 +81,64 @@ def experiments(runs: Sequence[RunResults]) -> list[Experiment]:
 
 def score(experiment: Experiment) -> Score | None:
     """None where none of the runs was evaluated after training; runs that were not are left out."""
-    measure = _measure([experiment])
-    played = [table for run in experiment.runs if (table := _table(run, measure))]
-    common = set.intersection(*map(set, played)) if played else set()
-    if not common:
-        return None
-    family_of = {name: run.after.families[name] for run in experiment.runs for name in run.after.families}
-    families: dict[str, list[str]] = {}
-    for name in sorted(common):
-        families.setdefault(family_of[name], []).append(name)
-    rows = [[fmean(table[name] for name in names) for names in families.values()] for table in played]
-    iqm, interval = bootstrapped_iqm(rows)
-    return Score(
-        measure=measure,
-        iqm=iqm,
-        interval=interval,
-        runs=[fmean(table[name] for name in common) for table in played],
-        num_scenarios=len(common),
-        families={
-            family: fmean(column) for family, column in zip(families, zip(*rows, strict=True), strict=True)
-        },
-    )
+    sides = [run.summary["after"] for run in experiment.runs if run.summary.get("after")]
+    measures: dict[Measure, str] = {"success": "success", "reward": "mean_reward"}
+    for measure, field in measures.items():
+        runs = [side[field] for side in sides if side.get(field) is not None]
+        if runs and len(runs) == len(sides):
+            iqm, interval = stratified_interval({"": [[value] for value in runs]})
+            num_scenarios = min(round(side["n"] / side.get("tries", 1)) for side in sides)
+            return Score(measure=measure, iqm=iqm, interval=interval, runs=runs, num_scenarios=num_scenarios)
+    return None
 
 
 def difference(a: Experiment, b: Experiment) -> Difference | None:
-    """B minus A; None where they have no seed or no scenario in common.
+    """B minus A; None where they have no scenario in common.
 
-    One run each: paired by scenario, whatever their seeds (`paired_interval`). Several: paired by seed and
-    scenario, and the interval is over both (`crossed_interval`); of runs with the same seed the last counts.
+    Runs are paired by seed, or in their order where no seed is in both, and each pair by scenario; of runs
+    with the same seed the last counts. The verdict is that of `paired_shares` (`paired_rewards`) on each
+    scenario's mean over the pairs; with several pairs the interval is also over seeds (`crossed_interval`)
+    and must confirm it.
     """
-    measure = _measure([a, b])
-    runs_a, runs_b = ({run.seed: run for run in side.runs if _table(run, measure)} for side in (a, b))
-    seeds: list[int | None] = []
-    if len(runs_a) == len(runs_b) == 1:
-        pairs = [(*runs_a.values(), *runs_b.values())]
-    else:
-        seeds = [seed for seed in runs_a if seed in runs_b]
-        pairs = [(runs_a[seed], runs_b[seed]) for seed in seeds]
+    measure: Measure = "success" if all(_table(run, "success") for run in _played((a, b))) else "reward"
+    runs_a, runs_b = ({run.seed: run for run in _played([side])} for side in (a, b))
+    seeds = [seed for seed in runs_a if seed in runs_b]
+    pairs = [(runs_a[seed], runs_b[seed]) for seed in seeds] or list(
+        zip(runs_a.values(), runs_b.values(), strict=False)
+    )
     tables = [(_table(of_a, measure), _table(of_b, measure)) for of_a, of_b in pairs]
     common = sorted(set.intersection(*(of_a.keys() & of_b.keys() for of_a, of_b in tables))) if tables else []
     if not common:
         return None
     rows = [[of_b[name] - of_a[name] for name in common] for of_a, of_b in tables]
+    compare = paired_shares if measure == "success" else paired_rewards
+    result = compare([fmean(column) for column in zip(*rows, strict=True)])
+    interval, verdict, reason = result.interval, result.verdict, result.reason
+    crossed = crossed_interval(rows) if len(rows) > 1 else None
+    if crossed is not None:
+        ends = [crossed, interval or crossed]
+        interval = min(low for low, _ in ends), max(high for _, high in ends)
+        if verdict != "unclear" and crossed[0] <= 0 <= crossed[1]:
+            verdict, reason = "unclear", "another seed could turn it round"
     differences = [value for row in rows for value in row]
-    wins, losses = sum(value > 0 for value in differences), sum(value < 0 for value in differences)
-    p_value = None
-    if len(rows) > 1:
-        interval = crossed_interval(rows)
-    elif measure == "success":
-        of_a, of_b = tables[0]
-        shares = [(of_a[name], of_b[name]) for name in common]
-        interval = paired_interval(shares)
-        if all(share in (0, 1) for pair in shares for share in pair):
-            p_value = exact_mcnemar(wins, losses)
-    else:
-        interval = mean_interval(rows[0])
     return Difference(
         measure=measure,
-        mean=math.fsum(differences) / len(differences),
+        mean=result.mean,
         interval=interval,
+        verdict=verdict,
+        reason=reason,
         num_scenarios=len(common),
+        num_pairs=len(rows),
         seeds=seeds,
-        wins=wins,
-        losses=losses,
-        p_value=p_value,
+        wins=sum(value > 0 for value in differences),
+        losses=sum(value < 0 for value in differences),
+        p_value=result.p_value if len(rows) == 1 else None,
     )
 
 
-def _measure(found: Sequence[Experiment]) -> Measure:
-    """Success where all have verdicts, else the reward."""
-    runs = [run for experiment in found for run in experiment.runs if run.after.families]
-    return "success" if all(run.after.success for run in runs) else "reward"
+def _played(sides: Sequence[Experiment]) -> list[RunResults]:
+    """The runs that kept results of scenarios."""
+    return [run for side in sides for run in side.runs if run.after.reward or run.after.success]
 
 
 def _table(run: RunResults, measure: Measure) -> Mapping[str, float]:

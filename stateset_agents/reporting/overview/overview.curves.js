@@ -17,7 +17,7 @@ function overlay(data, view, metric) {
     const only = runs.filter((run) => run.experiment === experiment);
     if (lines.length) series.push({ name: data.experiments[experiment].label, key: experiment, run: only.length === 1 ? only[0].at : null, ...together(lines) });
   }
-  return { title: known.title, note: known.note, percent: known.percent, stacked: false, signed: false, along: "step", smoothed: true, range: known.range, series: series.filter((one) => one.values.length) };
+  return { title: known.title, note: known.note, percent: known.percent, stacked: false, signed: false, along: "step", smoothed: !data.unsmoothed.includes(metric), range: known.range, series: series.filter((one) => one.values.length) };
 }
 
 /** Mean over runs, with the lowest and the highest; of the steps that most runs have, so that no run's end is a jump. */

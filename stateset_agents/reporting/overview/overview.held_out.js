@@ -21,7 +21,7 @@ function scores(data, view) {
   const head = h("div", { class: "family head", role: "row" }, h("span", { role: "columnheader" }, isShare ? "success after training" : "reward after training"),
     h("span", { class: "scale", role: "columnheader" }, ...[low, (low + high) / 2, high].map((value) => h("i", {}, isShare ? `${Math.round(100 * value)} %` : number(value)))),
     h("span", { role: "columnheader" }, "IQM [95 %]; lowest to highest run"));
-  return [note("IQM: interquartile mean over runs and families. Its interval is a bootstrap over runs, so it says how much another seed would change; it is too narrow for few runs: with three it holds the truth in about 70 % of the cases, with ten in 93 %. Small marks are the runs."),
+  return [note("IQM: interquartile mean over runs, of four runs the middle two. Its interval is a bootstrap over runs, so it says how much another seed would change; it is too narrow for few runs: with three it holds the truth in about 70 % of the cases, with ten in 93 %. Small marks are the runs."),
     h("div", { class: "families", role: "table", "aria-label": "Held-out results of each experiment" }, head, rows)];
 }
 
@@ -29,14 +29,16 @@ function scores(data, view) {
 function differenceOf(data, a, b) {
   const found = data.differences.find(([x, y]) => x === Math.min(a, b) && y === Math.max(a, b))?.[2];
   if (!found || a < b) return found ?? null;
-  return { ...found, mean: -found.mean, interval: found.interval && [-found.interval[1], -found.interval[0]], wins: found.losses, losses: found.wins };
+  const verdict = { better: "worse", worse: "better", unclear: "unclear" }[found.verdict];
+  return { ...found, verdict, mean: -found.mean, interval: found.interval && [-found.interval[1], -found.interval[0]], wins: found.losses, losses: found.wins };
 }
 
-/** What an interval carries, and no more. */
-function verdictOf(one) {
-  if (!one.interval) return one.mean === 0 ? "equal in every pair" : "the same difference in every pair";
-  if (one.interval[0] > 0) return "higher";
-  return one.interval[1] < 0 ? "lower" : "no difference shown";
+const VERDICTS = { better: "higher", worse: "lower", unclear: "no difference shown" };
+
+/** How two experiments' runs were paired. */
+function pairing({ num_pairs: pairs, seeds }) {
+  if (pairs === 1) return "one seed each: another seed may differ";
+  return seeds.length ? `seeds ${seeds.join(", ")}` : `${pairs} runs each, with other seeds`;
 }
 
 function differences(data, view, change) {
@@ -51,13 +53,13 @@ function differences(data, view, change) {
   const place = (value) => `${50 + (50 * value) / reach}%`;
   const rows = found.map(([at, one]) => {
     const say = one?.measure === "reward" ? (value) => minus(`${value > 0 ? "+" : ""}${value.toFixed(3)}`) : points;
-    const about = one ? `${plural(one.num_scenarios, "scenario")}, ${one.seeds.length > 1 ? `seeds ${one.seeds.join(", ")}` : "one run each, which says nothing of another seed"}; ${one.wins} won, ${one.losses} lost${one.p_value === null ? "" : `, McNemar p ${one.p_value < 1e-4 ? "< 0.0001" : `= ${one.p_value.toFixed(4)}`}`}` : "";
+    const about = one ? `${plural(one.num_scenarios, "scenario")}, ${pairing(one)}; ${one.wins} won, ${one.losses} lost${one.p_value === null ? "" : `, sign flips p ${one.p_value < 1e-4 ? "< 0.0001" : `= ${one.p_value.toFixed(4)}`}`}${one.reason ? `; ${one.reason}` : ""}` : "";
     return h("div", { class: "family", role: "row" }, h("span", { class: "name", role: "rowheader" }, swatch(at), `${data.experiments[at].label} `, h("span", { class: "n wrap" }, about)),
       h("span", { class: "track", role: "cell", "aria-hidden": "true", style: `--key: var(--c${at % 12})` }, one ? [
         one.interval ? h("span", { class: "range", style: `left:${place(one.interval[0])};width:calc(${place(one.interval[1])} - ${place(one.interval[0])})` }) : null,
         h("span", { class: "spot", style: `left:${place(one.mean)}` })] : []),
-      h("span", { class: "values", role: "cell" }, one ? [h("span", {}, h("b", {}, say(one.mean)), h("span", { class: "interval" }, one.interval ? ` [${one.interval.map(say).join(", ")}]` : "")), h("span", { class: `said-so ${verdictOf(one).replaceAll(" ", "-")}` }, verdictOf(one))]
-        : h("span", { class: "n wrap" }, "no seed or no scenario in common")));
+      h("span", { class: "values", role: "cell" }, one ? [h("span", {}, h("b", {}, say(one.mean)), h("span", { class: "interval" }, one.interval ? ` [${one.interval.map(say).join(", ")}]` : "")), h("span", { class: `said-so ${VERDICTS[one.verdict].replaceAll(" ", "-")}` }, VERDICTS[one.verdict])]
+        : h("span", { class: "n wrap" }, "no scenario in common")));
   });
   const isPoints = known.every(([, one]) => one.measure === "success");
   const edge = isPoints ? points(reach) : number(reach);
@@ -65,6 +67,6 @@ function differences(data, view, change) {
     h("span", { class: "scale", role: "columnheader" }, ...[`−${edge.replace("+", "")}`, "0", `+${edge.replace("+", "")}`].map((text) => h("i", {}, text))), h("span", { role: "columnheader" }, "difference [95 %]"));
   const many = found.length > 1 ? ` ${found.length} are compared at once: of twenty such intervals one misses the truth.` : "";
   return [h("div", { class: "tools" }, h("label", { class: "beside" }, "minus ", choice)),
-    note(`Paired by scenario, with several runs by seed, too, and the interval is over both; of one run each it is over scenarios alone.${many}`),
+    note(`Paired by scenario, with several runs by seed, too (in their order where no seed is in both), and the interval is over both; of one run each it is over scenarios alone.${many}`),
     h("div", { class: "families", role: "table", "aria-label": `Difference to ${data.experiments[base].label}` }, head, rows)];
 }

@@ -67,7 +67,7 @@ function showCurves() {
   const fill = () => wall.open && wall.children.length === 1 && wall.append(
     h("div", { class: "tools" }, h("label", { class: "beside" }, typed), h("span", { class: "note", role: "status" }, fits ? `${found.length} of ${others.length}` : "no regular expression")),
     grid(found), constant.length ? h("details", {}, h("summary", {}, `${plural(constant.length, "metric")} that never changed`), h("p", { class: "note" }, constant.map(([name, value]) => `${name} ${number(value)}`).join(", "))) : "");
-  wall.append(h("summary", {}, `All other metrics (${others.length})`));
+  wall.append(h("summary", {}, `All other metrics (${others.length}${constant.length ? `, and ${constant.length} that never changed` : ""})`));
   wall.addEventListener("toggle", fill);
   place.replaceChildren(h("h2", {}, "Curves"),
     note(view.apart ? "One line for each run: a moving average over about a tenth of it." : "Line: mean over an experiment's seeds. Band: from the lowest to the highest of them. Both are moving averages over about a tenth of the run.", " A click on the line of a single run opens its page at that step."),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from stateset_agents.algorithms.intervals import paired_interval
+from stateset_agents.algorithms.paired import paired_shares
 from stateset_agents.reporting.curves import captions
 from stateset_agents.reporting.overview.experiments import difference, experiments, score
 from stateset_agents.reporting.overview.run_results import HeldOut, RunResults, read_run
@@ -72,6 +71,7 @@ def overview_data(root: str | Path, *, read: Read | None = None) -> dict[str, An
         ],
         "constant": constant,
         "captions": captions(),
+        "unsmoothed": [name for name in names if not any(name in run.curves.smoothed for run in runs)],
         "curves": {name: [run.curves.values.get(name) for run in runs] for name in names},
         "steps": [run.curves.steps for run in runs],
     }
@@ -109,9 +109,10 @@ def _gain(before: HeldOut, after: HeldOut) -> dict[str, Any] | None:
     shares = [(before.success[name], after.success[name]) for name in before.success if name in after.success]
     if not shares:
         return None
+    result = paired_shares([new - old for old, new in shares])
     return {
-        "mean": math.fsum(new - old for old, new in shares) / len(shares),
-        "interval": paired_interval(shares),
+        "mean": result.mean,
+        "interval": result.interval,
         "n": len(shares),
         "gained": sum(new > old for old, new in shares),
         "lost": sum(new < old for old, new in shares),

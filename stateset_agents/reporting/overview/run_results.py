@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from stateset_agents.reporting.rollouts.line_groups import GrowingFile
-from stateset_agents.tracking.run_log import MetricLine, RunLog
+from stateset_agents.reporting.curves import bin_value, is_smoothed
+from stateset_agents.tracking.run_log import MetricLine, RunLog, held_out_returns
 
 __all__ = ["Curves", "HeldOut", "RunResults", "read_run"]
-
-_STAGE = re.compile(rb'\{"step":-?\d+,"stage":"(\w+)",')
-"""How the tracker begins a line of rollouts.jsonl."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,19 +22,19 @@ class HeldOut:
     success: Mapping[str, float]
     """Scenario -> share of its judged tries that succeeded."""
     reward: Mapping[str, float]
-    """Scenario -> mean reward of its scored tries."""
-    families: Mapping[str, str]
-    """Scenario -> its family."""
+    """Scenario -> mean reward of its scored tries; of a numeric run start -> return."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """Metrics over steps, averaged in bins where there are many; [N] values over [N] steps."""
+    """Metrics over steps, in bins where there are many; [N] values over [N] steps."""
 
     steps: Sequence[int]
     """Last step of each bin."""
     values: Mapping[str, Sequence[float | None]]
-    """Metric -> its means, None where nothing finite was logged."""
+    """Metric -> its values, None where nothing finite was logged."""
+    smoothed: frozenset[str] = frozenset()
+    """Metrics that a moving average says something of (`is_smoothed`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +81,7 @@ def read_run(log: RunLog, max_points: int) -> RunResults:
 
 
 def binned(lines: Sequence[MetricLine], max_points: int) -> Curves:
-    """Each metric's means over bins of equally many steps, at most `max_points`, to five digits."""
+    """Each metric over bins of equally many steps, at most `max_points`, to five digits (`bin_value`)."""
     by_step: dict[int, dict[str, float]] = defaultdict(dict)
     for line in lines:  # a step may have several lines: of the training, and of an evaluation after it
         by_step[line.step].update(line.values)
@@ -95,45 +90,45 @@ def binned(lines: Sequence[MetricLine], max_points: int) -> Curves:
     bins = [steps[start : start + size] for start in range(0, len(steps), size)]
     names = sorted({name for values in by_step.values() for name in values})
     return Curves(
+        smoothed=frozenset(
+            name
+            for name in names
+            if is_smoothed(name, (values[name] for values in by_step.values() if name in values))
+        ),
         steps=[part[-1] for part in bins],
         values={
-            name: [_mean(by_step[step].get(name, math.nan) for step in part) for part in bins]
+            name: [bin_value(name, (by_step[step].get(name, math.nan) for step in part), 5) for part in bins]
             for name in names
         },
     )
 
 
-def _mean(values: Iterable[float]) -> float | None:
-    finite = [value for value in values if math.isfinite(value)]
-    return float(f"{fmean(finite):.5g}") if finite else None
-
-
 def _held_out(log: RunLog) -> tuple[HeldOut, HeldOut]:
-    """The evaluations before and after training; only their lines are parsed."""
+    """The evaluations before and after training."""
+    if log.folder.episodes.exists():
+        before, after = held_out_returns(log.episodes("before", "after"))
+        return _by_start(before), _by_start(after)
     records: dict[str, list[dict[str, Any]]] = {"before": [], "after": []}
-    for _, line in GrowingFile(log.folder.rollouts).new_lines():
-        match = _STAGE.match(line)
-        if match is not None and match[1].decode() not in records:
-            continue
-        record = json.loads(line)
-        if record["stage"] in records and record["status"] != "failed":
+    for record in log.records("before", "after"):
+        if record["status"] != "failed" and not record.get("branch_of"):
             records[record["stage"]].append(record)
     return _by_scenario(records["before"]), _by_scenario(records["after"])
+
+
+def _by_start(returns: Mapping[int, float]) -> HeldOut:
+    return HeldOut(success={}, reward={str(seed): value for seed, value in returns.items()})
 
 
 def _by_scenario(records: Iterable[Mapping[str, Any]]) -> HeldOut:
     verdicts: dict[str, list[float]] = defaultdict(list)
     rewards: dict[str, list[float]] = defaultdict(list)
-    families = {}
     for record in records:
         name = record["scenario"]
-        families[name] = record["family"]
         if record["success"] is not None:
             verdicts[name].append(float(record["success"]))
         if record["reward"] is not None:
             rewards[name].append(record["reward"])
     return HeldOut(
-        success={name: fmean(found) for name, found in verdicts.items()},
-        reward={name: fmean(found) for name, found in rewards.items()},
-        families=families,
+        success={name: fmean(values) for name, values in verdicts.items()},
+        reward={name: fmean(values) for name, values in rewards.items()},
     )

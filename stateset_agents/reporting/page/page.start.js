@@ -64,7 +64,7 @@ function wall(charts, open, grid) {
   show();
   const still = constant.length ? h("details", { class: "still" }, h("summary", {}, `${plural(constant.length, "metric")} that never changed`),
     h("p", { class: "note" }, constant.map((chart) => `${chart.title} ${number(chart.series[0].values.find((value) => value !== null && Math.abs(value) >= 1e-12) ?? 0)}`).join(", "))) : null;
-  return h("details", { id: "all-metrics", open }, h("summary", {}, `All other metrics (${charts.length})`),
+  return h("details", { id: "all-metrics", open }, h("summary", {}, `All other metrics (${moving.length}${constant.length ? `, and ${constant.length} that never changed` : ""})`),
     h("div", { class: "tools" }, h("label", { class: "beside" }, typed), status), place, still);
 }
 

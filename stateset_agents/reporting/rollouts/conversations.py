@@ -8,14 +8,13 @@ as many as the limits allow. Of lines that are not selected only the first field
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from stateset_agents.algorithms.intervals import paired_interval
+from stateset_agents.algorithms.paired import paired_shares
 from stateset_agents.reporting.rollouts.distributions import broken_rules
 from stateset_agents.reporting.rollouts.line_groups import (
     GrowingFile,
@@ -63,7 +62,7 @@ class Transitions:
     difference: float | None
     """Success after minus before, over scenarios; None where none was played twice."""
     interval: tuple[float, float] | None
-    """95 % of it, see `paired_interval`."""
+    """95 % of it, see `paired_shares`."""
 
 
 class Conversations:
@@ -108,9 +107,10 @@ class Conversations:
         shares = [
             (_share(old for old, _ in found), _share(new for _, new in found)) for found in tries.values()
         ]
+        change = paired_shares([new - old for old, new in shares]) if shares else None
         return Transitions(
-            difference=math.fsum(new - old for old, new in shares) / len(shares) if shares else None,
-            interval=paired_interval(shares) if shares else None,
+            difference=change.mean if change else None,
+            interval=change.interval if change else None,
             n=len(pairs),
             scenarios=len({scenario for scenario, _ in before.keys() & after.keys()}),
             gained=sum(new is True and old is not True for old, new in pairs),

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from stateset_agents.backends.linears.matmul_precision import is_usable
-from stateset_agents.backends.pretrained.pictures import PictureReader
-from stateset_agents.backends.text.tokenizers import save_tokenizer
+from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.agent_config import AgentConfig
 from stateset_agents.core.model_card import Origin, model_card, write_card
 from stateset_agents.runs.checkpoint_files import (
@@ -117,10 +116,8 @@ class Checkpointer:
     """Of checkpoints that are kept, beside the best."""
     is_sharded: bool = False
     """Has each process a part of the weights?"""
-    tokenizer: Any = None
-    """transformers' own, saved beside the weights."""
-    pictures: PictureReader | None = None
-    """Its processor is saved beside the weights, too; None where the model reads text alone."""
+    agent: MultiTurnAgent
+    """Its tokenizer and chat template are saved beside the weights."""
     saved: RunState | None = field(default=None, init=False)
     """What the newest checkpoint of this run has."""
 
@@ -149,13 +146,10 @@ class Checkpointer:
 
         def write_model(path: Path) -> None:
             learner.write_model_files(path)
-            if self.tokenizer is not None:
-                save_tokenizer(self.tokenizer, path)
-            if self.pictures is not None:
-                self.pictures.save(path)
-            write_card(path, origin)
-            if (path.parent / "adapter").is_dir():
-                write_card(path.parent / "adapter", origin, adapter=True)
+            for part in (path, path.parent / "adapter"):
+                if part.is_dir():
+                    self.agent.save_tokenizer(part)
+                    write_card(part, origin, adapter=part != path)
 
         checkpoint = Checkpoint(
             step=state.step,
@@ -212,6 +206,20 @@ class Checkpointer:
             return False
         return self.saved != state
 
+    def change_settings(
+        self, training: TrainingConfig, section: Mapping[str, Any], state: RunState
+    ) -> RunState:
+        """Save from now on with these settings; `section`: as config.yaml has them, by its name. The state,
+        not repeatable where a run of this length would have come to another one. Says so."""
+        old = TrainingConfig(**self.identity.settings["training"])
+        self.settings = {**self.settings, **section}
+        settings = {**self.identity.settings, "training": training.model_dump(mode="json")}
+        self.identity = replace(self.identity, settings=settings)
+        changes = _other_length(old, training, self.learner.num_updates, state)
+        for change in changes:
+            _log.warning(change)
+        return replace(state, repeatable=state.repeatable and not changes)
+
     def describe(self, origin: Origin | None, summary: Mapping[str, Any]) -> None:
         """Write what was measured of the agent into the model card of its checkpoint. Blocking.
 
@@ -251,11 +259,11 @@ def _restore(path: Path, learner: PolicyLearner, identity: Identity) -> RunState
     state = RunState.from_json(checkpoint.state["progress"])
     learner.restore(checkpoint.weights, checkpoint.optimizer, checkpoint.critic)
     training = checkpoint.state["identity"]["settings"]["training"]
+    config = TrainingConfig(**identity.settings["training"])
     changes = (
         other_machine(checkpoint.state["machine"], _machine(learner.device)),
-        _other_processes(training, learner.config),
-        _other_schedule(training, learner),
-        _other_stages(training, learner.config, state),
+        _other_processes(training, config),
+        *_other_length(TrainingConfig(**training), config, learner.num_updates, state),
     )
     for change in filter(None, changes):
         _log.warning(change)
@@ -286,18 +294,26 @@ def _other_processes(saved: Mapping[str, Any], config: TrainingConfig) -> str | 
     )
 
 
-def _other_schedule(saved: Mapping[str, Any], learner: PolicyLearner) -> str | None:
+def _other_length(old: TrainingConfig, new: TrainingConfig, num_updates: int, state: RunState) -> list[str]:
+    """How a run planned as `new` would have come to another state, in one line each."""
+    return [
+        change
+        for change in (_other_schedule(old, new, num_updates), _other_stages(old, new, state))
+        if change
+    ]
+
+
+def _other_schedule(saved: TrainingConfig, config: TrainingConfig, num_updates: int) -> str | None:
     """Would a run of its present length have made its updates so far at other learning rates?"""
-    config = learner.config
     factor = partial(
         schedule,
         kind=config.lr_scheduler_type,
         warmup_ratio=config.warmup_ratio,
         min_ratio=config.lr_min_ratio,
     )
-    old, new = TrainingConfig(**saved).num_steps(), config.num_steps()
+    old, new = saved.num_steps(), config.num_steps()
     old_length, new_length = old * config.num_iterations, new * config.num_iterations
-    if all(factor(update, old_length) == factor(update, new_length) for update in range(learner.num_updates)):
+    if all(factor(update, old_length) == factor(update, new_length) for update in range(num_updates)):
         return None
     return (
         f"the run was planned for {old} steps and is for {new} now, and its learning rate "
@@ -306,9 +322,9 @@ def _other_schedule(saved: Mapping[str, Any], learner: PolicyLearner) -> str | N
     )
 
 
-def _other_stages(saved: Mapping[str, Any], config: TrainingConfig, state: RunState) -> str | None:
+def _other_stages(saved: TrainingConfig, config: TrainingConfig, state: RunState) -> str | None:
     """Would a run of its present length have been in other stages so far?"""
-    old, new = TrainingConfig(**saved).num_steps(), config.num_steps()
+    old, new = saved.num_steps(), config.num_steps()
     for stage in config.stages[:-1]:
         ends = stage.last_step(old), stage.last_step(new)
         if ends[0] != ends[1] and min(end or 0 for end in ends) <= state.step:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from statistics import fmean, pstdev
 
 from stateset_agents.algorithms.advantages import zero_variance_fraction
+from stateset_agents.algorithms.intervals import mean_interval, share_interval
+from stateset_agents.tracking.history import part_name
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.distributed.processes import max_or_nan
 from stateset_agents.training.loop.reasoning_metrics import reasoning_metrics
@@ -19,6 +20,7 @@ __all__ = [
     "merge_processes",
     "rollout_metrics",
     "staleness_metrics",
+    "untrained_tokens",
     "why_nothing_trained",
 ]
 
@@ -69,17 +71,55 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     rewards = [t.reward for t in played if t.reward is not None]
     if rewards:
         metrics |= {"reward/mean": fmean(rewards), "reward/std": pstdev(rewards)}
+        metrics |= _bounds("reward", mean_interval, [(t.scenario.id, t.reward) for t in played])
     for term in sorted({name for t in played for name in t.breakdown}):
-        metrics[f"reward/{term}"] = fmean(t.breakdown[term] for t in played if term in t.breakdown)
+        name = part_name(f"reward/{term}", metrics)
+        metrics[name] = fmean(t.breakdown[term] for t in played if term in t.breakdown)
     metrics |= reasoning_metrics(played)
     judged = [t for t in played if t.success is not None]
     if judged:
         metrics["success/rate"] = fmean(t.success is True for t in judged)
+        metrics |= _bounds("success", share_interval, [(t.scenario.id, t.success) for t in judged])
         for family in sorted({t.scenario.family for t in judged}):
-            metrics[f"success/{family}"] = fmean(
+            metrics[part_name(f"success/{family}", metrics)] = fmean(
                 t.success is True for t in judged if t.scenario.family == family
             )
     return metrics
+
+
+def untrained_tokens(groups: Sequence[TrajectoryGroup], trained_tokens: Set[int]) -> dict[str, float]:
+    """`tokens/untrained`: the share of the prompts' tokens that are not among `trained_tokens`, those that
+    the model's own training had. Nothing where no prompt has a token."""
+    counts = Counter(
+        id
+        for group in groups
+        for trajectory in group.trajectories
+        for turn in trajectory.turns
+        for id in turn.prompt_ids
+    )
+    if not counts:
+        return {}
+    foreign = sum(count for id, count in counts.items() if id not in trained_tokens)
+    return {"tokens/untrained": foreign / counts.total()}
+
+
+def _bounds(
+    name: str,
+    interval_of: Callable[[Sequence[float]], tuple[float, float] | None],
+    results: Iterable[tuple[str, float | None]],
+) -> dict[str, float]:
+    """95 % of the step's mean over scenarios: conversations of one scenario are alike, and count as one.
+
+    Nothing for a single scenario, and for rewards that are all equal.
+    """
+    by_scenario: dict[str, list[float]] = {}
+    for scenario, result in results:
+        if result is not None:
+            by_scenario.setdefault(scenario, []).append(result)
+    interval = interval_of([fmean(own) for own in by_scenario.values()]) if len(by_scenario) > 1 else None
+    return (
+        {} if interval is None else {f"rollout/{name}_low": interval[0], f"rollout/{name}_high": interval[1]}
+    )
 
 
 def staleness_metrics(groups: Sequence[TrajectoryGroup], versions: Sequence[int]) -> dict[str, float]:
@@ -115,20 +155,9 @@ def merge_processes(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return merged
 
 
-def why_nothing_trained(
-    groups: Sequence[TrajectoryGroup], metrics: Mapping[str, float], config: TrainingConfig, *, scaled: bool
-) -> str | None:
-    """What went wrong in a step; None for one that trained, or in which all were equally good.
-
-    `scaled`: under fp16's gradient scaler an infinite gradient is no error, it finds the scale.
-    """
-    for name in ("loss/policy", "loss/kl", "kl/reference"):
-        if not math.isfinite(metrics.get(name, 0.0)):
-            advice = "lower learning_rate, use precision fp32 or bf16, or look at the rewards"
-            return f"has {name} {metrics[name]}: {advice}"
-    norm = metrics.get("optimizer/grad_norm", 0.0)
-    if not (math.isfinite(norm) or scaled):
-        return f"has a gradient of norm {norm}: lower learning_rate, or look at the rewards"
+def why_nothing_trained(groups: Sequence[TrajectoryGroup], config: TrainingConfig) -> str | None:
+    """Why nothing could be learned from a step's groups; None where something could, or where all were
+    equally good."""
     if any(len(group.scored) >= config.min_group_size for group in groups):
         return None
     members = [trajectory for group in groups for trajectory in group.trajectories]

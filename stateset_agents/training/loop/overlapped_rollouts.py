@@ -48,7 +48,7 @@ class Pipeline:
         self.admission = admission
         self._engine = engine
         self._scenario_at = scenario_at
-        self._config = config
+        self.config = config
         self._put_together = put_together
         self._event = event
         self._on_change = on_change
@@ -78,7 +78,7 @@ class Pipeline:
 
     def _times_before(self, place: int) -> int:
         """How often the place's scenario comes before it in its step; asked in the order of places."""
-        first = place - place % self._config.episodes_per_step()
+        first = place - place % self.config.episodes_per_step()
         if self._next_to_meet <= first:
             self._met.clear()
             self._next_to_meet = first
@@ -92,19 +92,19 @@ class Pipeline:
             self.admit()
 
         try:
-            step = place // self._config.episodes_per_step()
+            step = place // self.config.episodes_per_step()
             played = await self._engine.play_group(
                 self._scenario_at(place),
-                seed=self._config.seed,
+                seed=self.config.seed,
                 step=step,  # in which it would train were none replaced: so it meets the users it would then
                 times=times,
                 slots=self._slots,
-                temperature=self._config.temperature,
+                temperature=self.config.temperature,
                 on_end=conversation_ended,
             )
             group = self._put_together(played)
             self._groups[place] = group
-            verdict = verdict_of(group, self._config)
+            verdict = verdict_of(group, self.config)
             self.admission.finish(place, verdict)
             self._event("group finished", group=place, verdict=verdict.value)
             self.admit()
@@ -200,7 +200,7 @@ class OverlappedRollouts:
     """A `RolloutSource` that plays the groups of later steps while the trainer updates.
 
     It begins anew where something else came between two of its steps: a checkpoint that was loaded, a step
-    by hand.
+    by hand, other settings.
     """
 
     def __init__(
@@ -231,7 +231,8 @@ class OverlappedRollouts:
     async def next(self, state: RunState) -> Played:
         """The groups of the step after `state`, as soon as the last of them is there."""
         pipeline = self._pipeline
-        if pipeline is None or not self._weights.is_current or self._follows != self._place(state):
+        is_next = self._weights.is_current and self._follows == self._place(state)
+        if pipeline is None or not is_next or pipeline.config is not self.config:  # of another length
             pipeline = await self._begin(state)
         return await pipeline.next()
 

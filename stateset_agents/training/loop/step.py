@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from stateset_agents.backends.base import Backend
+from stateset_agents.backends.base import Backend, TrainableBackend
 from stateset_agents.backends.kv_cache.memory import trim_memory
 from stateset_agents.core.reward import RewardFunction
 from stateset_agents.core.scoring.base import result_of
@@ -23,6 +23,7 @@ from stateset_agents.training.loop.admission import check_staleness
 from stateset_agents.training.loop.metrics import (
     rollout_metrics,
     staleness_metrics,
+    untrained_tokens,
     why_nothing_trained,
 )
 from stateset_agents.training.loop.rollouts import EventSink, Played, RolloutSource
@@ -116,6 +117,8 @@ async def update_policy(
         await backend.sleep()
     batch = await worker.run(partial(learner.credit, played.selected))
     metrics = await worker.run(rollout_metrics, played.all_groups)  # thousands of turns: not in the loop
+    if isinstance(backend, TrainableBackend) and backend.trained_tokens is not None:
+        metrics |= await worker.run(untrained_tokens, played.all_groups, backend.trained_tokens)
     stale = staleness_metrics(played.selected, versions)
     if source.max_staleness is not None:
         check_staleness(int(stale.get("staleness/max", 0.0)), source.max_staleness)
@@ -135,7 +138,7 @@ async def update_policy(
     metrics |= learned.metrics
     metrics |= overlap()
     event("update ended")
-    failure = why_nothing_trained(played.all_groups, metrics, config, scaled=learner.scales_gradients)
+    failure = learned.failure or why_nothing_trained(played.all_groups, config)
     return Update(metrics, batch.credited, learned.logprobs, failure)
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stateset_agents.backends.base import RunningBackend, TrainableBackend, picture_reader
-from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
 from stateset_agents.backends.training_lock import exclusive, weights_token
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.runs.compatibility import Identity
@@ -34,7 +36,7 @@ from stateset_agents.training.update.factory import is_quantized_training, train
 from stateset_agents.training.update.learner import Learner
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["Parts", "set_up"]
+__all__ = ["Parts", "date_of", "set_up"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +61,17 @@ async def set_up(
     group: ProcessGroup,
     worker: Worker,
     recorder: RunRecorder,
+    date: datetime.date | None = None,
 ) -> Parts:
     """Load the model, encode the conversations, make the learner, open the run folder.
 
-    Raises as `SFTTrainer.initialize` does.
+    A template that tells the date tells `date`, of the run that is gone on with. Raises as
+    `SFTTrainer.initialize` does.
     """
     await in_thread(check_installed, recorder.callbacks)
     await agent.initialize()
+    if (day := date or agent.template.date) is not None:
+        agent.pin_date(day)
     backend = agent.backend
     if not isinstance(backend, RunningBackend) or not isinstance(backend, TrainableBackend):
         raise ConfigurationError(
@@ -113,7 +119,6 @@ async def set_up(
         return RunFolder.create(config.output_dir, name=config.run_name)
 
     await worker.run(recorder.open, make_folder, settings, backend.tokenizer.piece)
-    tokenizer = backend.tokenizer
     weights = WeightSync(
         agent, learner, group, worker, training, recorder.run.path, owner=lifecycle, token=token
     )
@@ -130,11 +135,19 @@ async def set_up(
             identity,
             settings,
             limit=config.save_total_limit,
-            tokenizer=tokenizer.hf if isinstance(tokenizer, HuggingFaceTokenizer) else None,
-            pictures=picture_reader(backend),
+            agent=agent,
         ),
         num_steps=num_steps,
     )
+
+
+def date_of(checkpoint: Path) -> datetime.date | None:
+    """The day that the run of a checkpoint tells; None where it tells none, or the checkpoint is damaged, as
+    `load_checkpoint` will say."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
+        return datetime.date.fromisoformat(state["progress"]["template_date"])
+    return None
 
 
 def _source(conversations: Chats | DemonstrationSource) -> str | dict[str, str] | None:

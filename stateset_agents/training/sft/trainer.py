@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,11 +14,13 @@ from rich.console import Console
 
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.runs.callbacks import expect_callback
-from stateset_agents.runs.checkpoint_files import best_checkpoint, load_checkpoint
+from stateset_agents.runs.checkpoint_files import best_checkpoint, latest_checkpoint, load_checkpoint
 from stateset_agents.runs.early_stopping import Best, crossed
 from stateset_agents.runs.lifecycle import NothingBeside, Progress, State
 from stateset_agents.runs.recorder import ready
+from stateset_agents.runs.resuming import checkpoint_at
 from stateset_agents.runs.session import Session, Work
+from stateset_agents.runs.settings import CADENCE, changed_settings
 from stateset_agents.runs.trackers import make_trackers
 from stateset_agents.runtime.tasks import shielded
 from stateset_agents.tracking.run_folder import RunFolder
@@ -27,7 +28,7 @@ from stateset_agents.training.distributed.process_group import ProcessGroup
 from stateset_agents.training.loop.run_state import RunState
 from stateset_agents.training.sft.demonstrations import Chats, DemonstrationSource
 from stateset_agents.training.sft.settings import SFTConfig
-from stateset_agents.training.sft.setup import Parts, set_up
+from stateset_agents.training.sft.setup import Parts, date_of, set_up
 from stateset_agents.training.update.batch import Sample
 from stateset_agents.training.update.factory import engine_paths
 from stateset_agents.training.update.learner import Learner
@@ -39,6 +40,8 @@ from stateset_agents.types.settings import expect
 __all__ = ["SFTTrainer", "sft"]
 
 _log = get_logger(__name__)
+
+_MAY_CHANGE = CADENCE | {"num_train_epochs", "max_steps"}
 
 _TAKEN = (
     *("optimizer/grad_norm", "optimizer/learning_rate", "optimizer/skipped"),
@@ -77,7 +80,7 @@ class SFTTrainer:
         for callback in callbacks:
             expect_callback(callback)
         self.agent = agent
-        self.config = config or SFTConfig()
+        self._config = config or SFTConfig()
         self._conversations = conversations
         self._tools = tools
         self._session = Session([*make_trackers(self.config.report_to), *callbacks], run)
@@ -88,6 +91,30 @@ class SFTTrainer:
         self._state = RunState(best=Best(metric="eval/loss"))
 
     # ------------------------------------------------------------------------------ how it stands
+
+    @property
+    def config(self) -> SFTConfig:
+        """The settings."""
+        return self._config
+
+    @config.setter
+    def config(self, config: SFTConfig) -> None:
+        """Another length or cadence from the next step on; before the trainer is ready, anything.
+
+        Raises ConfigurationError for a setting that the trainer's parts were made with, and changes nothing.
+        """
+        changes = changed_settings(self._config, config, may_change=_MAY_CHANGE if self.is_ready else None)
+        self._config = config
+        if self._parts is None or not changes:
+            return
+        training = config.as_training(len(self._parts.demonstrations.train))
+        self._parts.learner.set_num_steps(training.num_steps())
+        self._parts = replace(self._parts, num_steps=training.num_steps())
+        checkpoints = self._parts.checkpoints
+        checkpoints.limit = config.save_total_limit
+        section = {"sft": config.model_dump(mode="json")}
+        self._state = checkpoints.change_settings(training, section, self._state)
+        self._recorder.settings_changed(checkpoints.settings, changes, step=self.step_number)
 
     @property
     def run(self) -> RunFolder:
@@ -162,6 +189,11 @@ class SFTTrainer:
         Raises ConfigurationError for conversations that cannot be read or train nothing, and an agent that
         another trainer is training.
         """
+        folder = self._recorder.folder
+        await self._initialize(None if folder is None else latest_checkpoint(folder.checkpoints))
+
+    async def _initialize(self, checkpoint: Path | None) -> None:
+        """`checkpoint`: one that will be gone on from; its run's day is told."""
         self._worker.refuse_stopped()
         if self.is_ready:
             return
@@ -175,6 +207,7 @@ class SFTTrainer:
             group=self._group,
             worker=self._worker,
             recorder=self._recorder,
+            date=None if checkpoint is None else date_of(checkpoint),
         )
         date = self.agent.template.date
         self._state = replace(self._state, template_date=None if date is None else date.isoformat())
@@ -233,7 +266,7 @@ class SFTTrainer:
         await self._notify("on_train_begin", self)
         if self.step_number == 0 and parts.demonstrations.validation:
             await self._evaluate(parts)
-        while not (done := self._done(parts)):
+        while not (done := self._done()):
             if not await self._lifecycle.wait_while_paused(NothingBeside()):
                 break
             await self._step(parts)
@@ -243,10 +276,10 @@ class SFTTrainer:
             return "stopped", f"stopped as asked after step {self.step_number} of {self.num_steps}"
         return "finished", done
 
-    def _done(self, parts: Parts) -> str | None:
+    def _done(self) -> str | None:
         """Why no step is left; None while there is one."""
-        if self.step_number >= parts.num_steps:
-            return f"all {parts.num_steps} steps are done"
+        if self.step_number >= self.num_steps:
+            return f"all {self.num_steps} steps are done"
         if self._state.best.exhausts(self.config.early_stopping_patience):
             return self._state.best.why_stopped()
         return None
@@ -259,18 +292,15 @@ class SFTTrainer:
             size=self.config.per_device_train_batch_size,
             seed=self.config.seed,
         )
-        metrics = await shielded(self._worker.run(lambda: parts.learner.update(samples, step=step)))
-        loss = metrics["loss/policy"]
-        if not math.isfinite(loss) or (metrics["optimizer/skipped"] and not parts.learner.scales_gradients):
-            raise TrainingStopped(
-                f"step {step}: the loss is {loss} and its gradient {metrics['optimizer/grad_norm']}: lower "
-                "learning_rate, or look at this step's conversations; earlier steps are kept"
-            )
+        learned = await shielded(self._worker.run(lambda: parts.learner.learn_from(samples, step=step)))
+        if learned.failure is not None:
+            raise TrainingStopped(f"step {step} {learned.failure}; earlier steps are kept")
+        metrics = learned.metrics
         seconds = time.perf_counter() - started
         taken = {name: metrics[name] for name in _TAKEN if name in metrics}
         num_tokens = float(sum(sample.trajectory.num_agent_tokens for sample in samples))
         shown = {
-            "sft/loss": loss,
+            "sft/loss": metrics["loss/policy"],
             "sft/entropy": metrics["policy/entropy"],
             "sft/epoch": step / self.config.steps_per_epoch(len(parts.demonstrations.train)),
             **taken,
@@ -292,7 +322,7 @@ class SFTTrainer:
         """Measure the held-out loss and save where it is due."""
         step, is_best = self.step_number, False
         every = self.config.eval_steps or self.config.steps_per_epoch(len(parts.demonstrations.train))
-        is_due = crossed(every, self._state.evaluated_step, step) or step == parts.num_steps
+        is_due = crossed(every, self._state.evaluated_step, step) or step == self.num_steps
         if parts.demonstrations.validation and is_due:
             is_best = await self._evaluate(parts)
         saved = parts.checkpoints.saved
@@ -340,7 +370,7 @@ class SFTTrainer:
         Raises CheckpointError when it is damaged, or is of another base model, other conversations or other
         settings. The length of the run may differ.
         """
-        await self.initialize()
+        await (self.initialize() if path is None else self._initialize(checkpoint_at(Path(path))))
         parts = ready(self._parts)
         with parts.weights.exclusive():
             restored = await parts.checkpoints.restore(path)

@@ -7,6 +7,7 @@ from typing import Any
 
 from stateset_agents.backends.base import RunningBackend, TrainableBackend, picture_reader
 from stateset_agents.core.agent import MultiTurnAgent
+from stateset_agents.core.chat.template import ChatTemplate
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.distributed.processes import Processes
 from stateset_agents.training.trl.backend import TrlBackend
@@ -67,7 +68,7 @@ class TrlLearnerFactory:
             temperature=learner.config.temperature,
             max_new_tokens=agent.config.max_new_tokens,
         )
-        player = MultiTurnAgent(agent.config, backend=backend)
+        player = _Player(agent, backend)
         await player.initialize()
         return player
 
@@ -77,3 +78,15 @@ class TrlLearnerFactory:
             engine = "vLLM" if self.settings.options.get("use_vllm") else "transformers"
             return {"engine": f"TRL, {engine}", "why": "asked for", **learner.layout}
         return {**engine_paths(backend), **learner.layout}
+
+
+class _Player(MultiTurnAgent):
+    """An agent that samples elsewhere, and speaks by the template that the trainer pinned to its day."""
+
+    def __init__(self, agent: MultiTurnAgent, backend: Any) -> None:
+        super().__init__(agent.config, backend=backend)
+        self._agent = agent
+
+    @property
+    def template(self) -> ChatTemplate:
+        return self._agent.template

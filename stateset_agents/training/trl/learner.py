@@ -40,7 +40,7 @@ from stateset_agents.training.update.critic import (
     update_critic,
 )
 from stateset_agents.training.update.lora import base_of, lora_config, size_for_auto, write_model_files
-from stateset_agents.training.update.protocol import Learned
+from stateset_agents.training.update.protocol import Learned, not_finite
 from stateset_agents.training.update.weight_store import AdapterWeights, FullWeights, WeightStore
 from stateset_agents.types.errors import CheckpointError, ConfigurationError
 from stateset_agents.types.trajectory import TrajectoryGroup
@@ -159,6 +159,13 @@ class TrlLearner:
 
     # ------------------------------------------------------------------------------ learning
 
+    def set_num_steps(self, num_steps: int) -> None:
+        """Raises ConfigurationError: TRL counts its steps when its trainer is made."""
+        raise ConfigurationError(
+            f"TRL was made for {self.config.num_steps()} steps and cannot go on to {num_steps}: make a new "
+            "trainer of that max_steps and load this one's checkpoint"
+        )
+
     def set_temperature(self, temperature: float) -> None:
         """TRL's was set at the start; `check_mappable` refuses a temperature that changes."""
 
@@ -169,11 +176,13 @@ class TrlLearner:
         samples = batch.credited.samples
         if not samples:
             return Learned({"optimizer/skipped": 1.0})
-        metrics = {**self._update(samples), **batch.credited.metrics}
+        updated = self._update(samples)
+        metrics = {**updated, **batch.credited.metrics}
         self.midway = True
         metrics |= update_critic(self.critic, batch, seed=self.config.seed, step=step)
         self.midway = False
-        return Learned(metrics)
+        loss, norm = updated.get("loss/total", 0.0), updated.get("optimizer/grad_norm", 0.0)
+        return Learned(metrics, failure=not_finite(loss, norm, scaled=self.scales_gradients))
 
     def losses(self, samples: Sequence[Sample], *, beta: float | None = None) -> dict[str, Tensor]:
         """Raises ConfigurationError: TRL computes its loss in its own step."""

@@ -43,7 +43,7 @@ from stateset_agents.training.update.critic import (
 from stateset_agents.training.update.lora import add_adapter, merged_weights, size_for_auto, write_model_files
 from stateset_agents.training.update.objective import Objective, Prepared, token_logprobs
 from stateset_agents.training.update.policy import Policy
-from stateset_agents.training.update.protocol import Learned
+from stateset_agents.training.update.protocol import Learned, not_finite
 from stateset_agents.training.update.randomness import seeded_rng, set_mode
 from stateset_agents.training.update.vision import freeze_vision
 from stateset_agents.training.update.weight_store import weights_and_reference
@@ -56,6 +56,8 @@ __all__ = ["Learner"]
 
 _log = get_logger(__name__)
 
+_LOSS = "loss"
+"""Beside a step's metrics, whose names have a stage."""
 _TOGETHER, _MOST_TOGETHER = 8, 16384
 """A pass may be so many times as long to keep the rows of one conversation together: what they share is worth
 more than caches. But at most so many tokens."""
@@ -194,6 +196,10 @@ class Learner:
         """End the threads of passes."""
         self._parallel.close()
 
+    def set_num_steps(self, num_steps: int) -> None:
+        """Of the whole run: the learning rate's schedule has this length from the next update on."""
+        self.optimization.length = num_steps * self.config.num_iterations
+
     def set_temperature(self, temperature: float) -> None:
         """Of the rollouts that the next update learns from; policy and reference score at it."""
         self.policy.temperature = temperature
@@ -213,7 +219,7 @@ class Learner:
         samples = batch.credited.samples
         if not samples:
             return Learned({"optimizer/skipped": 1.0})
-        learned = self._learn(samples, step=step)
+        learned = self.learn_from(samples, step=step)
         metrics = {**learned.metrics, **batch.credited.metrics}
         self.midway = True
         metrics |= update_critic(self.critic, batch, seed=self.config.seed, step=step)
@@ -221,11 +227,11 @@ class Learner:
         return replace(learned, metrics=metrics)
 
     def update(self, samples: Sequence[Sample], *, step: int) -> dict[str, float]:
-        """`learn` of the policy alone, of samples that are there already; returns metrics."""
-        return self._learn(samples, step=step).metrics
+        """The metrics of `learn_from`."""
+        return self.learn_from(samples, step=step).metrics
 
-    def _learn(self, samples: Sequence[Sample], *, step: int) -> Learned:
-        """`num_iterations` optimiser steps on one step's samples.
+    def learn_from(self, samples: Sequence[Sample], *, step: int) -> Learned:
+        """`num_iterations` optimiser steps of the policy alone, on one step's samples.
 
         Denominators are counted over all samples, so the cut into micro-batches changes nothing. Samples
         without an advantage are left out where their gradient is exactly 0: without a reference and an
@@ -264,14 +270,14 @@ class Learner:
         try:
             with seeded_rng(stream, self.policy.device):
                 prepared, mismatch = self._objective.prepare(batches, self.kl.beta)
-                passes, seen = self._passes(prepared, denominators, fraction)
+                passes, seen, failure = self._passes(prepared, denominators, fraction)
             metrics |= self._processes.maximum("the update", mismatch) | passes
             if not self.config.log_learner_logprobs:
-                return Learned(metrics)
+                return Learned(metrics, failure=failure)
             found = token_logprobs(prepared, seen, old_is_current=self._objective.old_is_current)
             own = {local_places[number]: logprobs for number, logprobs in found.items()}
             merged = ChainMap(*self._processes.gather("the log-probs", own))
-            return Learned(metrics, [merged.get(place) for place in range(len(samples))])
+            return Learned(metrics, [merged.get(place) for place in range(len(samples))], failure)
         finally:
             self.optimization.zero_grad()
 
@@ -335,9 +341,9 @@ class Learner:
 
     def _passes(
         self, prepared: Sequence[Prepared], denominators: Denominators, fraction: float
-    ) -> tuple[dict[str, float], list[Tensor]]:
-        """Metrics, and where they are to be logged the log-probs [N] of each micro-batch's tokens in the last
-        pass.
+    ) -> tuple[dict[str, float], list[Tensor], str | None]:
+        """Metrics, where they are to be logged the log-probs [N] of each micro-batch's tokens in the last
+        pass, and what was not finite in the first pass that had such a number.
 
         `fraction`: the loss's mean over the forwarded samples times this is its mean over all.
         """
@@ -346,18 +352,19 @@ class Learner:
         seen: list[Tensor] = []  # each pass writes over the one before
         if self.config.log_learner_logprobs:
             seen = [torch.empty_like(one.batch.old_logprobs, dtype=torch.float64) for one in prepared]
+        failure: str | None = None
         for _ in range(self.config.num_iterations):
-            numbers = self._gradient(prepared, denominators, fraction, seen)
+            loss, numbers = self._gradient(prepared, denominators, fraction, seen)
             if not self.policy.is_sharded:
                 self._processes.sum_gradients(self.optimization.trained_parameters)
             numbers["loss/policy"] *= fraction
-            # The gradient of a loss that is not finite may be finite.
-            losses = [value for name, value in numbers.items() if name.startswith(("loss/", "kl/"))]
-            kl, usable = self.kl, all(map(math.isfinite, losses))
+            kl, usable = self.kl, math.isfinite(loss)  # its gradient may be finite where the loss is not
             if self.reference is not None and usable:  # before the step: it may raise
                 kl = kl.updated(numbers["kl/reference"], num_episodes=denominators.num_trajectories)
             self.midway = True
             results.append(self.optimization.step(usable=usable))
+            norm, scaled = results[-1].grad_norm, self.scales_gradients
+            failure = failure or not_finite(loss, norm, scaled=scaled, metrics=numbers)
             ratios.append(numbers["policy/ratio_max"])
         self.kl = kl
         self.midway = False
@@ -369,7 +376,7 @@ class Learner:
             "optimizer/skipped": float(sum(not result.stepped for result in results)),
             "kl/coefficient": self.kl.beta,
         }
-        return metrics, seen
+        return metrics, seen, failure
 
     def _gradient(
         self,
@@ -377,19 +384,20 @@ class Learner:
         denominators: Denominators,
         fraction: float,
         seen: Sequence[Tensor],
-    ) -> dict[str, float]:
+    ) -> tuple[float, dict[str, float]]:
         """Add `fraction` of this process's part of the step's gradient, micro-batch by micro-batch; returns
-        the metrics of all processes. `seen`: a tensor [N] of each that takes its log-probs, or none."""
+        that fraction of the loss and the metrics, of all processes. `seen`: a tensor [N] of each that takes
+        its log-probs, or none."""
         set_mode(self.policy.model, dropout=self.config.dropout)
 
-        def add(part: tuple[Prepared, Tensor | None]) -> Metrics:
+        def add(part: tuple[Prepared, Tensor | None]) -> tuple[Tensor, Metrics]:
             batch, logprobs = part
             output = self._objective.loss(batch, denominators, self.kl.beta, weight=fraction, seen=logprobs)
             self.optimization.backward(output.loss)
             batch.batch.layout.forget_masks()
             if self.config.rollout_sleep:  # the next one's tensors leave its holes empty
                 trim_memory()
-            return output.metrics
+            return output.loss.detach(), output.metrics
 
         parts = self._parallel.run(
             add,
@@ -398,9 +406,10 @@ class Learner:
             at_once=self.policy.passes_at_once,
             parameters=self.optimization.trained_parameters,
         )
-        metrics = sum(parts, Metrics())
-        shares = self._processes.total("the gradient", metrics.shares)
-        return shares | self._processes.maximum("the gradient", metrics.maxima)
+        metrics = sum((measured for _, measured in parts), Metrics())
+        loss = sum(float(share) for share, _ in parts)
+        shares = self._processes.total("the gradient", {**metrics.shares, _LOSS: loss})
+        return shares.pop(_LOSS), shares | self._processes.maximum("the gradient", metrics.maxima)
 
     def state(self) -> dict[str, Any]:
         state = self.optimization.state()

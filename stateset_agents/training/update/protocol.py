@@ -6,9 +6,11 @@ the trainer's worker thread, or while that is idle.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -19,7 +21,7 @@ from stateset_agents.training.update.batch import Sample
 from stateset_agents.training.update.critic import CreditedBatch
 from stateset_agents.types.trajectory import TokenLogprobs, TrajectoryGroup
 
-__all__ = ["Learned", "PolicyLearner"]
+__all__ = ["Learned", "PolicyLearner", "not_finite"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,28 @@ class Learned:
     metrics: dict[str, float]
     logprobs: Sequence[TokenLogprobs | None] = ()
     """[samples] where `log_learner_logprobs` asks for them, else empty; None where one was left out."""
+    failure: str | None = None
+    """What was not finite, so that weights did not move, and what to do; None where all was."""
+
+
+def not_finite(
+    loss: float, grad_norm: float, *, scaled: bool, metrics: Mapping[str, float] = MappingProxyType({})
+) -> str | None:
+    """Which of them is not, and what to do; None where both are.
+
+    `metrics`: the line names those that are not, either. `scaled`: under fp16's gradient scaler an infinite
+    gradient is no error, it finds the scale.
+    """
+    if not math.isfinite(loss):
+        others = ", ".join(f"{name} {value}" for name, value in metrics.items() if not math.isfinite(value))
+        parts = f" ({others})" if others else ""
+        return (
+            f"has the loss {loss}{parts}: lower learning_rate, use precision fp32 or bf16, or look at this "
+            "step's conversations"
+        )
+    if not (math.isfinite(grad_norm) or scaled):
+        return f"has the gradient norm {grad_norm}: lower learning_rate, or look at this step's conversations"
+    return None
 
 
 class PolicyLearner(Protocol):
@@ -50,6 +74,12 @@ class PolicyLearner(Protocol):
     def scales_gradients(self) -> bool: ...  # does fp16's gradient scaler look for its scale
     @property
     def num_updates(self) -> int: ...  # optimiser steps made, over all parts of a resumed run
+
+    def set_num_steps(self, num_steps: int) -> None:
+        """Of the whole run: the learning rate's schedule has this length from the next update on.
+
+        Raises ConfigurationError where it cannot change any more.
+        """
 
     def set_temperature(self, temperature: float) -> None:
         """Of the rollouts that the next update learns from."""

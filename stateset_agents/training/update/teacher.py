@@ -17,6 +17,7 @@ from stateset_agents.algorithms.distillation import teacher_advantages, teacher_
 from stateset_agents.backends.base import Backend, SavableBackend, Tokenizer, TrainableBackend
 from stateset_agents.backends.loading import load_backend
 from stateset_agents.core.agent import MultiTurnAgent
+from stateset_agents.core.chat.template import ChatTemplate, PlainTemplate
 from stateset_agents.runs.checkpoint_files import fingerprint
 from stateset_agents.runtime.tasks import gather_or_cancel, in_thread
 from stateset_agents.training.distributed.process_group import ProcessGroup
@@ -149,7 +150,7 @@ async def load_teacher(
             f"the teacher {name!r} reads {backend.context_length} tokens and the student's conversations may "
             f"have {student.context_length}: set agent.max_context_tokens to {backend.context_length}"
         )
-    if _chat_template(backend.tokenizer) != _chat_template(student.backend.tokenizer):
+    if _speaks_otherwise(backend.tokenizer, student.template):
         _log.warning(
             "the teacher's chat template is another than the student's, whose rendering it is shown: look at "
             "kl/teacher of the first step",
@@ -189,5 +190,9 @@ def weights_of(backend: Backend) -> str | None:
     return None
 
 
-def _chat_template(tokenizer: Tokenizer) -> Any:
-    return getattr(getattr(tokenizer, "hf", None), "chat_template", None)
+def _speaks_otherwise(teacher: Tokenizer, template: ChatTemplate) -> bool:
+    """Has the teacher another chat template than its student speaks with? A base model's is the plain one."""
+    raw = getattr(teacher, "hf", None)
+    if raw is None or not raw.chat_template:
+        return raw is not None and not isinstance(template, PlainTemplate)
+    return bool(raw.chat_template != template.written())

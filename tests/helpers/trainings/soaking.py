@@ -42,6 +42,7 @@ class ScriptedWithWeights(ScriptedBackend):
     is_repeatable = True
     matmul_precision = "highest"
     recommended: Mapping[str, Any] = {}
+    trained_tokens = None
 
     def __init__(self) -> None:
         super().__init__(_says, tokenizer=tiny_tokenizer(), context_length=256)

@@ -14,7 +14,7 @@ from stateset_agents.control.infrastructure.baselines.replicas import InReplicas
 from stateset_agents.control.infrastructure.environment import InfrastructureEnv
 from stateset_agents.control.policy import MlpPolicy
 from stateset_agents.control.settings import ControlConfig
-from stateset_agents.control.studies.comparison import Difference, Score
+from stateset_agents.control.studies.comparison import Score, difference
 from stateset_agents.control.trainer import ControlTrainer
 
 
@@ -32,4 +32,4 @@ async def test_a_trained_policy_beats_the_best_autoscaler_in_hindsight(tmp_path,
     )
     async with ControlTrainer(policy, environment, config) as trainer:
         await trainer.train()
-    assert Difference.between(Score.of(evaluate(policy, environment, seeds)), best).is_better
+    assert difference(Score.of(evaluate(policy, environment, seeds)), best).verdict == "better"

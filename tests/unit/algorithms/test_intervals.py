@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateset_agents.algorithms.intervals import (
-    bootstrapped_iqm,
     crossed_interval,
     interquartile_mean,
     mean_interval,
     share_interval,
+    stratified_interval,
     t_quantile,
     wilson,
 )
@@ -120,18 +120,6 @@ def test_the_interquartile_mean_leaves_out_a_quarter_at_each_end() -> None:
         interquartile_mean([])
 
 
-def test_the_bootstrap_draws_runs_whole_and_says_nothing_of_two() -> None:
-    rows = [[0.0, 0.2], [0.5, 0.7], [1.0, 1.2]]
-    centre, interval = bootstrapped_iqm(rows)
-    assert centre == pytest.approx(0.6)  # 0 and 1.2 are left out
-    # one of 27 draws is the first run three times: 3.7 %, more than the 2.5 % that are cut
-    assert interval == pytest.approx((0.1, 1.1))
-    assert bootstrapped_iqm(rows) == (centre, interval)  # drawn alike each time
-    assert bootstrapped_iqm(rows[:2])[1] is None
-    with pytest.raises(ValueError, match="rows of one length"):
-        bootstrapped_iqm([[0.0], [1.0, 2.0], [3.0]])
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(("runs", "low", "high"), [(3, 0.65, 0.75), (5, 0.80, 0.92), (10, 0.90, 0.96)])
 @pytest.mark.parametrize("families", [1, 6])
@@ -144,7 +132,7 @@ def test_the_bootstrap_of_few_runs_is_as_narrow_as_the_page_says(
         # a run's scores are off by what its seed did, and each by something of its own
         of_seeds = [draw.gauss(0, 1) for _ in range(runs)]
         rows = [[shift + draw.gauss(0, 0.5 * (families > 1)) for _ in range(families)] for shift in of_seeds]
-        interval = bootstrapped_iqm(rows, resamples=400)[1]
+        interval = stratified_interval({"": rows}, resamples=400)[1]
         assert interval is not None
         held += interval[0] <= 0 <= interval[1]
     assert low <= held / 500 <= high

@@ -11,12 +11,12 @@ import pytest
 import yaml
 from repository_paths import ROOT
 
+from stateset_agents.algorithms.intervals import stratified_interval
 from stateset_agents.analysis.measures import (
     area_under_curve,
     optimality_gap,
     performance_profile,
     probability_of_improvement,
-    stratified_interval,
     worst_drawdown,
 )
 from stateset_agents.analysis.sensitivity import GridCell, grid, recommend
@@ -227,6 +227,13 @@ def test_the_cheapest_that_overlaps_the_best_is_recommended() -> None:
         None,
         "no combination has three seeds or more: nothing is recommended.",
     )
+
+
+def test_nothing_is_recommended_where_nothing_was_learned() -> None:
+    floor = [grid_cell(2, 0.01, (-0.02, 0.03), 1.0), grid_cell(4, 0.02, (0.0, 0.05), 9.0)]
+    chosen, why = recommend(floor)
+    assert chosen is None
+    assert why.startswith("the best has IQM 0.020 [0.000, 0.050], not shown above a random policy's 0")
 
 
 def test_a_grid_has_every_combination_and_guesses_none(tmp_path: Path) -> None:

@@ -123,6 +123,51 @@ def test_what_cannot_be_rows_is_refused_in_one_line(make, message):
     assert "\n" not in str(error.value)
 
 
+class Old(Odd):
+    """Whose `step` and `reset` give what a test says."""
+
+    begun, stepped = Odd().reset(), Odd().step(5)
+
+    def reset(self, *, seed=None, options=None):
+        return type(self).begun
+
+    def step(self, action):
+        return type(self).stepped
+
+
+def test_a_reward_may_be_an_array_of_one_number(monkeypatch):
+    monkeypatch.setattr(Old, "stepped", (Old.begun[0], np.array([0.5]), False, False, {}))
+    environment = GymnasiumBatch(Old, horizon=2)
+    environment.reset([0])
+    assert environment.step(np.array([0])).rewards.tolist() == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("begun", Old.begun[0], r"Old: reset must return \(observation, info\) .*, got dict: wrap"),
+        ("begun", (Old.begun[0], 1), r"Old: reset must return \(observation, info\) .*, got 2 values"),
+        ("stepped", (Old.begun[0], 1.0, False, {}), "Old: step must return .*, got 4 values: .*shimmy"),
+        ("stepped", (Old.begun[0], None, False, False, {}), "must give one number as its reward, got None"),
+        (
+            "stepped",
+            (Old.begun[0], [1, 2], False, False, {}),
+            "one number as its reward, got .1, 2.",
+        ),
+    ],
+)
+def test_what_is_not_gymnasium_s_way_is_said_in_one_line(monkeypatch, name, given, message):
+    monkeypatch.setattr(Old, name, given)
+    environment = GymnasiumBatch(Old, horizon=2)
+
+    def play():
+        environment.reset([0])
+        environment.step(np.array([0]))
+
+    with pytest.raises(ConfigurationError, match=message):
+        play()
+
+
 def test_an_environment_that_is_made_anew_by_a_copy_cannot_fork():
     class Pickled(Odd, EzPickle):  # as LunarLander and Atari are
         def __init__(self):

@@ -8,7 +8,7 @@ from control_toys import Signals
 
 from stateset_agents.control.evaluation import evaluate, evaluate_rule
 from stateset_agents.control.policy import MlpPolicy
-from stateset_agents.control.studies.comparison import Difference, Score, compare
+from stateset_agents.control.studies.comparison import Score, compare, difference
 from stateset_agents.types.errors import ConfigurationError
 
 
@@ -33,17 +33,17 @@ def test_a_score_is_the_mean_of_a_step():
 def test_the_difference_is_paired_and_leaves_out_what_failed():
     noise = np.random.default_rng(0).normal(0, 10, 400)
     better = score(noise + 1 + np.random.default_rng(1).normal(0, 0.1, 400))
-    found = Difference.between(better, score(noise))
+    found = difference(better, score(noise))
     assert found.mean == pytest.approx(1, abs=0.02)
     assert found.interval[0] == pytest.approx(0.99, abs=0.02)
-    assert found.is_better
-    assert not Difference.between(score(noise), better).is_better
-    assert not Difference.between(score([1, -1, 2, -1]), score([0, 0, 0, 0])).is_better
-    assert Difference.between(score([1, np.nan, 3]), score([0, 5, 2])).mean == 1.0
+    assert found.verdict == "better"
+    assert difference(score(noise), better).verdict == "worse"
+    assert difference(score([1, -1, 2, -1]), score([0, 0, 0, 0])).verdict == "unclear"
+    assert difference(score([1, np.nan, 3]), score([0, 5, 2])).mean == 1.0
     with pytest.raises(ConfigurationError, match="the two scores have other seeds"):
-        Difference.between(score([1.0]), score([1.0], seeds=[7]))
+        difference(score([1.0]), score([1.0], seeds=[7]))
     with pytest.raises(ConfigurationError, match="every episode failed in one of the two"):
-        Difference.between(score([1.0]), score([np.nan]))
+        difference(score([1.0]), score([np.nan]))
 
 
 def test_the_table_has_differences_and_the_share_of_the_gap():

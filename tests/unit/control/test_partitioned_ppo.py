@@ -18,7 +18,7 @@ from stateset_agents.control.rollout import action_keys, collect
 from stateset_agents.control.settings import ControlConfig
 from stateset_agents.control.studies.partitioned import GRPO, policy_for
 from stateset_agents.control.studies.task_policy import TaskPolicy
-from stateset_agents.control.update import update
+from stateset_agents.control.update import Batch, minibatch_loss, update
 from stateset_agents.grouping.partitioner import GROUP_STRATEGIES, Partitioner, PartSettings
 from stateset_agents.runs.optimizer import Optimization
 from stateset_agents.tracking.run_log import RunLog
@@ -187,6 +187,30 @@ def test_statistics_move_and_values_stay():
     own = returns[observations[:, -2] == 1]
     assert scales[0].item() == pytest.approx(own.std(unbiased=False).item(), rel=1e-4)
     assert policy.return_mean.tolist() == pytest.approx([119.0, 17.0])
+
+
+@pytest.mark.parametrize(("value_clip", "error"), [(0.05, 1.0 + 1.047 - 0.05), (5.0, 1.0), (None, 1.0)])
+def test_a_value_clip_is_in_deviations_of_the_task_s_returns(value_clip, error):
+    """Returns of deviation 100, and values that moved by 104.7, by 1.047 of them; 100 are left to go."""
+    environment = two_signals()
+    policy = policy_for(environment)
+    observations = torch.from_numpy(environment.reset([0, 2]))  # both of the first task
+    policy.follow_returns(observations, torch.tensor([-100.0, 100.0]))
+    values = policy.values(observations).detach()
+    batch = Batch(
+        observations=observations,
+        masks=None,
+        actions=torch.tensor([0, 1]),
+        old_logprobs=torch.log_softmax(policy(observations), dim=-1)[:, 0].detach(),
+        advantages=torch.zeros(2),
+        trajectory_ids=torch.arange(2),
+        lengths=torch.ones(2, dtype=torch.int64),
+        old_values=values - 104.7,
+        returns=values + 100.0,
+        max_length=1,
+    )
+    _, metrics = minibatch_loss(policy, batch, ControlConfig(value_clip=value_clip))
+    assert metrics.to_dict()["loss/value"] == pytest.approx(error**2 / 2, rel=1e-4)
 
 
 def test_a_task_that_was_not_met_keeps_its_statistics():

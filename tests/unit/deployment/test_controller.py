@@ -291,8 +291,13 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     with pytest.raises(ConfigurationError, match="'c9' was never assigned"):
         desk.controller.report_outcome("c9", success=True)
-    with pytest.raises(ConfigurationError, match="success must be from 0 to 1, got 2"):
+    with pytest.raises(ConfigurationError, match="success must be True, False or from 0 to 1, got 2"):
         desk.controller.report_outcome("c9", success=2)
+    for odd in (None, "true", math.nan):
+        with pytest.raises(ConfigurationError, match=f"from 0 to 1, got {odd!r}"):
+            desk.controller.report_outcome("c9", success=odd)  # type: ignore[arg-type]  # that is the point
+    with pytest.raises(ConfigurationError, match="reward must be a finite number, got 'good': leave it out"):
+        desk.controller.report_outcome("c9", success=True, reward="good")  # type: ignore[arg-type]  # as above
     for name in ("", "x" * 1001, "\ud800"):
         with pytest.raises(ConfigurationError, match="a conversation's id must be"):
             desk.controller.assign(name)

@@ -14,6 +14,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from stateset_agents.backends.pretrained.loading import trained_tokens
 from stateset_agents.cli import build_embedded as verb
 from stateset_agents.cli.build_embedded import build_embedded
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
@@ -68,6 +69,22 @@ def test_the_reasoner_is_small_and_computes_with_plain_transformers() -> None:
     prompt = tokenizer(begun, add_special_tokens=False, return_tensors="pt")["input_ids"]
     reply = model.generate(prompt, do_sample=False, max_new_tokens=64)[0, prompt.shape[1] :]
     assert tokenizer.decode(reply) == " = 14 </think> <answer> 14 </answer><|end|>"
+
+
+def test_a_shipped_model_lists_the_tokens_that_its_training_had() -> None:
+    trained, tokenizer = trained_tokens(str(DESK)), AutoTokenizer.from_pretrained(DESK)
+    assert trained is not None
+
+    def foreign(text: str) -> float:
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return sum(id not in trained for id in ids) / len(ids)
+
+    openings = [scenario.opening for scenario in RetailDesk().scenarios("train")[:50]]
+    assert max(map(foreign, openings)) == 0.0
+    assert foreign("My parcel was delayed and I want compensation.") > 0.5
+    reasoner, own = trained_tokens(str(REASONER)), AutoTokenizer.from_pretrained(REASONER)
+    assert reasoner is not None
+    assert reasoner >= set(own("compute 12 * 7<answer>", add_special_tokens=False)["input_ids"])
 
 
 @pytest.mark.parametrize(("folder", "shipped"), [(DESK, RECOMMENDED), (REASONER, reasoner.RECOMMENDED)])

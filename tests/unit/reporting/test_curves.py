@@ -39,26 +39,27 @@ def test_a_metric_without_a_finite_value_has_no_chart() -> None:
     assert learning_curves(lines(reward__mean=[math.nan])) == []
 
 
-def test_success_has_wilson_s_interval() -> None:
-    chart = only(
-        learning_curves(lines(success__rate=[0.5], rollout__conversations=[70.0], rollout__failed=[6.0]))
-    )
-    series = chart.series[0]
-    assert series.low is not None
-    assert series.high is not None
-    assert (round(series.low[0] or 0, 3), round(series.high[0] or 0, 3)) == (0.381, 0.619)  # 32 of 64
-
-
-def test_a_reward_s_interval_counts_the_scored_conversations() -> None:
-    values = lines(
-        reward__mean=[0.5],
-        reward__std=[0.4],
-        rollout__conversations=[70.0],
-        rollout__failed=[4.0],
-        rollout__unscored=[2.0],
-    )
+def test_a_step_s_band_is_the_interval_that_was_logged() -> None:
+    values = lines(reward__mean=[0.5], rollout__reward_low=[0.3], rollout__reward_high=[0.8])
     series = only(learning_curves(values)).series[0]
-    assert (series.low, series.high) == ([0.402], [0.598])  # 0.5 -+ 1.96 * 0.4 / 8
+    assert (series.low, series.high) == ([0.3], [0.8])
+    assert other_curves(values) == []  # no charts of their own
+    assert (
+        only(learning_curves(lines(success__rate=[0.5], rollout__conversations=[70.0]))).series[0].low is None
+    )
+
+
+def test_maxima_and_counts_are_not_averaged() -> None:
+    rough = [float(step % 2) for step in range(4001)]
+    [peak] = learning_curves(lines(memory__peak_mib=rough))
+    assert (peak.smoothed, set(peak.series[0].values[:-1])) == (False, {1.0})
+    ((_, [failed, share]),) = other_curves(lines(rollout__failed=rough, rollout__malformed=[0.25] * 4001))
+    assert (failed.smoothed, share.smoothed) == (False, True)
+    assert only(learning_curves(lines(success__rate=[0.0, 1.0]))).smoothed  # one conversation a step
+
+
+def test_rounding_is_no_reward() -> None:
+    assert only(learning_curves(lines(reward__mean=[1.4e-17, 0.5]))).series[0].values == [0.0, 0.5]
 
 
 def test_a_critic_that_was_once_far_off_does_not_stretch_its_axis() -> None:

@@ -68,7 +68,9 @@ def test_actions_are_counted_at_both_ends_and_rare_ones_taken_together(data: dic
         ],
         "updates": 1,
     }
-    many = action_table([(1, {str(index): index for index in (*range(1, 31), 100)})])
+    counts = {str(index): index for index in (*range(1, 31), 100)}
+    assert action_table([(1, counts)]) is None  # its first tenth would be its last
+    many = action_table([(1, counts), (2, counts)])
     assert many is not None
     names = [row["name"] for row in many["rows"]]
     assert names == [*map(str, range(9, 31)), "100", "8 others"]
@@ -80,7 +82,7 @@ def test_differences_to_the_untrained_policy_and_to_rules_are_paired(data: dict[
     assert [row["name"] for row in (before, after, rule)] == ["policy before", "policy after", "hpa"]
     # returns 5, 6, 7, 8 became 15, 17, 19, 21
     assert before["difference"] == 11.5
-    assert before["difference_interval"][0] > 9
+    assert before["difference_interval"][0] == 0  # four starts are too few for a verdict
     assert after["difference"] is None
     assert (rule["mean"], rule["difference_interval"]) == (9.0, [7.0, 11.0])
 

@@ -7,6 +7,7 @@ import re
 import sys
 import threading
 import time
+import types
 from pathlib import Path
 
 import jinja2
@@ -72,6 +73,30 @@ def test_a_file_beside_the_package_whose_path_begins_like_the_package_s_is_the_u
     names: dict = {"sys": sys}
     exec(compile("def step():\n    return sys._getframe()", str(file), "exec"), names)
     assert _user_place(names["step"]()) == "stateset_agents_shop.py:2, step"
+
+
+def test_generated_code_belongs_to_the_module_of_its_class():
+    """A dataclass's `__init__` has no file of its own: the library's stood as the user's `<string>:3`."""
+    places: list = []
+
+    def look() -> None:
+        places.append(_user_place(sys._getframe().f_back))
+
+    source = (
+        "from dataclasses import dataclass, field\n"
+        "@dataclass\nclass Part:\n    value: object = field(default_factory=look)\n"
+    )
+    package = Path(stateset_agents.__file__).parent
+    for name, file in (("stateset_agents.parts", package / "parts.py"), ("shop", Path("/home/ann/shop.py"))):
+        module = types.ModuleType(name)
+        module.__file__ = str(file)
+        vars(module)["look"] = look
+        sys.modules[name] = module
+        exec(compile(source, str(file), "exec"), vars(module))
+        vars(module)["Part"]()
+        del sys.modules[name]
+    assert str(places[0]).startswith("test_loop_lag.py:")  # who made it
+    assert re.fullmatch(r"shop\.py:\d+, __init__", str(places[1]))
 
 
 def test_a_chat_template_s_code_is_not_the_user_s():

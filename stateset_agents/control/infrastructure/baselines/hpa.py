@@ -89,10 +89,12 @@ def wished_replicas(
     """[B] how many replicas the metric asks for, before any limit.
 
     `replicas`: [B] those that are starting included; `metric`: [B] the mean over ready ones, in the target's
-    unit. With 50 replicas at 90 % and a target of 75 % it is 60.
+    unit; where it is no finite number, nothing is asked for. With 50 replicas at 90 % and a target of 75 % it
+    is 60.
     """
+    is_known = np.isfinite(metric)
     ready = replicas - starting
-    ratio = metric / target
+    ratio = np.where(is_known, metric, target) / target
     has_idle = (starting > 0) & (ratio > 1)
     dampened = np.where(has_idle, ratio * ready / np.maximum(replicas, 1), ratio)
     counted = np.where(has_idle, replicas, ready)
@@ -119,7 +121,10 @@ class HpaEpisode:
         metric: NDArray[np.float64],
         limits: tuple[int, int],
     ) -> IntArray:
-        """[B] how many there shall be at `seconds` since the start. `limits`: the least and the most."""
+        """[B] how many there shall be at `seconds` since the start. `limits`: the least and the most.
+
+        Where the metric is no finite number the replicas stay, and no wish is remembered.
+        """
         settings = self.settings
         if seconds < self._next - _ROUNDING:
             return replicas
@@ -127,10 +132,11 @@ class HpaEpisode:
         if not self._wishes:
             self._wishes.append((seconds, replicas))  # the first window holds what was there
         wish = wished_replicas(replicas, starting, metric, settings.target, settings.tolerance)
-        self._wishes.append((seconds, wish))
+        is_known = np.isfinite(metric)
+        self._wishes.append((seconds, np.where(is_known, wish, 0)))
         while len(self._wishes) > 1 and self._wishes[0][0] <= seconds - settings.window_seconds + _ROUNDING:
             self._wishes.popleft()
         highest = np.maximum.reduce([wish for _, wish in self._wishes])
         settled = np.clip(replicas, wish, highest)
         most = np.maximum(2 * replicas, replicas + 4)
-        return np.clip(np.minimum(settled, most), *limits)
+        return np.where(is_known, np.clip(np.minimum(settled, most), *limits), replicas)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 
 from stateset_agents.core.scoring.claims.mentions import (
@@ -21,14 +22,26 @@ from stateset_agents.core.scoring.claims.mentions import (
 )
 from stateset_agents.core.scoring.claims.second_values import has_second_value, is_alternative, is_one_of_many
 from stateset_agents.core.scoring.claims.statements import Statements, TextSpan, read_statements
-from stateset_agents.core.scoring.claims.typed_values import MOST_VALUES, same_value, stem
+from stateset_agents.core.scoring.claims.typed_values import MOST_VALUES, Value, same_value, stem
+from stateset_agents.core.scoring.claims.value_phrases import (
+    asked_limits,
+    counted_nouns,
+    is_altered,
+    is_cited,
+    is_indefinite,
+)
+from stateset_agents.core.scoring.claims.value_roles import PERSON, is_of_another
+from stateset_agents.core.scoring.claims.value_sums import find_counts
 from stateset_agents.types.comparison import composed
 
 __all__ = ["FactStatus", "fact_statuses", "states_fact"]
 
 _MOST_MENTIONS = 100
 """A fact that stands there more often is stuffed in, not told; it bounds the work, too."""
-_TO_COME = re.compile(r"\b(?:(?:to|will|can|shall|must|may|'ll) be|being|gets?|not yet)(?: \w+)? $")
+_TO_COME = re.compile(
+    r"\b(?:(?:to|will|can|shall|must|may|'ll) be|(?:will|would|may|might) have|being|gets?|not yet)"
+    r"(?: \w+)? $"
+)
 
 
 class FactStatus(Enum):
@@ -70,6 +83,10 @@ def fact_statuses(
         known=frozenset((value.kind, value.value) for value in known),
         questions=frozenset(stem(word) for text in user_texts for word in _questions(text)),
         topic=frozenset(stem(word) for text in user_texts for word, _, _ in read_statements(text).words),
+        limits=asked_limits(user_texts),
+        counts=frozenset(count for text in user_texts for count in find_counts(text.lower())),
+        counted=frozenset(noun for text in user_texts for noun in counted_nouns(text)),
+        persons=_persons(user_texts, facts),
     )
     mentions = {
         name: find_mentions(wordings, read, types, most=_MOST_MENTIONS + 1)
@@ -102,6 +119,12 @@ def _questions(text: str) -> Iterator[str]:
         yield from re.findall(r"[\w']+", statements.low[span.start : span.end])
 
 
+def _persons(user_texts: Iterable[str], facts: Mapping[str, Sequence[str]]) -> frozenset[str]:
+    users = [name for text in user_texts for name in PERSON.findall(text.lower())]
+    wordings = (wording.lower() for wordings in facts.values() for wording in wordings)
+    return frozenset([*users, *(name for text in wordings for name in PERSON.findall(text))] if users else ())
+
+
 def _fact_status(
     mentions: Sequence[Mention], replies: Replies, covered: frozenset[tuple[int, int]]
 ) -> FactStatus:
@@ -124,15 +147,32 @@ def _is_live(mention: Mention, replies: Replies) -> bool:
         and mention.modality.asserted
         and not denied_after(statements, mention.end)
         and not _is_to_come(mention, statements)
+        and not _is_another_value(mention, replies)
         and not is_alternative(mention, replies)
         and not _is_retracted(mention, replies)
+    )
+
+
+def _is_another_value(mention: Mention, replies: Replies) -> bool:
+    """Does an operator beside it make another value of it, or is it said of something else?"""
+    statements = replies.statements[mention.reply]
+    value = next(iter(mention.values), Value("", "", mention.start, mention.end))
+    start, end = min(mention.start, value.start), max(mention.end, value.end)
+    return (
+        is_altered(mention.start, end, value.kind, statements, replies.limits)
+        or is_cited(mention.start, end, value.kind, statements)
+        or (value.kind == "weekday" and is_indefinite(mention.start, statements))
+        or is_of_another(replace(value, start=start, end=end), mention.reply, replies)
     )
 
 
 def _is_to_come(mention: Mention, statements: Statements) -> bool:
     """A status that is not reached yet: "it will be shipped", "waiting to be shipped"."""
     before = statements.low[max(0, mention.start - 30) : mention.start]
-    return any(value.kind == "status" for value in mention.values) and bool(_TO_COME.search(before))
+    reached = any(value.kind == "status" for value in mention.values) or (
+        not mention.values and statements.low[mention.start : mention.end].endswith("ed")
+    )
+    return reached and bool(_TO_COME.search(before))
 
 
 def _is_retracted(mention: Mention, replies: Replies) -> bool:

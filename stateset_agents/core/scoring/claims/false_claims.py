@@ -65,7 +65,8 @@ def claims_phrase(wordings: Iterable[str], text: str) -> bool:
     statements = read_statements(text)
     for wording in wordings:
         for start, end in _spans(wording, statements):
-            modality = statements.at(start)
+            last = statements.low.rfind(" ", start, end) + 1  # "shipping is not free"
+            modality = max(statements.at(start), statements.at(max(start, last)))
             denials = modality.denials + denied_after(statements, end)
             withheld = modality.planned or modality.asked or (modality.supposed and not denials)
             if denials % 2 == 0 and not withheld and not _RESTRICTED.search(statements.clause(start)):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from stateset_agents.core.scoring.claims.assertion_grammar import DENIED_AFTER
 from stateset_agents.core.scoring.claims.statements import (
     MOST_READ,
     Modality,
@@ -15,6 +16,7 @@ from stateset_agents.core.scoring.claims.statements import (
     read_statements,
 )
 from stateset_agents.core.scoring.claims.typed_values import Value, find_values, same_value
+from stateset_agents.core.scoring.claims.value_phrases import Limit
 
 __all__ = [
     "Mention",
@@ -56,30 +58,22 @@ class Replies:
     """Stems of what the user asked."""
     topic: frozenset[str]
     """Stems of all that the user said."""
+    limits: frozenset[Limit]
+    """The bounds that the user asked for."""
+    counts: frozenset[float]
+    """Numbers in what the user said."""
+    counted: frozenset[str]
+    """Stems of the nouns that the user counted: of "two tickets"."""
+    persons: frozenset[str]
+    """Names with a title, of the user's and of the facts, if the user named one."""
 
 
-_DENIED_AFTER = re.compile(
-    r",?(?: (?!(?:that|which|who|we|you|i|they|it|and|but|so|as)\b)[\w$#-]+){0,4}?"
-    # "is not right", "is not."
-    r"(?: (?:is|are|was|were|be|will be)(?:n't| not| never| no longer| hardly)\b"
-    r"(?= (?:the|a|an|your|our|right|correct|true|it|possible|available|going|valid|what|when|where|how"
-    r"|happening|realistic|feasible|on|even|offered|allowed|covered|permitted|granted|booked|reserved|yours"
-    r"|used|planned|scheduled|coming|in)\b|\W{0,9}[.,;!?]|\W{0,9}$)"
-    # "won't work"
-    r"| (?:(?:wo|ca|do|does)n't|(?:will|can|does|do) ?not) (?:work|happen|do|be|apply|suit|hold|come true)"
-    # "is simply out of the question"
-    r"| (?:is|are|was|were|would be|sounds|looks|seems)"
-    r"(?: (?:simply|just|completely|totally|quite|sadly|all|a|an|pure)){0,3}"
-    r" (?:wrong|false|untrue|impossible|out of the question|lie|joke|incorrect|off the table|excluded"
-    r"|unavailable|myth|nonsense|typo|mistake|error|slip|unrealistic|too good to be true|fiction|made up"
-    r"|unlikely|doubtful|invented|against|no longer))"
-)
 _NEGATIVE = re.compile(r"(?:not|no|never|cannot) ", re.IGNORECASE)
 
 
 def denied_after(statements: Statements, end: int) -> bool:
     """Is what ends there denied by the words after it: "Friday is out of the question"?"""
-    return bool(_DENIED_AFTER.match(statements.plain, end, min(len(statements.plain), end + 200)))
+    return bool(DENIED_AFTER.match(statements.plain, end, min(len(statements.plain), end + 200)))
 
 
 @lru_cache(maxsize=512)  # a score reads the same reply for each fact

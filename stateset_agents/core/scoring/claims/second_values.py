@@ -7,13 +7,25 @@ it is where the other value is denied, supposed, corrected, the user's own, or a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stateset_agents.core.scoring.claims.mentions import Mention, Replies, denied_after
 from stateset_agents.core.scoring.claims.statements import NEARBY, Modality, Statements
-from stateset_agents.core.scoring.claims.text_checks import FUNCTION_WORDS
-from stateset_agents.core.scoring.claims.typed_values import Value, same_value, stem
+from stateset_agents.core.scoring.claims.typed_values import Value, same_value
+from stateset_agents.core.scoring.claims.value_phrases import is_altered, rate_unit
+from stateset_agents.core.scoring.claims.value_roles import (
+    DAYS,
+    PARTS,
+    asked_attributes,
+    contents,
+    differs,
+    is_of_another,
+    own_subject,
+    said_of,
+    shape,
+)
+from stateset_agents.core.scoring.claims.value_sums import adds_up
 
 __all__ = ["has_second_value", "is_alternative", "is_one_of_many"]
 
@@ -22,48 +34,6 @@ _MOST_OTHERS = 3
 _MOST_WITHDRAWN = 1
 """Values that may be said first and corrected afterwards; more are guesses."""
 
-_ATTRIBUTES: Mapping[str, frozenset[str]] = {
-    name: frozenset(map(stem, words.split()))
-    for name, words in {
-        "arrival": "arrive arrival deliver delivery come reach expect expected land receive door there"
-        " eta visit",
-        "dispatch": "ship shipped sent dispatch dispatched left leave packed handed pickup departed"
-        " warehouse",
-        "purchase": "ordered order bought buy purchase purchased paid pay placed price cost costs was total",
-        "wish": "need needed want wanted wish wished ask asked prefer preferred hoped",
-        "fee": "fee fees label tax taxes postage deposit keep deduct stay handling surcharge shipping",
-        "refund": "refund refunded back credit credited get receive money",
-        "returning": "return returned send exchange keep",
-        "opening": "open opens opened opening start starts begin begins",
-        "closing": "close closes closed closing end ends finish until",
-        "again": "again retry back next",
-        "tracking": "tracking track parcel package",
-        "order": "order",
-        "invoice": "invoice receipt bill",
-        "ticket": "ticket case reference complaint",
-        "minimum": "minimum least",
-        "holiday": "holiday holidays weekend",
-        "check-in": "checkin",
-        "check-out": "checkout",
-        "meals": "breakfast lunch dinner",
-    }.items()
-}
-"""What a value can be said of in a shop, and the words that show it."""
-_OF_KIND: Mapping[str, frozenset[str]] = {
-    kind: frozenset(names.split())
-    for kind, names in {
-        "weekday": "arrival dispatch purchase wish opening closing again holiday",
-        "date": "arrival dispatch purchase wish opening closing again holiday",
-        "relative": "arrival dispatch purchase wish opening closing again",
-        "time": "arrival dispatch opening closing check-in check-out meals",
-        "amount": "purchase fee refund minimum",
-        "percent": "refund fee",
-        "duration": "arrival refund returning dispatch opening",
-        "id": "tracking order invoice ticket",
-    }.items()
-}
-_PARTS = frozenset(("fee", "minimum"))
-"""Said of an amount, they show by themselves that it is not the one asked for."""
 _RANKS: Mapping[object, int] = {
     "pending": 0,
     "resolved": 2,
@@ -79,16 +49,18 @@ _STATED = re.compile(
 
 _DASH = "\u2013\u2014-"
 _JOINED = re.compile(
-    rf"\W*(?:(?:,|and|or|either|/|to|till|until|through|on|by|in|at|the|maybe|perhaps|even|possibly"
-    rf"|else)\b|[/,|&{_DASH}]|\s)+[$€£]?\s*"
+    rf"\W*(?:(?:,|and|or|either|/|to|till|until|through|on|by|in|at|the|maybe|perhaps|even|possibly|else)\b"
+    rf"|[/,|&{_DASH}]|\s)+[$€£]?\s*"
 )
 _OR = re.compile(rf"\b(?:or|either|to|till|until|through)\b|[/|{_DASH}]")
+_EITHER = re.compile(r"\b(?:or|either)\b|/")
 _OR_BEFORE = re.compile(
     r"(?:\b(?:or|either)\s+(?:(?:on|in|at|by|the|a|an|for|even|maybe|perhaps)\s+){0,3}|[^\W\d]\s?/\s?)$"
 )
 _OR_OTHER = re.compile(
     r"\s?,?\s?or\s+(?:on |in |by |at )?(?:the (?:day|week|next|one|following|other)|some|another|any|other"
-    r"|whenever|whatever|whichever|wherever|somewhere|maybe|perhaps|possibly|not|something|anything|else|thereabouts|later)\b"
+    r"|whenever|whatever|whichever|wherever|somewhere|maybe|perhaps|possibly|not|something|anything|else"
+    r"|thereabouts|later)\b"
 )
 _OR_CLAUSE = re.compile(r"\W*or\b")
 _NO_ITEM = (
@@ -103,41 +75,26 @@ _LIST_AFTER = re.compile(
 )
 _LIST_BEFORE = re.compile(rf"[\w'-]\s?,\s?{_ITEM}\s?,?\s+(?:and|or)\s+(?:(?:the|a|an)\s+)?$")
 
-_YOURS = re.compile(
-    r"\byou(?:'ve|'d| have| had| also| really| only| did| do){0,3} (?:say|said|wrote|write|ask|need|want"
-    r"|paid|pay|bought|order|mention|told|thought|think|hope|prefer|request|expect|were|had|knew|know"
-    r"|read|heard|plan|book|chose|picked|wish|sent|gave|asked)\w*\b|\bas you (?:say|said|wrote)"
-)
-_QUOTE = re.compile(r"[\"\u201c\u201d]")
-_BOUND = re.compile(
-    r"\b(?:over|above|under|below|beyond|at least|more than|less than|start(?:s|ing)? (?:at|from)"
-    r"|minimum of|up to|until|no later than|by)\s?(?:the )?$"
-)
-_DAYS = re.compile(
-    r"\b(?:(?:mon|tues|wednes|thurs|fri|satur|sun)days?|weekdays?|weekends?|holidays?|every day)\b"
-)
 _CORRECTION = re.compile(
     rf"[\s,.;:{_DASH}]*(?:sorry|i mean|i meant|no|correction|rather|actually|make that|scratch that|oops"
     rf"|pardon|well|wait)\b[\s,.;:{_DASH}]*(?:[\w']+[\s,.;:{_DASH}]+){{0,4}}"
 )
 _PART = re.compile(r" (?:out )?of (?:the |your |those |these )?[$€£\d]")
 _WHOLE = re.compile(r"[\d%] (?:out )?of (?:the |your |those |these )?$")
-_NOW = re.compile(r"\b(?:now|currently|at present|meanwhile)\b")
-_WHICH = re.compile(r"\s?(?:which|who|that)\b")
-_PRONOUN = re.compile(r"\b(?:it|this|that|they|these|it's|that's|they're)\b")
-_NOUNS = re.compile(
-    r"\b(?:the|a|an|our|this|each|every) ([^\W\d_]+(?: (?!(?:is|are|was|were|on|at|in|by|for|of|to|and"
-    r"|costs?|takes?)\b)[^\W\d_]+)?)"
+_DEALT = re.compile(
+    r"\b(?:one (?!(?:is|has|costs?|comes?)\b)\w|the (?:next|last|other|first|second)|others|some(?:one"
+    r"|body)?)\b"
 )
-_SUBJECT = re.compile(
-    r"^\W{0,9}(?:(?:and|but|so|while) )?([^\W\d_]+) (?:is|are|was|were|starts?|ends?|costs?|closes?"
-    r"|opens?|begins?|takes?|runs?|needs?)\b"
+"""Values dealt out to whoever takes them: "one gets $30, the next $40"."""
+_REST = re.compile(r"\b(?:the|all|your|our) (?:other|remaining) (?!half\b|one\b)[^\W\d]")
+_ADDED = re.compile(r"\b(?:another|a further|an extra|an additional) $")
+_OFFER = re.compile(
+    r"\bif (?:that|this|it|they|you) (?:do|does|is|are|ca|can|wo|will)(?:n't| ?not)\b|"
+    r"\b(?:if|should|in case|in the event) (?:that|this|it|you|the \w+)(?: (?:do|does|is|are|can|will"
+    r"|would))?(?:n't| not)? "
+    r"(?:\w+ )?(?:suit|work|fit|okay?|convenient|prefer|rather|like|miss)"
 )
-_GENERIC = frozenset(
-    ("day", "date", "week", "month", "time", "number", "amount", "sum", "first", "last", "other")
-)
-_PURPOSE = re.compile(r"^ (?:for|to|of) (?:the |a |an |your |our )?([^\W\d_]+)")
-_CHECK_IN = re.compile(r"\bcheck[- ](in|out)\b")
+"""An alternative that is offered: "if that doesn't suit you, Saturday"."""
 _WORD = re.compile(r"[\w']+")
 
 
@@ -150,10 +107,8 @@ class _Fact:
     attributes: frozenset[str]
     """What it is said of: as the user asked, or else as the agent says."""
     past: bool
-    bounds: bool
-    """Is it a bound itself ("over $40")?"""
-    about_another: bool
-    """Is it said of a thing that the user did not speak of?"""
+    units: frozenset[str | None]
+    """What it is the price of, as in "$20 per ticket"."""
     days: frozenset[str]
     clauses: frozenset[tuple[int, int]]
     """Reply and clause of each mention."""
@@ -206,7 +161,7 @@ def _take_back(seconds: Sequence[_Second], fact: _Fact, live: Sequence[Mention],
     others: set[object] = set()
     withdrawn: set[object] = set()
     for second in seconds:
-        if _is_excused(second, fact, replies):
+        if _is_excused(second, fact, replies) or _is_part(second, fact, replies):
             continue
         position = (second.reply, second.value.start)
         if denied.get(second.value.value, (-1, 0)) > position or _is_corrected(
@@ -228,24 +183,20 @@ def _how_told(kind: str, live: Sequence[Mention], replies: Replies) -> _Fact:
         for value in mention.values
         if value.kind == kind
     ]
-    names = _OF_KIND.get(kind, frozenset())
-    asked = {name for name in names if _ATTRIBUTES[name] & replies.questions}
-    stated = {name for value, statements in values for name in _said_of(value, statements)}
-    attributes = frozenset(asked & stated or asked or stated)
+    asked = asked_attributes(kind, replies)
+    stated = frozenset(name for value, statements in values for name in said_of(value, statements))
+    attributes = asked & stated or (asked - PARTS if asked - PARTS else asked) or stated
     return _Fact(
         kind=kind,
         values=frozenset(value for value, _ in values),
         attributes=attributes,
         past=all(mention.modality.past for mention in live),
-        bounds=any(_is_bound(mention.start, statements) for mention, statements in mentions),
-        about_another=any(
-            _is_about_another(value, statements, replies, attributes) for value, statements in values
-        ),
+        units=frozenset(rate_unit(value.start, value.end, statements) for value, statements in values),
         days=frozenset(
-            day for mention, statements in mentions for day in _DAYS.findall(statements.clause(mention.start))
+            day for mention, statements in mentions for day in DAYS.findall(statements.clause(mention.start))
         ),
         clauses=frozenset((m.reply, statements.clause_number(m.start)) for m, statements in mentions),
-        contents=frozenset(_contents(m.start, m.end, statements) for m, statements in mentions),
+        contents=frozenset(contents(m.start, m.end, statements) for m, statements in mentions),
         places=tuple((mention.reply, mention.start, mention.end) for mention in live),
         last=max((mention.reply, mention.start) for mention in live),
     )
@@ -254,7 +205,7 @@ def _how_told(kind: str, live: Sequence[Mention], replies: Replies) -> _Fact:
 def _rules_out(value: Value, fact: _Fact, statements: Statements) -> bool:
     """Can both not be true? Identifiers of another shape may, and earlier stages of an order."""
     if fact.kind == "id":
-        return any(_shape(value) == _shape(other) for other in fact.values)
+        return any(shape(value.value) == shape(other.value) for other in fact.values)
     if fact.kind == "status":
         if not _STATED.search(statements.low[max(0, value.start - 40) : value.start]):
             return False
@@ -263,14 +214,13 @@ def _rules_out(value: Value, fact: _Fact, statements: Statements) -> bool:
     return True
 
 
-def _shape(value: Value) -> str:
-    return re.sub(r"\d+", "9", re.sub(r"[^\W\d_]", "a", str(value.value)))
-
-
 def _is_excused(second: _Second, fact: _Fact, replies: Replies) -> bool:
     """Is it denied, asked, supposed, past, or the user's?"""
     value, statements, modality = second.value, second.statements, second.modality
     if modality.denials or modality.supposed or denied_after(statements, value.end):
+        return True
+    sentence = statements.sentence(value.start)
+    if _OFFER.search(statements.low, max(sentence.start, value.start - NEARBY), value.start):
         return True
     if (
         modality.asked
@@ -278,32 +228,61 @@ def _is_excused(second: _Second, fact: _Fact, replies: Replies) -> bool:
         and not _OR_CLAUSE.match(statements.clause(value.start))
     ):
         return True
-    said_of = _said_of(value, statements)
-    differs = _differs(said_of, fact)
-    if modality.past and (differs or not fact.past):
+    stated = said_of(value, statements)
+    is_different = differs(stated, fact.attributes)
+    if modality.past and (is_different or not fact.past):
         return True
     if (value.kind, value.value) not in replies.known:
         return False
-    if differs or _is_yours(value, statements) or _is_beside(second, fact):
+    if is_different:
         return True
-    return (not said_of or fact.kind == "id") and not _is_parallel(second, fact)
+    return (not stated or fact.kind == "id") and not _is_parallel(second, fact)
 
 
 def _is_other(second: _Second, fact: _Fact, replies: Replies) -> bool:
     """Is it about something else: a bound, another attribute, another day or another thing?"""
     value, statements = second.value, second.statements
+    if _is_about_another(second, fact, replies):
+        return True
     if second.modality.doubted:
         return False
-    said_of = _said_of(value, statements)
-    if _differs(said_of, fact) or (_is_bound(value.start, statements) and not fact.bounds):
+    if differs(said_of(value, statements), fact.attributes) or is_of_another(value, second.reply, replies):
         return True
-    if _is_part_or_whole(value, statements):
+    before, _ = statements.around(value.start, value.end)
+    if _ADDED.search(before) or is_altered(value.start, value.end, value.kind, statements, replies.limits):
+        return True
+    if _is_part_or_whole(value, statements) or rate_unit(value.start, value.end, statements) not in {
+        None,
+        *fact.units,
+    }:
         return True
     if fact.kind == "time":
-        days = set(_DAYS.findall(statements.clause(value.start)))
+        days = set(DAYS.findall(statements.clause(value.start)))
         if days and fact.days and not days & fact.days:
             return True
-    return not fact.about_another and _is_about_another(value, statements, replies, fact.attributes)
+    return False
+
+
+def _is_about_another(second: _Second, fact: _Fact, replies: Replies) -> bool:
+    """Is its clause about a thing that neither the question nor a clause of the fact names?"""
+    value, statements = second.value, second.statements
+    if value.kind.startswith("choice:"):  # of these an answer may name one, whatever it says of the others
+        return False
+    before, _ = statements.around(value.start, value.end)
+    if _REST.search(before):
+        return True
+    around = "".join(statements.around(value.start, value.end))
+    subject = own_subject(value.start, value.end, fact.attributes, statements)
+    if not subject or subject in replies.questions.union(*fact.contents) or _DEALT.search(around):
+        return False
+    return not any(_is_in_a_row(second, place) for place in fact.places)
+
+
+def _is_in_a_row(second: _Second, place: tuple[int, int, int]) -> bool:
+    """Is it listed with the fact: "Monday and Friday"?"""
+    (reply, start, end), value, low = place, second.value, second.statements.low
+    gap = low[value.end : start] if value.end <= start else low[end : value.start]
+    return reply == second.reply and len(gap) <= NEARBY and bool(_JOINED.fullmatch(gap))
 
 
 def _is_part_or_whole(value: Value, statements: Statements) -> bool:
@@ -312,21 +291,12 @@ def _is_part_or_whole(value: Value, statements: Statements) -> bool:
     return bool(_PART.match(after) or _WHOLE.search(before))
 
 
-def _differs(said_of: frozenset[str], fact: _Fact) -> bool:
-    """Is it said of something else than the fact?"""
-    known = fact.attributes or said_of <= _PARTS
-    return bool(said_of and known) and not said_of & fact.attributes
-
-
-def _is_beside(second: _Second, fact: _Fact) -> bool:
-    """In the fact's own clause, and not in a row with it: "order K27 has the number Z48"?"""
-    value, low = second.value, second.statements.low
-    for reply, start, end in fact.places:
-        if reply == second.reply and abs(start - value.start) <= NEARBY:
-            gap = low[value.end : start] if value.end <= start else low[end : value.start]
-            if second.statements.clause_number(start) == second.statements.clause_number(value.start):
-                return not _JOINED.fullmatch(gap)
-    return False
+def _is_part(second: _Second, fact: _Fact, replies: Replies) -> bool:
+    """Is it a term of a sum or product with the fact, and not said as the fact: "$20 each, $40 for both"?"""
+    stands_alone = not contents(second.value.start, second.value.end, second.statements)
+    return (stands_alone or not _is_parallel(second, fact)) and any(
+        adds_up(value, second.value, replies) for value in fact.values
+    )
 
 
 def _is_fragment(value: Value, statements: Statements) -> bool:
@@ -335,32 +305,13 @@ def _is_fragment(value: Value, statements: Statements) -> bool:
     return len(_WORD.findall(before + after)) <= 1
 
 
-def _is_yours(value: Value, statements: Statements) -> bool:
-    """ "You need it by Monday", 'you wrote "Monday"'"""
-    before, _ = statements.around(value.start, value.end)
-    return bool(_YOURS.search(before) or _QUOTE.search(before[-3:]))
-
-
 def _is_parallel(second: _Second, fact: _Fact) -> bool:
     """Does its clause say of it what another clause says of the fact?"""
     clause = (second.reply, second.statements.clause_number(second.value.start))
     if clause in fact.clauses:
         return False
-    here = _contents(second.value.start, second.value.end, second.statements)
+    here = contents(second.value.start, second.value.end, second.statements)
     return any(2 * len(here & there) >= len(here | there) for there in fact.contents)
-
-
-def _contents(start: int, end: int, statements: Statements) -> frozenset[str]:
-    """Stems of the clause's content words beside the value."""
-    before, after = statements.around(start, end)
-    return frozenset(
-        stem(word) for word in _WORD.findall(before) + _WORD.findall(after) if word not in FUNCTION_WORDS
-    )
-
-
-def _is_bound(start: int, statements: Statements) -> bool:
-    """ "Orders over $50" are no price of $50."""
-    return bool(_BOUND.search(statements.low[max(0, start - 24) : start]))
 
 
 def _is_corrected(second: _Second, live: Sequence[Mention], replies: Replies, last: tuple[int, int]) -> bool:
@@ -370,37 +321,8 @@ def _is_corrected(second: _Second, live: Sequence[Mention], replies: Replies, la
         for span in replies.statements[reply].retractions:
             if (second.reply, second.value.start) <= (reply, span.end) and (reply, span.start) <= last:
                 return True
-    if (second.reply, second.value.start) < last and _NOW.search(replies.statements[last[0]].clause(last[1])):
-        return not _NOW.search(second.statements.clause(second.value.start))
     following = [m.start for m in live if m.reply == second.reply and end <= m.start <= end + 60]
     return bool(following) and bool(_CORRECTION.fullmatch(second.statements.low, end, following[0]))
-
-
-def _said_of(value: Value, statements: Statements) -> frozenset[str]:
-    """What the value is said of, by the nearest telling word of its clause: arrival, dispatch, fee, ..."""
-    names = _OF_KIND.get(value.kind, frozenset())
-    before, after = (_CHECK_IN.sub(r"check\1", text) for text in statements.around(value.start, value.end))
-    for word in (*reversed(_WORD.findall(before)), *_WORD.findall(after)):
-        found = frozenset(name for name in names if stem(word) in _ATTRIBUTES[name])
-        if found:
-            return found
-    return frozenset()
-
-
-def _is_about_another(
-    value: Value, statements: Statements, replies: Replies, attributes: Iterable[str]
-) -> bool:
-    """Is it said of a thing that the user did not speak of: "the showers run at 38", "$25 for the bell"?"""
-    before, after = statements.around(value.start, value.end)
-    if _WHICH.match(before):
-        start = statements.clauses[statements.clause_number(value.start)].start
-        before = statements.low[max(statements.sentence(value.start).start, start - 40) : start]
-    elif _PRONOUN.search(before):
-        return False
-    nouns = [*_NOUNS.findall(before), *_SUBJECT.findall(before), *_PURPOSE.findall(after[:40])]
-    stems = {stem(word) for noun in nouns for word in noun.split() if word not in FUNCTION_WORDS | _GENERIC}
-    attribute_words = {word for name in attributes for word in _ATTRIBUTES[name]}
-    return bool(stems) and not stems & (replies.topic | attribute_words)
 
 
 def is_alternative(mention: Mention, replies: Replies) -> bool:
@@ -412,9 +334,11 @@ def is_alternative(mention: Mention, replies: Replies) -> bool:
         return True
     if not mention.values:
         return bool(_OR_WORD.match(after) or _LIST_AFTER.match(after) or _LIST_BEFORE.search(before))
+    kinds = {value.kind for value in mention.values}
     for value in _neighbours(mention, replies.values[mention.reply]):
         gap = low[value.end : mention.start] if value.end <= mention.start else low[mention.end : value.start]
-        if len(gap) <= 30 and _OR.search(gap) and _JOINED.fullmatch(gap):
+        joins = _OR.search(gap) if value.kind in kinds else _EITHER.search(gap)
+        if len(gap) <= 30 and joins and _JOINED.fullmatch(gap):
             modality = statements.at(value.start)
             expected = any(same_value(value, other) for other in replies.expected)
             if not (expected or modality.denials or modality.past):

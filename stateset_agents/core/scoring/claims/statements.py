@@ -57,14 +57,15 @@ _SENTENCE_END = re.compile(
 )
 """A line that breaks off is no end: "nobody believes that\\nit comes Friday" is one sentence."""
 _CLAUSE_END = re.compile(
-    r"[,;:()\n…•]|\s[-\u2013\u2014]+\s|\u2014|\.(?=\s|$)|[!?]"
-    r"|\s(?=(?:and|but|so|because|however|while|whereas|though|although|since|yet|who|which)\b)"
+    r"[,;:()\n…•]|\s[-\u2013\u2014]+\s|\u2014|\.(?=\s|$)|[!?]|\s(?=(?:and|but|so|because|however|while"
+    r"|whereas|though|although|since|yet|who|which)\b)"
 )
 _INDEPENDENT = re.compile(r"[;:()]|\b(?:and|but|so|because|since)\b|\s[-\u2013\u2014]+\s")
 _BREAK = re.compile(r"\bbut\b|;")
 _ABBREVIATIONS = re.compile(r"\b(?:[ap]\.m|e\.g|i\.e|mr|mrs|ms|dr|st|no|approx)\.")
 _BARE_TAIL = re.compile(
-    r"\s*(?:and|or|nor)\b(?:\s+(?:on|in|at|by|for|the|also|even)\b){0,3}\s+[\w$€£.'-]+[ .!?]*$"
+    r"\s*(?:and|or|nor)\b(?:\s+(?:on|in|at|by|for|the|also|even)\b){0,3}\s+[\w$€£.'-]+[ .!?]*$|\s*(?:and"
+    r"|or) (?:in|at|to|from|via) [\w'-]+(?: [\w'-]+)? (?:on|at|by) [\w$€£.'-]+[ .!?]*$"
 )
 _NEXT_WORDS = re.compile(
     r"(?:\W*(?:the|a|an|our|your|on|in|at|by|for|any)\b){0,4}\W*[\w$€£.,'-]*\w(?: \d+\w*| of \w+)?"
@@ -73,20 +74,25 @@ _ASKS = re.compile(
     r"\W*(?:(?:and|but|so|or) )?(?:is|are|was|were|do|does|did|can|could|will|would|should|shall|may|has"
     r"|might|have|had|what|when|where|which|who|whom|why|how|isn't|aren't|doesn't|don't|won't|can't)\b"
 )
+_BARE = re.compile(r"[\s,*\u2022:-]+")
+_GOES_ON = re.compile(r":|,? (?:is|are|was|were|has|have|will|can|comes?|goes|costs?|starts?)\b")
+_TAG = re.compile(r", (?:is|are|was|does|do|did|will|can|has|would)(?:n't)? (?:it|they|he|she|you|we)\?\W*$")
 _PAST = re.compile(
-    r"\b(?:was|were|had|did|didn't|wasn't|been|originally|initially|previously|earlier|formerly|before|yesterday|ago"
-    r"|last|left|sent|wrote|said|told|bought|paid|went|came|got|took|gave|made|thought|(?!need)\w{2,}ed)\b"
+    r"\b(?:was|were|had|did|didn't|wasn't|couldn't|been|originally|initially|previously|earlier|formerly"
+    r"|before|yesterday|ago|last|left|sent|wrote|said|told|bought|paid|went|came|got|took|gave|made|thought"
+    r"|(?!need)\w{2,}ed)\b"
 )
 _SURELY_PAST = re.compile(
     r"\b(?:was|were|had|did|didn't|wasn't|originally|initially|previously|earlier|formerly|yesterday|ago"
-    r"|last (?:week|month|night|year))\b"
+    r"|last (?:week|month|night|year)|until \w+ (?:the|our|it|we|you|i))\b"
 )
 _PRESENT = re.compile(
-    r"\b(?:is|are|am|be|will|shall|can|now|comes?|arrives?|gets?|takes?|costs?)\b"
-    r"|\b(?:it|that|this|he|she|there|here|what|who)'s\b|'(?:ll|re)\b"
+    r"\b(?:is|are|am|be|will|shall|can|now|comes?|arrives?|gets?|takes?|costs?)\b|\b(?:it|that|this|he|she"
+    r"|there|here|what|who)'s\b|'(?:ll|re)\b"
 )
 _CHANGED_TO = re.compile(
-    r"\b(?:moved|changed|postponed|rescheduled|delayed|shifted|pushed|switched|updated|corrected|went|slipped)\b"
+    r"\b(?:moved|changed|postponed|rescheduled|delayed|shifted|pushed|switched|updated|corrected|went"
+    r"|slipped)\b"
     r"[^.]{0,60}?\bto (?:be )?(?:on |the )?"
 )
 _EARLIER = re.compile(
@@ -135,14 +141,19 @@ class Statements:
         return max(0, bisect_right(self._clause_starts, start) - 1)
 
     def around(self, start: int, end: int) -> tuple[str, str]:
-        """What stands before and after a part of a clause, up to `NEARBY` characters each, in lower case."""
+        """What stands before and after a part of a clause, up to `NEARBY` characters each, in lower case.
+
+        What stands alone has the clauses beside it: "delivery: Friday", "the other day, Friday, is".
+        """
         number = self.clause_number(start)
-        clause = self.clauses[number]
-        first = clause.start
-        if number and self.low[self.clauses[number - 1].end : first].strip() == ":":  # "delivery: Friday"
-            first = max(self.clauses[number - 1].start, self.sentence(start).start)
-        before = self.low[max(first, start - NEARBY) : start]
-        return before, self.low[end : max(end, min(clause.end, end + NEARBY))]
+        clause, sentence = self.clauses[number], self.sentence(start)
+        first, last = clause.start, clause.end
+        alone = not _BARE.sub("", self.low[first:start] + self.low[end:last])
+        if number and (alone or self.low[self.clauses[number - 1].end : first].strip() == ":"):
+            first = max(self.clauses[number - 1].start, sentence.start)
+        if alone and number + 1 < len(self.clauses) and _GOES_ON.match(self.low, last):
+            last = min(self.clauses[number + 1].end, sentence.end)
+        return self.low[max(first, start - NEARBY) : start], self.low[end : max(end, min(last, end + NEARBY))]
 
     def clause(self, start: int) -> str:
         """The clause that holds the place, as far as it is `NEARBY`."""
@@ -162,6 +173,8 @@ class Statements:
         sentence = self.sentence(clause.start)
         if self.low[max(sentence.start, sentence.end - 9) : sentence.end].rstrip(" \"')")[-1:] != "?":
             return False
+        if _TAG.search(self.low, sentence.start, sentence.end):
+            return True
         last = not self.low[clause.end : min(sentence.end, clause.end + 9)].strip(" ?!.\"')")
         return last or bool(_ASKS.match(self.low, sentence.start))
 

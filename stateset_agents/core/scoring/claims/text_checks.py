@@ -37,7 +37,8 @@ _FUNCTION_WORDS = """
     if in into is it it's its just let like may me more my next no not now of off on once one or our out
     over please she should so some soon than that that's the their them then there these they this those
     to too until up us was we we'll we've were what when where which while who why will with within would
-    yes yet you you'll you're your"""
+    yes yet you you'll you're your aren't couldn't didn't hasn't haven't isn't shouldn't that's there's
+    they're wasn't weren't won't wouldn't you've"""
 FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 
 _RUDE = re.compile(

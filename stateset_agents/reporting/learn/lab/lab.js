@@ -114,26 +114,26 @@ section("advantages", "1. Who is pushed which way", [
     draw: (width, height) => {
       const rewards = rewardsOf(at())[groupIndex()], { expected } = now.credit[groupIndex()];
       const all = [...rewards, ...expected].filter((value) => value !== null), low = Math.min(0, ...all), high = Math.max(1, ...all);
-      const frame = axes(width, height, { x: [0.4, rewards.length + 0.6], y: [low - 0.06 * (high - low), high + 0.06 * (high - low)], across: "member of the group", up: "reward", xTicks: rewards.map((_, i) => i + 1) });
+      const frame = axes(width, height, { x: [-0.6, rewards.length - 0.4], y: [low - 0.06 * (high - low), high + 0.06 * (high - low)], across: "member of the group", up: "reward", xTicks: rewards.map((_, i) => i) });
       const half = 0.4 * (frame.px(2) - frame.px(1));
-      return [frame.nodes, rewards.map((reward, i) => (reward === null ? label(frame.px(i + 1), frame.bottom - 4, "unscored", { "text-anchor": "middle" }) : [
-        s("path", { d: `M${place(frame.px(i + 1))},${place(frame.py(expected[i]))}V${place(frame.py(reward))}`, class: "line thin", style: `--own: ${reward >= expected[i] ? "var(--plus)" : "var(--minus)"}` }),
-        line([[frame.px(i + 1) - half, frame.py(expected[i])], [frame.px(i + 1) + half, frame.py(expected[i])]], { class: "line dashed", style: "--own: var(--c1)" }),
-        s("circle", { cx: place(frame.px(i + 1)), cy: place(frame.py(reward)), r: 5.5, fill: "var(--new)" }, tip(`member ${i + 1}: ${number(reward)}`))]))];
+      return [frame.nodes, rewards.map((reward, i) => (reward === null ? label(frame.px(i), frame.bottom - 4, "unscored", { "text-anchor": "middle" }) : [
+        s("path", { d: `M${place(frame.px(i))},${place(frame.py(expected[i]))}V${place(frame.py(reward))}`, class: "line thin", style: `--own: ${reward >= expected[i] ? "var(--plus)" : "var(--minus)"}` }),
+        line([[frame.px(i) - half, frame.py(expected[i])], [frame.px(i) + half, frame.py(expected[i])]], { class: "line dashed", style: "--own: var(--c1)" }),
+        s("circle", { cx: place(frame.px(i)), cy: place(frame.py(reward)), r: 5.5, fill: "var(--new)" }, tip(`member ${i}: ${number(reward)}`))]))];
     },
     says: () => `Rewards ${rewardsOf(at())[groupIndex()].map((value) => number(value)).join(", ")}.`,
-    rows: () => [["member", "reward", "baseline", "advantage now", "recorded"], ...groupAt().members.map((member, m) => [m + 1, member.reward, now.credit[groupIndex()].expected[m], now.credit[groupIndex()].advantages[m], member.advantages?.[0]?.[0] ?? null])],
+    rows: () => [["member", "reward", "baseline", "advantage now", "recorded"], ...groupAt().members.map((member, m) => [m, member.reward, now.credit[groupIndex()].expected[m], now.credit[groupIndex()].advantages[m], member.advantages?.[0]?.[0] ?? null])],
   }),
   figure("advantages", "Advantages: recorded, and now", {
     height: 210, key: legend(["var(--zero)", "recorded (first token)", "bar"], ["var(--new)", "now", "bar"]),
     draw: (width, height) => {
       const values = groupAt().members.map((member, m) => [member.advantages?.[0]?.[0] ?? null, now.credit[groupIndex()].advantages[m]]);
       const top = Math.max(1, ...values.flat().map((value) => Math.abs(value ?? 0))) * 1.1;
-      const frame = axes(width, height, { x: [0.5, values.length + 0.5], y: [-top, top], up: "advantage", xTicks: values.map((_, i) => i + 1), bottom: 24 });
+      const frame = axes(width, height, { x: [0.5, values.length + 0.5], y: [-top, top], up: "advantage", xTicks: values.map((_, i) => i + 1), bottom: 24, formatX: (place) => String(place - 1) });
       return [frame.nodes, bars(frame, values, ["var(--zero)", "var(--new)"])];
     },
     says: () => `Now ${now.credit[groupIndex()].advantages.map((value) => number(value)).join(", ")}.`,
-    rows: () => [["member", "recorded", "now"], ...groupAt().members.map((member, m) => [m + 1, member.advantages?.[0]?.[0] ?? null, now.credit[groupIndex()].advantages[m]])],
+    rows: () => [["member", "recorded", "now"], ...groupAt().members.map((member, m) => [m, member.advantages?.[0]?.[0] ?? null, now.credit[groupIndex()].advantages[m]])],
   }),
 ]);
 function groupIndex() {
@@ -213,7 +213,7 @@ const words = (id) => (data.texts[id] ?? `[${id}]`).replaceAll("\n", "↵").repl
 function memberTokens(member, m) {
   const credit = now.tokens[groupIndex()][m];
   const most = Math.max(1e-12, ...now.tokens[groupIndex()].filter(Boolean).flatMap(({ slopes }) => slopes.map(Math.abs)));
-  const verdict = h("h3", {}, "Member ", h("b", {}, String(m + 1)), `: reward ${number(member.reward)}, advantage `, h("b", {}, number(now.credit[groupIndex()].advantages[m])), member.success === null ? "" : member.success ? ", succeeded" : ", failed");
+  const verdict = h("h3", {}, "Member ", h("b", {}, String(m)), `: reward ${number(member.reward)}, advantage `, h("b", {}, number(now.credit[groupIndex()].advantages[m])), member.success === null ? "" : member.success ? ", succeeded" : ", failed");
   if (!credit) return h("div", { class: "member" }, verdict, note("Unscored: it trains nothing."));
   const ends = new Set(member.turns.map((_, i) => sum(member.turns.slice(0, i + 1))));
   return h("div", { class: "member" }, verdict, h("p", { class: "tokens" }, member.ids.map((id, k) => {
@@ -244,7 +244,7 @@ section("tokens", "3. Token by token", [
   live(() => {
     const { m, k, member, tokens, before } = inspected();
     if (!tokens) return ["This member is unscored."];
-    return ["Member ", num("member", m + 1, 0), ", token ", num("token", k, 0), " “", words(member.ids[k]), "”: log-prob ", num("logprob", member.logprobs[k], 6), ", slope ", num("slope", tokens.slopes[k], 6), ", under the run's own settings ", num("own-slope", before.slopes[k], 6), member.learner_logprobs ? [", recorded ρ ", num("recorded-ratio", Math.exp(logRatio(member.learner_logprobs[k], member.old_logprobs[k])), 6)] : [], tokens.clipped[k] ? ", clipped." : "."];
+    return ["Member ", num("member", m, 0), ", token ", num("token", k, 0), " “", words(member.ids[k]), "”: log-prob ", num("logprob", member.logprobs[k], 6), ", slope ", num("slope", tokens.slopes[k], 6), ", under the run's own settings ", num("own-slope", before.slopes[k], 6), member.learner_logprobs ? [", recorded ρ ", num("recorded-ratio", Math.exp(logRatio(member.learner_logprobs[k], member.old_logprobs[k])), 6)] : [], tokens.clipped[k] ? ", clipped." : "."];
   }, "p", { class: "inspector", role: "status" }),
   tokenList,
 ]);

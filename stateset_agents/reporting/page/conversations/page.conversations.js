@@ -34,6 +34,17 @@ const turned = (unit) => {
   return last.success === true ? (first.success === true ? "kept" : "gained") : first.success === true ? "lost" : "missed";
 };
 
+/** A group's mean reward; of a held-out scenario that of each time: before, at evaluations, after. */
+function meanRewards({ training, members }) {
+  const times = new Map();
+  for (const one of members) {
+    const time = training ? "" : `${one.step} ${one.stage}`;
+    times.set(time, [...(times.get(time) ?? []), ...(one.reward === null ? [] : [one.reward])]);
+  }
+  const mean = (rewards) => (rewards.length ? rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length : null);
+  return [...times.values()].map((rewards) => signed(mean(rewards))).join(" → ");
+}
+
 class Browser {
   constructor(place, data) {
     this.place = place;
@@ -272,13 +283,12 @@ class Browser {
   }
 
   entry(unit, at) {
-    const mean = unit.rewards.length ? unit.rewards.reduce((sum, reward) => sum + reward, 0) / unit.rewards.length : null;
     const succeeded = unit.members.filter((one) => one.success === true).length;
     const strip = h("span", { class: "strip", "aria-hidden": "true" }, unit.members.map((one) => h("i", { class: `${verdict(one).replace(" ", "-")}${unit.fitting.has(one) ? "" : " off"}` })));
     const branches = unit.branches.length ? ` + ${unit.branches.length}` : "";
     const where = unit.training ? `step ${unit.step}` : unit.members.map((one) => one.stage).filter((stage, i, all) => all.indexOf(stage) === i).join(", ");
     return h("li", { role: "option", id: `unit-${at}`, "aria-selected": "false", onclick: () => this.select(at, true) },
-      h("span", { class: "line" }, h("b", {}, unit.family), h("span", { class: "mean", title: "mean reward" }, signed(mean))),
+      h("span", { class: "line" }, h("b", {}, unit.family), h("span", { class: "mean", title: unit.training ? "mean reward" : "mean reward, each time it was played" }, meanRewards(unit))),
       h("span", { class: "line" }, strip, h("span", { class: "where" }, `${where} · ${succeeded}/${unit.members.length}${branches}`)),
       h("span", { class: "scenario" }, unit.scenario));
   }

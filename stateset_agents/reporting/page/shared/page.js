@@ -20,13 +20,13 @@ function number(value, percent = false) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   if (percent) return minus(`${(value * 100).toFixed(1).replace(/\.0$/, "")}%`);
   const size = Math.abs(value);
-  if (value === 0) return "0";
+  if (size < 1e-12) return "0"; // rounding
   if (size >= 1000) return minus(Math.round(value).toLocaleString("en"));
   return minus(size < 1e-4 ? value.toExponential(1) : String(Number(value.toPrecision(3))));
 }
 
-/** A value as it was logged. */
-const exact = (value) => (value === null || value === undefined ? "–" : minus(String(value)));
+/** A value as it was logged; below 1e-12 is rounding. */
+const exact = (value) => (value === null || value === undefined ? "–" : minus(String(Math.abs(value) < 1e-12 ? 0 : value)));
 
 const signed = (value) => (value === null || value === undefined ? "–" : `${value > 0 ? "+" : ""}${exact(Number(value.toFixed(3)))}`);
 const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;

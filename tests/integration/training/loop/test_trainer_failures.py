@@ -187,7 +187,7 @@ async def test_gradients_that_are_not_finite_stop_the_run_with_the_weights_as_th
     before = snapshot(trainer)
     trainer.learner.reference.model.lm_head.weight.data.fill_(math.nan)
     line = await stopped(trainer)
-    assert line.startswith("step 3 has loss/kl nan: lower learning_rate")
+    assert line.startswith("step 3 has the loss nan (kl/reference nan, loss/kl nan): lower learning_rate")
     assert same_bits(snapshot(trainer), before)
     assert metric(trainer, "optimizer/skipped") == [0, 1, 1]
     assert [(step, finding.check, finding.verdict) for step, finding in hears.heard] == [

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
 from stateset_agents.control.acquisition.cbo import causal_prior, optimize
 from stateset_agents.control.acquisition.gaussian_process import GaussianProcess
-from stateset_agents.control.acquisition.models import complete_graph, toy_graph
+from stateset_agents.control.acquisition.models import CausalModel, complete_graph, toy_graph
 from stateset_agents.types.errors import ConfigurationError
 
 
@@ -104,6 +108,64 @@ def test_dear_sets_are_left_alone_where_the_budget_is_small() -> None:
     assert sum(trial.cost for trial in trials) == 9
     dear = optimize(model, sets=[["X"], ["Z"]], budget=200, samples=100, random=np.random.default_rng(0))
     assert ("Z",) in {tuple(trial.intervention) for trial in dear}
+
+
+def in_other_units(scale: float, zero: float) -> CausalModel:
+    """ToyGraph whose target is `scale` times Y plus `zero`."""
+    model = toy_graph()
+    target = model.variables["Y"]
+
+    def moved(noise: np.ndarray, z: np.ndarray) -> np.ndarray:
+        return scale * target.mechanism(noise, z) + zero
+
+    return replace(model, variables={**model.variables, "Y": replace(target, mechanism=moved)})
+
+
+@pytest.mark.parametrize("has_prior", [False, True])
+def test_what_is_tried_does_not_depend_on_the_target_s_unit_and_zero(has_prior: bool) -> None:
+    tried = []
+    for scale, zero in ((1.0, 0.0), (1.0, 100.0), (1.0, -100.0), (100.0, 0.0), (0.01, 0.0)):
+        model, random = in_other_units(scale, zero), np.random.default_rng(3)
+        seen = model.observed(model.sample(60, random)) if has_prior else None
+        trials = optimize(
+            model, sets=[["X"], ["Z"]], budget=8, observations=seen, samples=2000, points=60, random=random
+        )
+        tried.append([(name, value) for trial in trials for name, value in trial.intervention.items()])
+    names, values = (
+        [[name for name, _ in one] for one in tried],
+        [[value for _, value in one] for one in tried],
+    )
+    assert all(one == names[0] for one in names)
+    assert values == pytest.approx(np.array([values[0]] * len(values)), abs=1e-9)
+    assert len(set(zip(names[0], values[0], strict=True))) > 3  # not one point again and again
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"X": [0.0, np.nan, 1.0]},
+            r"observations of X must be finite, got nan in row 1: drop the row",
+        ),
+        ({"Y": [0.0, 1.0, -np.inf]}, "observations of Y must be finite, got -inf in row 2"),
+        ({"Z": [0.0, 1.0]}, "in every row, got 3 of X, 2 of Z, 3 of Y"),
+        (
+            {"Z": [[0.0], [1.0], [2.0]]},
+            "observations of Z must be a row of two numbers or more",
+        ),
+        ({"Z": ["a", "b", "c"]}, "observations of Z must be numbers: could not convert string"),
+        ({"Z": None}, "observations have no Z, a variable that is seen: add its column"),
+    ],
+)
+def test_observations_that_cannot_be_are_refused_where_they_enter(
+    changes: Mapping[str, Any], message: str
+) -> None:
+    data = {**{name: [0.0, 1.0, 2.0] for name in "XYZ"}, **changes}
+    seen: Any = {name: values for name, values in data.items() if values is not None}
+    with pytest.raises(ConfigurationError, match=message):
+        optimize(toy_graph(), sets=[["X"]], budget=5, observations=seen, random=np.random.default_rng(0))
+    with pytest.raises(ConfigurationError, match=message):
+        causal_prior(toy_graph().graph, seen, ["X"], random=np.random.default_rng(0))
 
 
 def test_cbo_refuses_what_cannot_be() -> None:

@@ -113,7 +113,7 @@ def test_remembered_deltas_are_those_of_their_own_template_and_messages() -> Non
 def test_a_template_remembers_a_bounded_number_of_short_deltas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "_NUM_DELTAS", 4)
     template = JinjaTemplate(family_tokenizer("chatml"))
-    rendered = count_calls(monkeypatch, template, "_encode")
+    rendered = count_calls(monkeypatch, template._encoder, "encode")
     for number in (1, 2, 3, 4, 4, 3, 2, 1):
         template.delta([said("user", f"order {number}")])
     assert len(rendered) == 4

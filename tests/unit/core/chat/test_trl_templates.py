@@ -21,7 +21,7 @@ from chat_templates import (
 )
 
 from stateset_agents.core.chat.template import JinjaTemplate
-from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.errors import ConfigurationError, ConversationRefused
 from stateset_agents.types.messages import Message, ToolCall
 
 LOOK = {
@@ -322,3 +322,63 @@ def test_a_reply_that_is_not_shown_whole_is_refused() -> None:
         trl_template("qwen3_5_nothink").render_reply(said("yes", "so"))  # the prompt has closed the thought
     with pytest.raises(ConfigurationError, match="single tool-calls at once"):
         trl_template("llama3_1").render_reply(said("", None, CALL, SECOND))
+
+
+SYSTEMS = [Message(role="system", content=text) for text in ("Be brief.", "Be kind.")]
+REFUSES_GREETINGS = ("cohere", "cohere2", "gemma", "gemma3")
+SHOWS_NO_LATER_SYSTEM = ("deepseek_r1_distill", "gptoss", "qwen3_vl")
+REFUSES_LATER_SYSTEM = ("cohere", "gemma3", "qwen3_5_nothink", "qwen3_5_think", "qwen3_6", "qwen3_8")
+HOISTS_LATER_SYSTEM = ("cohere2", "deepseekv3")
+
+
+def kind(name: str) -> str:
+    return name.removesuffix("_training")
+
+
+@pytest.mark.parametrize("name", chosen((*IN_SUITE, "deepseek_r1_distill"), ALL_NAMES))
+def test_every_system_message_that_begins_a_conversation_is_shown(name: str) -> None:
+    """18 of the templates lose or refuse the second alone: they get both as one."""
+    template = trl_template(name)
+    text = squeezed(template.prompt([*SYSTEMS, USER]), template)
+    assert text.count("Bebrief.") == text.count("Bekind.") == 1
+    assert text.index("Bebrief.") < text.index("Bekind.") < text.index("whereisK27?")
+    one = Message(role="system", content="Be brief.\n\nBe kind.")
+    if kind(name) in {*SHOWS_NO_LATER_SYSTEM, *REFUSES_LATER_SYSTEM}:
+        assert template.prompt([*SYSTEMS, USER]) == template.prompt([one, USER])
+
+
+@pytest.mark.parametrize("name", chosen((*IN_SUITE, "deepseek_r1_distill"), ALL_NAMES))
+def test_a_later_system_message_is_shown_or_refused(name: str) -> None:
+    template = trl_template(name)
+    before, reply = [SYSTEMS[0], USER], said("yes?")
+    following = [SYSTEMS[1], *user("bye")]
+    whole = [*before, reply, *following]
+    why = None
+    if kind(name) in SHOWS_NO_LATER_SYSTEM:
+        why = "does not show a system message amid the conversation, 'Be (kind|brief).': say it at the begin"
+    elif kind(name) in REFUSES_LATER_SYSTEM:
+        why = r"cannot render this conversation \("
+    if why is None:
+        text = squeezed(template.prompt(whole), template)
+        assert text.count("Bebrief.") == text.count("Bekind.") == 1
+    else:
+        with pytest.raises(ConversationRefused, match=why):
+            template.prompt(whole)
+    if why is None and kind(name) not in HOISTS_LATER_SYSTEM:
+        assert "Bekind." in squeezed(template.delta(following, end=template.end_id), template)
+        return
+    assert not template.goes_on(before, reply, following)  # the next prompt is rendered as a whole
+    with pytest.raises(ConversationRefused, match=why or "does not show a system message amid"):
+        template.delta(following, end=template.end_id)
+
+
+@pytest.mark.parametrize("name", chosen((*IN_SUITE, "cohere2"), ALL_NAMES))
+def test_a_greeting_is_shown_or_refused_in_one_line(name: str) -> None:
+    template = trl_template(name)
+    talk = [said("Hello, this is Mia."), USER]
+    if kind(name) in REFUSES_GREETINGS:
+        with pytest.raises(ConversationRefused, match="takes no conversation that the agent begins: leave"):
+            template.prompt(talk)
+        return
+    text = squeezed(template.prompt(talk), template)
+    assert text.index("Hello,thisisMia.") < text.index("whereisK27?")

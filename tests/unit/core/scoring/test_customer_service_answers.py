@@ -10,6 +10,7 @@ import asyncio
 from collections import Counter
 
 import pytest
+from _pytest.mark import ParameterSet
 from customer_service_answers import GROUPS, Answer, conversation
 
 from stateset_agents.core.reward import create_customer_service_reward
@@ -37,9 +38,14 @@ def test_the_tables_hold_what_was_asked_for() -> None:
     assert holdouts == [30, 30, 60, 60, 30, 30, 30, 30, 30, 30]
 
 
+def _case(group: str, answer: Answer) -> ParameterSet:
+    missed = pytest.mark.xfail(reason="beyond the grammar: docs/rewards.md says so", strict=True)
+    return pytest.param(group, answer, marks=[missed] if answer.kind == "missed" else [])
+
+
 @pytest.mark.parametrize(
     ("group", "answer"),
-    [(group, answer) for group, answers in GROUPS.items() for answer in answers],
+    [_case(group, answer) for group, answers in GROUPS.items() for answer in answers],
     ids=_name,
 )
 async def test_a_gaming_answer_earns_at_most_a_half_and_an_honest_one_nine_tenths(

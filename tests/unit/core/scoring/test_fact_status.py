@@ -206,3 +206,81 @@ def test_the_work_grows_with_what_is_read_and_of_a_megabyte_only_the_start_is(un
     claims_phrase(["full refund", "free shipping"], endless)
     assert time.process_time() - start < 2
     assert len(read_statements(endless).text) == MOST_READ
+
+
+@pytest.mark.parametrize(
+    ("wording", "text"),
+    [
+        ("$40", "You get at least $40."),
+        ("$40", "You get $40 or less."),
+        ("$40", "It can't be more than $40."),
+        ("$40", "You get nearly $40."),
+        ("$40", "You get half of $40."),
+        ("$40", "It is $40 plus tax."),
+        ("$40", "It went down by $40."),
+        ("Friday", "It comes after Friday."),
+        ("Friday", "It won't come before Friday."),
+        ("Friday", "It comes two days after Friday."),
+        ("Friday", "It comes on a Friday."),
+        ("5 days", "It takes more than 5 days."),
+        ("5 days", "It takes less than 5 days."),
+        ("approved", "It is as good as approved."),
+        ("room 12", "You are next to room 12."),
+    ],
+)
+def test_an_operator_beside_a_value_makes_another_value_of_it(wording: str, text: str):
+    assert status(wording, text) is FactStatus.NAMED
+
+
+@pytest.mark.parametrize(
+    ("wording", "text"),
+    [
+        ("Friday", "It comes by Friday."),
+        ("Friday", "It won't come until Friday."),
+        ("Friday", "It comes on Friday at the latest."),
+        ("5 days", "It comes within 5 days."),
+        ("5 days", "It takes no more than 5 days."),
+        ("$40", "You get $40, no more and no less."),
+        ("$20", "It is $20 plus $5 for shipping."),
+    ],
+)
+def test_a_deadline_and_a_value_with_its_own_parts_are_told(wording: str, text: str):
+    assert states_fact([wording], text)
+
+
+def test_a_bound_is_told_where_the_question_asks_for_it():
+    days = "You have up to 30 days."
+    assert status("30 days", "The warranty is under 30 days.") is FactStatus.NAMED
+    assert status("30 days", days, user_texts=["How many days do I have?"]) is FactStatus.TOLD
+    hours = "You can come any time after 3 pm."
+    assert status("3 pm", hours) is FactStatus.NAMED
+    assert status("3 pm", hours, user_texts=["When can I check in?"]) is FactStatus.TOLD
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It is $30 and $10, $40 in total.",
+        "It was $55, less $15 it is $40.",
+        "At $20 each the two are $40.",
+        "It is 80% of $50, so $40.",
+        "Two at $15 and one at $10 make $40.",
+    ],
+)
+def test_terms_of_a_sum_take_nothing_back_where_they_add_up(text: str):
+    assert states_fact(["$40"], text)
+
+
+@pytest.mark.parametrize("text", ["It is $30 and $12, $40 in total.", "Two at $15 and one at $12 make $40."])
+def test_terms_that_do_not_add_up_are_second_values(text: str):
+    assert not states_fact(["$40"], text)
+
+
+def test_a_value_belongs_to_what_its_clause_is_about():
+    asked = {"user_texts": ["I want another shirt for that of K27. When do I get my refund?"]}
+    assert status("Friday", "The refund comes on Friday, the shirt on Monday.", **asked) is FactStatus.TOLD
+    assert status("Friday", "The refund comes on Friday, the refund on Monday.", **asked) is FactStatus.NAMED
+    assert status("Friday", "Another customer gets a refund on Friday.", **asked) is FactStatus.NAMED
+    assert status("Friday", "Order K28 comes on Friday.", **asked) is FactStatus.NAMED
+    assert status("$12", "It is $12 a day.", user_texts=["What do I pay a month?"]) is FactStatus.NAMED
+    assert status("$12", "It is $12 a month.", user_texts=["What do I pay a month?"]) is FactStatus.TOLD

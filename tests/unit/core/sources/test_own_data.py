@@ -384,3 +384,27 @@ def test_the_library_is_loaded_for_datasets_only() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_an_id_that_two_calls_have_pairs_them_with_their_results_in_order() -> None:
+    def call(at: str, id: str) -> dict[str, Any]:
+        return {"id": id, "function": {"name": "look", "arguments": {"at": at}}}
+
+    def result(content: str, id: str | None) -> dict[str, Any]:
+        return {"role": "tool", "content": content, "tool_call_id": id}
+
+    messages = [
+        {"role": "user", "content": "hi"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [call("A", "x"), call("B", "x"), call("C", "y")],
+        },
+        *(result("of C", "y"), result("of A", "x"), result("of B", "x")),
+        {"role": "assistant", "content": None, "tool_calls": [call("D", "x"), call("E", "z"), call("F", "")]},
+        *(result("of D", None), result("of E", "z"), result("of F", "unknown"), result("more", "z")),
+    ]
+    recorded = chat_scenarios([{"messages": messages}])[0].context["recorded"]
+    assert {entry["arguments"]["at"]: entry["content"] for entry in recorded} == {
+        letter: f"of {letter}" for letter in "ABCDEF"
+    }

@@ -8,9 +8,11 @@ from dataclasses import replace
 import pytest
 from tiny_training import group_of, talk
 
-from stateset_agents.training.loop.metrics import merge_processes, rollout_metrics
+from stateset_agents.algorithms.intervals import share_interval
+from stateset_agents.training.loop.metrics import merge_processes, rollout_metrics, untrained_tokens
 from stateset_agents.types.messages import Message, ToolCall
-from stateset_agents.types.trajectory import Branch, Trajectory, TrajectoryGroup
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.trajectory import Branch, Outcome, Trajectory, TrajectoryGroup
 
 
 def test_a_turn_with_an_unreadable_call_is_malformed() -> None:
@@ -31,6 +33,12 @@ def test_the_share_of_replies_that_their_limit_cut() -> None:
     assert metrics["rollout/cut_replies"] == 0.25
 
 
+def test_the_share_of_the_prompts_tokens_that_the_model_was_never_trained_on() -> None:
+    group = TrajectoryGroup(key="g", trajectories=(talk(([1, 2, 9], [7]), ([8], [3])),))
+    assert untrained_tokens([group], {1, 2, 3}) == {"tokens/untrained": 0.5}  # 9 and 8 of 1, 2, 9, 8
+    assert untrained_tokens([], {1}) == {}
+
+
 def test_rows_are_counted_and_what_they_repeat_is_said_once() -> None:
     prompt = [1, 2, 3]
     apart = talk((prompt, [4, 5]), ([*prompt, 5, 6], [7]), ([*prompt, 5, 6, 7, 8], [9]), follows=[None] * 3)
@@ -39,6 +47,47 @@ def test_rows_are_counted_and_what_they_repeat_is_said_once() -> None:
     assert (metrics["rollout/rows"], metrics["rollout/rows_max"]) == (2.0, 3.0)
     assert metrics["tokens/agent"] == 6.0
     assert metrics["tokens/environment"] == (3 + 2 + 1) + (3 + 1)  # 5 and 6 once more, 8; of the other 5
+
+
+def test_a_term_called_mean_and_a_family_called_rate_leave_the_mean_and_the_rate_as_they_are() -> None:
+    conversations = group_of(1.0, 0.0).trajectories
+    odd = [
+        replace(
+            one,
+            scenario=replace(one.scenario, family="rate"),
+            breakdown={"mean": 7.0},
+            outcome=Outcome(success=success),
+        )
+        for one, success in zip(conversations, (True, False), strict=True)
+    ]
+    plain = replace(talk(([1], [2])), outcome=Outcome(success=True))
+    metrics = rollout_metrics([TrajectoryGroup(key="g", trajectories=(*odd, plain))])
+    assert (metrics["reward/mean"], metrics["reward/mean_part"]) == (0.5, 7.0)
+    assert (metrics["success/rate"], metrics["success/rate_part"]) == (pytest.approx(2 / 3), 0.5)
+
+
+def test_a_step_s_interval_is_over_scenarios_not_conversations() -> None:
+    groups = []
+    for place, successes in enumerate((8, 0, 4, 4)):
+        members = tuple(
+            replace(
+                talk(
+                    reward=float(member < successes), outcome=Outcome(reward=None, success=member < successes)
+                ),
+                scenario=Scenario(id=f"s{place}", split="train"),
+            )
+            for member in range(8)
+        )
+        groups.append(TrajectoryGroup(key=f"g{place}", trajectories=members))
+    metrics = rollout_metrics(groups)
+    # Four shares of mean .5 and deviation .408: .5 -+ 3.18 * .408 / 2; 32 conversations would give .5 -+ .18.
+    assert (metrics["rollout/reward_low"], metrics["rollout/reward_high"]) == pytest.approx(
+        (-0.15, 1.15), abs=1e-3
+    )
+    shares = share_interval([1.0, 0.0, 0.5, 0.5])
+    assert (metrics["rollout/success_low"], metrics["rollout/success_high"]) == shares
+    assert "rollout/reward_low" not in rollout_metrics(groups[:1])  # one scenario says nothing of others
+    assert "rollout/reward_low" not in rollout_metrics([groups[2], groups[2]])
 
 
 def test_branches_are_counted_as_cost_and_move_no_other_figure() -> None:

@@ -45,7 +45,7 @@ async def test_a_demonstration_has_the_rows_of_a_rollout_that_said_the_same(name
             chat = {"messages": [*map(as_chat, played.messages)], "tools": tools_of(name)}
             if name in CANNOT_SHOW:
                 if talk is not thoughtless_talk:
-                    with pytest.raises(ConfigurationError, match="1: the chat template does not write"):
+                    with pytest.raises(ConfigurationError, match=r"1: the reply .* cannot be shown"):
                         await shown(name, chat, history)
                 continue
             (sample,) = (await shown(name, chat, history)).train
@@ -157,3 +157,38 @@ async def test_a_file_is_read_line_by_line(tmp_path: Any) -> None:
     file.write_text("{broken")
     with pytest.raises(ConfigurationError, match="line 1: not JSON"):
         await loaded(file)
+
+
+@pytest.mark.parametrize("weight", [{}, {"weight": 1}, {"weight": 0}], ids=str)
+@pytest.mark.parametrize("history", ["template", "keep"])
+async def test_what_the_agent_says_first_stands_untrained_in_the_next_prompt(
+    weight: dict[str, int], history: str
+) -> None:
+    hello = {"role": "assistant", "content": "Hello, this is Mia.", **weight}
+    asked = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Yes?"}]
+    asked += [{"role": "user", "content": "bye"}, {"role": "assistant", "content": "Bye."}]
+    for name in ("chatml", "qwen2_5"):
+        (sample,) = (await shown(name, {"messages": [hello, *asked]}, history)).train
+        template = trl_template(name)
+        opening = [
+            Message(role="assistant", content="Hello, this is Mia."),
+            Message(role="user", content="hi"),
+        ]
+        assert list(sample.trajectory.turns[0].prompt_ids) == template.prompt(opening)
+        (row,) = sample.rows
+        trained = [id for id, mask in zip(row.token_ids, row.action_mask, strict=True) if mask]
+        yes, bye = (template.reply(Message(role="assistant", content=text)) for text in ("Yes?", "Bye."))
+        assert trained == yes + bye
+    why = r"conversation 1: the chat template takes no conversation that the agent begins: leave its first"
+    with pytest.raises(ConfigurationError, match=why):
+        await shown("gemma3", {"messages": [hello, *asked]}, history)
+
+
+async def test_system_messages_that_begin_a_demonstration_are_all_shown() -> None:
+    systems = [{"role": "system", "content": text} for text in ("Be brief.", "Be kind.")]
+    chat = {
+        "messages": [*systems, {"role": "user", "content": "hi"}, {"role": "assistant", "content": "Yes?"}]
+    }
+    (sample,) = (await shown("qwen3_8", chat, "template")).train
+    text = trl_template("qwen3_8").tokenizer.decode(sample.trajectory.turns[0].prompt_ids)
+    assert "Be brief.\n\nBe kind." in text

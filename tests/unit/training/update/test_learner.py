@@ -11,6 +11,7 @@ import torch
 from tiny_models import tiny_model
 from tiny_training import plain_logits, plain_logprobs, same_bits, talk
 
+from stateset_agents.algorithms.aggregation import Metrics
 from stateset_agents.algorithms.policy_losses import LOSSES, clipped_surrogate
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.update.batch import Sample
@@ -347,6 +348,39 @@ def test_nearly_every_parameter_moves_at_a_learning_rate_of_a_millionth():
     after = weights(learner)
     moved_ones = sum(int(((after[name] != before[name]) & touched[name]).sum()) for name in before)
     assert moved_ones / sum(int(mask.sum()) for mask in touched.values()) > 0.95
+
+
+def added_to_each_loss(learner, *, loss=0.0, **metrics):
+    """The learner's objective, with a number added to each piece's loss, and metrics to its metrics."""
+    plain = learner._objective.loss
+
+    def with_more(*arguments, **options):
+        output = plain(*arguments, **options)
+        more = Metrics(shares={name: torch.tensor(value) for name, value in metrics.items()})
+        return replace(output, loss=output.loss + loss, metrics=output.metrics + more)
+
+    learner._objective.loss = with_more
+
+
+def test_metrics_are_told_whatever_their_names_and_a_loss_decides():
+    samples, odd = samples_for(tiny_model()), {"loss/aux": math.nan, "kl/aux": math.inf}
+    learner = learner_of(tiny_model())
+    before = weights(learner)
+    added_to_each_loss(learner, **odd)
+    learned = learner.learn_from(samples, step=1)
+    assert learned.failure is None
+    assert learned.metrics["optimizer/skipped"] == 0.0
+    assert math.isnan(learned.metrics["loss/aux"])
+    assert not same_bits(weights(learner), before)
+
+    learner = learner_of(tiny_model())
+    added_to_each_loss(learner, loss=math.inf)  # its gradient is finite
+    learned = learner.learn_from(samples, step=1)
+    assert learned.failure is not None
+    assert learned.failure.startswith("has the loss inf: lower learning_rate")
+    assert learned.metrics["optimizer/skipped"] == 1.0
+    assert all(math.isfinite(value) for value in learned.metrics.values())
+    assert same_bits(weights(learner), before)
 
 
 def test_a_kl_that_is_not_finite_moves_no_weight_and_no_beta():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -117,3 +119,16 @@ def test_at_a_bound_the_nearest_action_is_to_stay():
 def test_settings_that_cannot_be_are_refused(change, message):
     with pytest.raises(ConfigurationError, match=message):
         Hpa(**change)
+
+
+def test_without_a_metric_the_replicas_stay_as_kubernetes_leaves_them() -> None:
+    episode = HpaEpisode(Hpa(target=0.5, window_seconds=60))
+    replicas, none = np.array([10, 10, 4]), np.zeros(3, dtype=np.int64)
+
+    def after(seconds: float, *metric: float) -> list[int]:
+        return episode.replicas(seconds, replicas, none, np.array(metric), (1, 60)).tolist()
+
+    assert after(0, 0.5, 0.5, 0.5) == [10, 10, 4]
+    for seconds in (15, 30, 45):
+        assert after(seconds, math.nan, 0.05, math.inf) == [10, 10, 4]
+    assert after(75, 0.05, math.nan, math.nan) == [1, 10, 4]  # what was not known is no wish to stay

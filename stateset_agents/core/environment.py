@@ -17,7 +17,8 @@ from typing import Any, Protocol
 
 from stateset_agents.core.conversation_state import StateFactory, StateMaker, close_state, copy_state
 from stateset_agents.core.sources.datasets import read_any_scenarios
-from stateset_agents.core.tools import Tool, Toolbox
+from stateset_agents.core.sources.recorded_tools import RecordedToolbox
+from stateset_agents.core.tools import Tool
 from stateset_agents.core.users.simulated_user import User, UserFactory, default_user
 from stateset_agents.runtime.named_arguments import NamedCall, wanted_arguments
 from stateset_agents.runtime.user_code import call_checked, format_error, guarded
@@ -225,8 +226,9 @@ class ConversationEnvironment:
     ) -> None:
         """
         Args:
-            scenarios: Scenarios, plain dicts (see `Scenario.from_dict`), the path of a JSONL file, or the
-                arguments of `dataset_scenarios`, {"dataset": ..., "columns": ...}.
+            scenarios: Scenarios, plain dicts (see `Scenario.from_dict`), a `Dataset`, the path of a file, or
+                the arguments of `dataset_scenarios`, {"dataset": ..., "columns": ...}. Rows may have any
+                shape of `core.sources.rows`. Tools that they offer answer as the row has it.
             max_turns: Most agent completions of a conversation; a round of tool calls is one. A
                 conversation that gets there is truncated. With 1 nobody speaks after the agent's reply, and
                 one in words is the conversation's own end.
@@ -237,7 +239,7 @@ class ConversationEnvironment:
             success: Says whether the task was done (see `Success`); if absent, the user's `satisfied` does.
             state: Makes the state of a conversation, from scenario and seed if it asks for them; tools, user
                 and success ask for it by the name `state`. A fork of the conversation has a copy of it.
-            system_prompt: Opens every conversation.
+            system_prompt: Opens every conversation, instead of a row's own.
             local: Does no step wait on anything remote? Read off tools, state and user if absent.
             max_result_chars: Of a longer tool result the agent reads the first ones and how many are missing.
 
@@ -258,8 +260,8 @@ class ConversationEnvironment:
             raise ConfigurationError(f"system_prompt must be text, got {system_prompt!r:.60}")
         if not isinstance(local, bool | None):
             raise ConfigurationError(f"local must be true, false or absent, got {local!r:.60}")
-        self._scenarios = tuple(read_any_scenarios(scenarios))
-        self._toolbox = Toolbox(tools, max_result_chars=max_result_chars)
+        self._scenarios = tuple(read_any_scenarios(scenarios, needs_opening=user in (None, default_user)))
+        self._toolbox = RecordedToolbox(tools, scenarios=self._scenarios, max_result_chars=max_result_chars)
         self._toolbox.refuse_shared_objects()
         state = state if state is not None else self._toolbox.state_class
         self._state = None if state is None else StateMaker(state, self._toolbox.state_class)
@@ -305,30 +307,29 @@ class ConversationEnvironment:
                     f"the user of scenario {scenario.id} is not local, others are: "
                     "give ConversationEnvironment(local=False)"
                 )
-            system = self._system_of(scenario)
-            opening = scenario.opening or await _reply(user, system, state)
-            if opening is None:
-                raise EnvironmentFailure(
-                    f"the user of scenario {scenario.id} left without opening: give the scenario an "
-                    "`opening`, or the user one"
-                )
+            if not scenario.opening:
+                opening = await _reply(user, self._system, state)
+                if opening is None:
+                    raise EnvironmentFailure(
+                        f"the user of scenario {scenario.id} left without opening: give the scenario an "
+                        "`opening`, or the user one"
+                    )
+                first = (*self._system, Message(role="user", content=opening))
+            else:
+                first = scenario.messages(self._system)
         except BaseException:
             await close_state(state)
             raise
         return _ScenarioConversation(
             scenario=scenario,
             user=user,
-            opening=(*system, Message(role="user", content=opening)),
+            opening=first,
             toolbox=self._toolbox,
             success=self._success,
             state=state,
             turns_left=self._max_turns,
             one_reply=self._one_reply,
         )
-
-    def _system_of(self, scenario: Scenario) -> tuple[Message, ...]:
-        """What stands before the user's first words."""
-        return self._system
 
     def _is_local(self) -> bool:
         if not self._toolbox.local or inspect.iscoroutinefunction(self._make_user.function):
@@ -356,14 +357,14 @@ class _ScenarioConversation:
     opening: tuple[Message, ...]
     scenario: Scenario
     user: User
-    toolbox: Toolbox
+    toolbox: RecordedToolbox
     success: NamedCall | None
     state: Any
     turns_left: int
     one_reply: bool
 
     def __post_init__(self) -> None:
-        self.tools: Sequence[Mapping[str, Any]] = self.toolbox.schemas
+        self.tools: Sequence[Mapping[str, Any]] = self.toolbox.offered(self.scenario)
         self.messages = self.opening
 
     async def step(self, reply: Message) -> Observation:
@@ -401,7 +402,9 @@ class _ScenarioConversation:
             "scenario": self.scenario,
             "context": self.scenario.context,
             "messages": self.messages,
-            "replies": tuple(message for message in self.messages if message.role == "assistant"),
+            "replies": tuple(
+                message for message in self.messages[len(self.opening) :] if message.role == "assistant"
+            ),
             "state": self.state,
         }
         success = await guarded("success", self.success.call(arguments))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stateset_agents.core.environment import Conversation, Success
-from stateset_agents.core.sources.chat_logs import read_chats
+from stateset_agents.core.sources.rows.files import read_rows
 from stateset_agents.core.sources.served_conversations import expect_served
 from stateset_agents.core.tools import Tool
 from stateset_agents.core.users.simulated_user import UserFactory, default_user
@@ -50,7 +50,9 @@ class ServedConversations:
             success: Instead of `made_the_confirmed_calls`. The rest is as in `ChatLogs`.
         """
         of = str(logs) if isinstance(logs, str | Path) else "logs"
-        lines = read_chats(logs) if isinstance(logs, str | Path) else list(logs)
+        if isinstance(logs, str | Path):
+            logs = [row for _, row in read_rows(logs, of="conversations")]
+        lines = list(logs)
         expect_served(lines, of)
         if only_checked:
             lines = _checked(lines, of)

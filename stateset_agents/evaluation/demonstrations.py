@@ -119,12 +119,16 @@ def _shown(message: Message) -> dict[str, Any]:
 
 
 def chat_of(trajectory: Trajectory, tools: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-    """A conversation as a line of a file for `sft`."""
+    """A conversation as a line of a file for `sft`. What the assistant says in its opening has weight 0."""
     scenario = trajectory.scenario
+    messages = [_shown(message) for message in _with_ids(trajectory.messages)]
+    for message in messages[: len(trajectory.opening)]:
+        if message["role"] == "assistant":
+            message["weight"] = 0
     return {
         "id": scenario.id,
         "family": scenario.family,
-        "messages": [_shown(message) for message in _with_ids(trajectory.messages)],
+        "messages": messages,
         **({"tools": [dict(tool) for tool in tools]} if tools else {}),
         **({} if trajectory.success is None else {"success": trajectory.success}),
     }

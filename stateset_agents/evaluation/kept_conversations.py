@@ -117,8 +117,9 @@ class KeptConversations:
             return None
         trajectory = trajectory_of(read_rollout(_PLACE | dict(record)))
         old = trajectory.scenario
-        now = (scenario.family, scenario.opening, _plain(scenario.context))
-        if (old.family, old.opening, dict(old.context)) != now:
+        asks = (scenario.family, scenario.opening, scenario.prompt, scenario.tools)
+        is_same = (old.family, old.opening, old.prompt, old.tools) == asks
+        if not is_same or dict(old.context) != _plain(scenario.context):
             raise ConfigurationError(
                 f"{self.path} holds a conversation of scenario {scenario.id}, which has changed since: give "
                 "another file, or remove it"

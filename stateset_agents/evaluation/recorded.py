@@ -26,6 +26,8 @@ def trajectory_of(rollout: RecordedRollout) -> Trajectory:
             id=rollout.scenario,
             family=rollout.family,
             opening=rollout.scenario_opening,
+            prompt=rollout.scenario_prompt,
+            tools=rollout.scenario_tools,
             context=rollout.context,
             split=expect_split(rollout.split),
         ),

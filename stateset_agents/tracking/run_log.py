@@ -79,6 +79,8 @@ class RecordedRollout:
     family: str
     split: str
     scenario_opening: str
+    scenario_prompt: tuple[Message, ...] = ()
+    scenario_tools: tuple[Mapping[str, Any], ...] | None = None
     context: Mapping[str, Any]
     member: int
     seed: int
@@ -247,7 +249,10 @@ def read_rollout(record: dict[str, Any]) -> RecordedRollout:
         if record.get(name) is not None:
             record[name] = tuple(record[name])
     record["turns"] = tuple(RecordedTurn(**turn) for turn in record["turns"])
-    record["messages"] = tuple(map(Message.from_record, record["messages"]))
+    for name in ("messages", "scenario_prompt"):
+        record[name] = tuple(map(Message.from_record, record.get(name, ())))
+    if "scenario_tools" in record:
+        record["scenario_tools"] = tuple(record["scenario_tools"])
     return RecordedRollout(**record)
 
 

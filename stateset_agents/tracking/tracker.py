@@ -167,6 +167,7 @@ def rollout_record(trajectory: Trajectory, advantages: Sequence[float] | None = 
     `log_rollouts` adds `old_logprobs` and `learner_logprobs`, as long, where they were recorded.
     """
     scenario, outcome = trajectory.scenario, trajectory.outcome
+    record = scenario.to_record()
     said = [message for turn in trajectory.turns for message in (turn.completion.message, *turn.feedback)]
     turns = [
         _turn_record(turn, earned) for turn, earned in zip_longest(trajectory.turns, trajectory.turn_rewards)
@@ -176,6 +177,7 @@ def rollout_record(trajectory: Trajectory, advantages: Sequence[float] | None = 
         "family": scenario.family,
         "split": scenario.split,
         "scenario_opening": scenario.opening,
+        **{f"scenario_{name}": record[name] for name in ("prompt", "tools") if name in record},
         "context": dict(scenario.context),
         "member": trajectory.member,
         "seed": trajectory.seed,

@@ -37,8 +37,10 @@ exceed Python's recursion limit."""
 MAX_VALUES = 20_000
 """Of a body, and of all arguments of calls in it: texts, numbers, lists and objects. Checking so many blocks
 the event loop for 40 ms."""
-_REASONING = ("reasoning", "reasoning_content")
-"""vLLM's name of a reply's thoughts, and the one that it and others had before."""
+_REASONING = ("reasoning", "reasoning_content", "thinking")
+"""vLLM's name of a reply's thoughts, the one that it and others had before, and Ollama's and gpt-oss's."""
+_ROLES = {"developer": "system", "function": "tool"}
+"""Names that OpenAI gave two roles later and before."""
 _ARGUMENTS = ("arguments", "parameters", "args")
 """OpenAI's name of a call's arguments, and what models write instead."""
 _CALL_KEYS = ("name", "id", "type", "index", "error", "written", "function", *_ARGUMENTS)
@@ -94,24 +96,29 @@ class Message:
         """Read `{"role": ..., "content": ...}`; tool arguments may be a JSON string or an object.
 
         Content may be text, nothing, or a list of `{"type": "text", "text": ...}` and `{"type": "image_url",
-        "image_url": {"url": "data:..."}}` parts; `developer` is a newer name of `system`, `reasoning_content`
-        an older one of `reasoning`. Raises ConfigurationError on anything else.
+        "image_url": {"url": "data:..."}}` parts; where it is nothing, a `refusal` is what was said.
+        `developer` is a newer name of `system`, `function` and `function_call` older ones of `tool` and
+        `tool_calls`, `reasoning_content` and `thinking` other ones of `reasoning`. Raises ConfigurationError
+        on anything else.
         """
         if not isinstance(data, Mapping):
             raise ConfigurationError(f"a message must be a mapping or a Message, got {_shown(data)}")
         role: Any = data.get("role")
-        role = "system" if role == "developer" else role
+        role = _ROLES.get(role, role) if isinstance(role, str) else role
         if role not in get_args(Role):
             raise ConfigurationError(
                 f"message role must be one of {', '.join(get_args(Role))}, got {role!r}{_misspelt(data)}"
             )
-        for key in ("tool_call_id", "name", *_REASONING):
+        for key in ("tool_call_id", "name", "refusal", *_REASONING):
             if not isinstance(data.get(key), str | None):
                 raise ConfigurationError(f"message {key} must be text, got {_shown(data[key])}")
         calls = data.get("tool_calls") or ()
         if isinstance(calls, str) or not isinstance(calls, Sequence):
             raise ConfigurationError(f"message tool_calls must be a list, got {_shown(calls)}")
-        content, images = _content(data.get("content"))
+        if not calls and data.get("function_call") is not None:
+            calls = ({"function": data["function_call"]},)
+        words = data.get("content")
+        content, images = _content(data.get("refusal") if words is None else words)
         return cls(
             role=role,
             content=content,
@@ -209,7 +216,7 @@ def _content(content: Any) -> tuple[str, tuple[Image, ...]]:
 
 def _tool_call(item: Any) -> ToolCall:
     """One entry of OpenAI's tool_calls; the call may also stand without its "function" wrapper."""
-    function = item.get("function", item) if isinstance(item, Mapping) else None
+    function = (item.get("function") or item) if isinstance(item, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ConfigurationError(
             f'a tool call must be {{"function": {{"name": ..., "arguments": ...}}}}, got {_shown(item)}'

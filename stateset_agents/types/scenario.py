@@ -11,14 +11,29 @@ from typing import Any, Literal, get_args
 from stateset_agents.types.comparison import nfc
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
+from stateset_agents.types.messages import Message
 from stateset_agents.types.settings import closest
 
-__all__ = ["Scenario", "Split", "expect_scenarios", "expect_split"]
+__all__ = ["OPENING_COLUMNS", "Scenario", "Split", "expect_scenarios", "expect_split"]
 
 _log = get_logger(__name__)
 
 Split = Literal["train", "validation", "test"]
 _SPLITS: tuple[Split, ...] = get_args(Split)
+OPENING_COLUMNS = (
+    "messages",
+    "conversations",
+    "traj",
+    "prompt",
+    "instruction",
+    "question",
+    "problem",
+    "query",
+    "user_message",
+    "input",
+)
+"""Columns in which published data have what the user says (see `core.sources.rows`): where a scenario has one
+of them in its context and no opening, none is made up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +48,27 @@ class Scenario:
     context: Mapping[str, Any] = field(default_factory=dict)
     """Whatever else the environment or the reward reads (facts, goals, tool data)."""
     split: Split = "train"
+    prompt: tuple[Message, ...] = ()
+    """What opens the conversation where it is more than the opening: a system message, earlier turns, a
+    picture. The opening is what its user says last."""
+    tools: tuple[Mapping[str, Any], ...] | None = None
+    """Schemas that this scenario's agent is offered, beside the environment's; None where it names none."""
 
     def __post_init__(self) -> None:
         expect_split(self.split, "scenario split")
+        said = [message.content for message in self.prompt if message.role == "user"]
+        if self.prompt and (not said or said[-1] != self.opening or self.prompt[-1].role == "assistant"):
+            raise ConfigurationError(
+                f"scenario {self.id}: its prompt must end with the opening {self.opening!r:.60}, or with "
+                "what tools gave after it"
+            )
+
+    def messages(self, system: Sequence[Message] = ()) -> tuple[Message, ...]:
+        """What the agent reads first. `system`, where there is one, stands instead of the prompt's own."""
+        prompt = self.prompt or (Message(role="user", content=self.opening),)
+        if not system:
+            return prompt
+        return (*system, *(message for message in prompt if message.role != "system"))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Scenario:
@@ -56,9 +89,12 @@ class Scenario:
                     f"scenario key {key!r} also stands in its context with another value: give it once"
                 )
             context[key] = data[key]
-        split, opening = data.get("split", "train"), data.get("opening")
+        split: Any = data.get("split") or "train"
+        opening = data.get("opening")
         if not isinstance(opening, str | None):
-            raise ConfigurationError(f"scenario opening must be text, got {type(opening).__name__}")
+            raise ConfigurationError(
+                f"the opening must be text, got {type(opening).__name__} {opening!r:.60}"
+            )
         id = data.get("id")
         return cls(
             id=_content_id(data) if id is None or id == "" else str(id),
@@ -66,6 +102,32 @@ class Scenario:
             opening=opening or "",
             context=context,
             split=split,
+        )
+
+    def to_record(self) -> dict[str, Any]:
+        """All of it as plain JSON; prompt and tools where it has them."""
+        data: dict[str, Any] = {
+            "id": self.id,
+            "family": self.family,
+            "opening": self.opening,
+            "context": dict(self.context),
+            "split": self.split,
+        }
+        if self.prompt:
+            data["prompt"] = [message.to_record() for message in self.prompt]
+        if self.tools is not None:
+            data["tools"] = [dict(schema) for schema in self.tools]
+        return data
+
+    @classmethod
+    def from_record(cls, data: Mapping[str, Any]) -> Scenario:
+        """Read what `to_record` wrote."""
+        prompt, tools = data.get("prompt", ()), data.get("tools")
+        rest = {key: value for key, value in data.items() if key not in ("prompt", "tools")}
+        return cls(
+            **rest,
+            prompt=tuple(map(Message.from_record, prompt)),
+            tools=None if tools is None else tuple(tools),
         )
 
 

@@ -28,7 +28,7 @@ def add_parser(subparsers: Any) -> None:
     """Register the verb."""
     parser = subparsers.add_parser("sft", help="fine-tune on conversations, a warm start; also: served")
     parser.add_argument(
-        "conversations", nargs="?", help="JSONL in OpenAI's chat format; with --best a run folder"
+        "conversations", nargs="?", help="a file of rows that show replies; with --best a run folder"
     )
     parser.add_argument("--model", help="what to begin with: a model, checkpoint or run")
     parser.add_argument("--config", metavar="FILE", help="a YAML file whose section agent holds")

@@ -67,14 +67,15 @@ def read_transcript(trajectory: Trajectory, *, english: bool = True) -> Transcri
     reactions: list[str] = []
     read: list[str] = []
     earlier: set[tuple[str, ...]] = set()
-    for message in trajectory.messages:
+    for index, message in enumerate(trajectory.messages):
         if message.role in ("user", "system"):
             read.append(message.content[:MOST_READ])
         if message.role == "user":
             user_texts.append(message.content[:MOST_READ])
             if replies:
                 reactions.append(message.content[:MOST_READ])
-        if message.role != "assistant" or (message.tool_calls and not message.content.strip()):
+        is_reply = message.role == "assistant" and index >= len(trajectory.opening)  # not of the prompt
+        if not is_reply or (message.tool_calls and not message.content.strip()):
             continue
         text = message.content[:MOST_READ]
         replies.append(text)

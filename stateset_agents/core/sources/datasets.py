@@ -6,15 +6,15 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from stateset_agents.backends.pretrained.hub import why_out_of_reach
-from stateset_agents.core.sources.chat_logs import scenario_of_chat
-from stateset_agents.core.sources.scenario_files import load_scenarios, read_scenarios
+from stateset_agents.core.sources.rows.files import arrow_row, datasets_library, read_rows
+from stateset_agents.core.sources.scenario_files import load_scenarios, located_scenarios, read_scenarios
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.scenario import Scenario, expect_split
@@ -23,7 +23,13 @@ from stateset_agents.types.settings import nearest
 __all__ = ["dataset_scenarios", "read_any_scenarios"]
 
 _log = get_logger(__name__)
-_READERS = {".csv": "csv", ".parquet": "parquet", ".json": "json", ".jsonl": "json", ".txt": "text"}
+_FILES = (".csv", ".tsv", ".parquet", ".json", ".jsonl", ".ndjson", ".txt", ".gz")
+_TYPES: Mapping[str, Callable[[str], Any]] = {
+    "int": int,
+    "float": float,
+    "bool": lambda text: {"true": True, "false": False}[text.lower()],
+    "json": json.loads,
+}
 _SPLITS = ("train", "validation", "test")
 
 
@@ -34,12 +40,14 @@ def dataset_scenarios(
     revision: str | None = None,
     splits: Mapping[str, str] | None = None,
     columns: Mapping[str, str] | None = None,
+    types: Mapping[str, str] | None = None,
     family: str | None = None,
     limit: int | None = None,
+    needs_opening: bool = True,
 ) -> list[Scenario]:
     """One scenario for each row.
 
-        dataset_scenarios("openai/gsm8k", config="main", columns={"opening": "question", "answer": "answer"})
+        dataset_scenarios("openai/gsm8k", config="main")
 
     Args:
         dataset: A name on the hub, a local csv, parquet or JSON file, a folder that `save_to_disk` wrote, or
@@ -49,39 +57,59 @@ def dataset_scenarios(
         splits: Our split -> its split, which may be a slice, {"train": "train", "test": "test[:200]"}; those
             of train, validation and test that it has when not given. A file or `Dataset` is all "train".
         columns: Our key -> its column: `opening`, `family`, `id`, and whatever rewards and tools read in the
-            context. Without it columns are keys of the scenario, and one called `messages` a whole
-            conversation (see `chat_logs`).
+            context. Without it the rows are read as they are published (see `rows.shapes`).
+        types: Column -> int, float, bool or json, for columns of text, as all of a CSV file are. An empty
+            cell is then no value.
         family: Of all scenarios.
         limit: Most rows of a split.
+        needs_opening: Refuse rows in which nobody says anything, unless a topic or context is there to speak
+            of.
 
     Raises ConfigurationError for a dataset, split or column that is not there.
     """
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise ConfigurationError(f"limit must be a whole number of at least 1, got {limit!r}")
-    scenarios: list[Scenario] = []
+    for name, type_name in (types or {}).items():
+        if type_name not in _TYPES:
+            raise ConfigurationError(
+                f"types: {name} must be one of {', '.join(_TYPES)}, or left out for text, got {type_name!r}"
+            )
+    of = f"dataset {str(dataset)!r}" if isinstance(dataset, str | Path) else "the dataset"
+    located: list[tuple[str, Any]] = []
     for split, rows in _tables(dataset, config, revision, splits).items():
-        names: Sequence[str] = rows.column_names
-        _check_columns(names, columns)
-        number = len(rows) if limit is None else min(limit, len(rows))
-        for index in range(number):
-            try:
-                scenarios.append(_scenario(rows[index], columns, family, split, index))
-            except ConfigurationError as error:
-                raise ConfigurationError(f"row {index} of the dataset's split {split!r}: {error}") from error
-    return load_scenarios(scenarios)
+        if isinstance(rows, list):
+            names: Sequence[str] = list(dict.fromkeys(key for _, row in rows for key in row))
+        else:
+            names = rows.column_names
+        _check_columns(names, columns, types)
+        for index in range(len(rows) if limit is None else min(limit, len(rows))):
+            if isinstance(rows, list):
+                where, row = rows[index]
+            else:
+                where, row = f"row {index} of the dataset's split {split!r}", arrow_row(rows[index])
+            located.append((where, _row(_typed(row, types or {}, where), columns, family, split, index)))
+    if not located:
+        raise ConfigurationError(f"{of} has no row")
+    return located_scenarios(located, of=of, needs_opening=needs_opening)
 
 
 def read_any_scenarios(
     source: Iterable[Scenario | Mapping[str, Any]] | str | Path | Mapping[str, Any],
+    *,
+    needs_opening: bool = False,
 ) -> list[Scenario]:
-    """Scenarios as an environment's `scenarios` gives them: scenarios or plain dicts, the path of a JSONL
-    file, or the arguments of `dataset_scenarios`, {"dataset": ..., "columns": ...}.
+    """Scenarios as an environment's `scenarios` gives them: scenarios or plain dicts, a `Dataset`, the path
+    of a file (see `rows.files`), or the arguments of `dataset_scenarios`, {"dataset": ..., "columns": ...}.
 
     Raises ConfigurationError for an empty source, and for an argument that `dataset_scenarios` does not have.
     """
+    if hasattr(source, "column_names"):
+        return dataset_scenarios(source, needs_opening=needs_opening)
+    if isinstance(source, str | Path):
+        return read_scenarios(source, needs_opening=needs_opening)
     if not isinstance(source, Mapping):
-        return read_scenarios(source) if isinstance(source, str | Path) else load_scenarios(source)
-    known = list(inspect.signature(dataset_scenarios).parameters)
+        return load_scenarios(source, needs_opening=needs_opening)
+    known = [name for name in inspect.signature(dataset_scenarios).parameters if name != "needs_opening"]
     if "dataset" not in source:
         raise ConfigurationError(f"scenarios must be a list of scenarios, got one mapping: [{source!r:.60}]")
     for name in source:
@@ -89,35 +117,48 @@ def read_any_scenarios(
             raise ConfigurationError(
                 f"scenarios of a dataset have no argument {name!r}{nearest(str(name), known)}"
             )
-    return dataset_scenarios(**source)
+    return dataset_scenarios(**source, needs_opening=needs_opening)
 
 
-def _scenario(
+def _row(
     row: Mapping[str, Any], columns: Mapping[str, str] | None, family: str | None, split: str, index: int
-) -> Scenario:
-    data = {key: row[column] for key, column in columns.items()} if columns else dict(row)
-    data = {"id": f"{split}-{index}", **data, "split": data.get("split") or split}
-    if family is not None:
-        data["family"] = family
-    if "messages" in data:
-        return scenario_of_chat(data)
-    opening = data.get("opening")
-    if opening is not None and not isinstance(opening, str):
-        raise ConfigurationError(f"the opening must be text, got {type(opening).__name__} {opening!r:.60}")
-    return Scenario.from_dict(data)
+) -> dict[str, Any]:
+    """The row with our keys, and a name and a split if it has none."""
+    data = {key: row[column] for key, column in columns.items() if column in row} if columns else dict(row)
+    data = {**data, "id": data.get("id") or f"{split}-{index}", "split": data.get("split") or split}
+    return data if family is None else {**data, "family": family}
 
 
-def _check_columns(names: Sequence[str], columns: Mapping[str, str] | None) -> None:
-    if columns is None:
-        if not {"opening", "messages", "topic", "context"} & set(names):
+def _typed(row: Any, types: Mapping[str, str], where: str) -> dict[str, Any]:
+    if not isinstance(row, Mapping):
+        raise ConfigurationError(f"{where}: a row must be a mapping, got {type(row).__name__}: {row!r:.60}")
+    data = dict(row)
+    for column, type_name in types.items():
+        text = data.get(column)
+        if text is None:
+            continue
+        if not isinstance(text, str):
             raise ConfigurationError(
-                "which column is the user's first message? give columns, such as "
-                f"{{opening: {names[0] if names else 'question'}}}; there are {', '.join(names)}"
+                f"{where}: types: {column} is {type(text).__name__} already, take it out of types"
             )
-        return
-    if not isinstance(columns, Mapping) or not columns:
+        if not text.strip():
+            del data[column]
+            continue
+        try:
+            data[column] = _TYPES[type_name](text.strip())
+        except (KeyError, ValueError, RecursionError) as error:
+            raise ConfigurationError(
+                f"{where}: column {column!r} must be {type_name} by types, got {text!r:.60}"
+            ) from error
+    return data
+
+
+def _check_columns(
+    names: Sequence[str], columns: Mapping[str, str] | None, types: Mapping[str, str] | None
+) -> None:
+    if columns is not None and (not isinstance(columns, Mapping) or not columns):
         raise ConfigurationError(f"columns must map our key to its column, got {columns!r:.60}")
-    for column in columns.values():
+    for column in (*(columns or {}).values(), *(types or ())):
         if column not in names:
             raise ConfigurationError(
                 f"the dataset has no column {column!r}{nearest(str(column), names)}; there are "
@@ -131,7 +172,9 @@ def _tables(
     """Our split -> its rows."""
     for ours in splits or ():
         expect_split(ours, "a split of splits")
-    library = _library()
+    if isinstance(dataset, str | Path) and Path(dataset).suffix.lower() in _FILES:
+        return _of_file(Path(dataset), splits)
+    library = datasets_library()
     if isinstance(dataset, library.Dataset):
         if splits is not None:
             raise ConfigurationError("a Dataset has no splits: give a DatasetDict, or leave splits out")
@@ -147,18 +190,6 @@ def _tables(
         try:
             if (path / "dataset_dict.json").is_file() or (path / "dataset_info.json").is_file():
                 return _tables(library.load_from_disk(str(path)), None, None, splits)
-            if path.suffix in _READERS:
-                if not path.is_file():
-                    raise ConfigurationError(f"dataset file {str(path)!r} does not exist")
-                if path.stat().st_size == 0:
-                    raise ConfigurationError(f"dataset file {str(path)!r} is empty")
-                reader = _READERS[path.suffix]
-                if splits is None:
-                    return {"train": library.load_dataset(reader, data_files=str(path), split="train")}
-                return {
-                    ours: library.load_dataset(reader, data_files=str(path), split=theirs)
-                    for ours, theirs in splits.items()
-                }
             if why := why_out_of_reach(str(dataset), kind="dataset"):
                 _log.warning(f"the hub does not answer ({why}): a copy on this machine is looked for")
             options = {"name": config, "revision": revision}
@@ -190,13 +221,27 @@ def _chosen(tables: Mapping[str, Any], splits: Mapping[str, str] | None) -> dict
     return {ours: tables[theirs] for ours, theirs in splits.items()}
 
 
-def _library() -> Any:
-    try:
-        return importlib.import_module("datasets")
-    except ImportError as error:
-        raise ConfigurationError(
-            "scenarios from a dataset need the datasets library: pip install 'datasets>=4'"
-        ) from error
+def _of_file(path: Path, splits: Mapping[str, str] | None) -> dict[str, list[tuple[str, Any]]]:
+    """Our split -> rows of a file with their places; a file's own split is called train."""
+    if not path.is_file():
+        raise ConfigurationError(f"dataset file {str(path)!r} does not exist")
+    if path.stat().st_size == 0:
+        raise ConfigurationError(f"dataset file {str(path)!r} is empty")
+    rows = [(f"{path}, {where}", row) for where, row in read_rows(path, of="dataset file")]
+    if splits is None:
+        return {"train": rows}
+    instruction = datasets_library().ReadInstruction
+    tables = {}
+    for ours, theirs in splits.items():
+        try:
+            parts = instruction.from_spec(theirs).to_absolute({"train": len(rows)})
+        except (AssertionError, ValueError) as error:
+            raise ConfigurationError(
+                f"split {theirs!r} of {path} cannot be read ({' '.join(str(error).split()):.200}): a file "
+                "has train, or slices such as train[:80%]"
+            ) from error
+        tables[ours] = [row for part in parts for row in rows[part.from_ : part.to]]
+    return tables
 
 
 @contextlib.contextmanager

@@ -102,7 +102,7 @@ def _says_something(message: Mapping[str, Any]) -> bool:
 def expect_served(lines: Sequence[Mapping[str, Any]], of: str) -> None:
     """Raises ConfigurationError unless all lines are of `scenarios_from`."""
     for number, line in enumerate(lines, start=1):
-        if line.get("source") != SOURCE:
+        if not isinstance(line, Mapping) or line.get("source") != SOURCE:
             raise ConfigurationError(
                 f"{of}, conversation {number} is not as `stateset-agents served` writes it, which takes "
                 "out personal text: give it the file first"

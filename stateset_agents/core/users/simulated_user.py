@@ -18,7 +18,7 @@ from stateset_agents.core.scoring.transcript import shown_texts
 from stateset_agents.runtime.named_arguments import NamedCall
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
-from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.scenario import OPENING_COLUMNS, Scenario
 from stateset_agents.types.seeds import derive
 
 __all__ = ["Rule", "RuleBasedUser", "ScriptedUser", "User", "UserFactory", "default_user"]
@@ -185,11 +185,19 @@ def default_user(scenario: Scenario, seed: int) -> User:
         raise ConfigurationError(
             f"scenario {scenario.id}: context['script'] must be a list of texts, got {script!r:.60}"
         )
+    if not script:  # hears the reply, and leaves
+        return RuleBasedUser((), opening=openings, goal=_goal(scenario), patience=0, seed=seed)
     opening = () if scenario.opening else (openings[derive(seed, "user", "opening", 0) % len(openings)],)
     return ScriptedUser([*opening, *map(str, script)])
 
 
 def _openings(scenario: Scenario) -> tuple[str, ...]:
+    column = next((column for column in OPENING_COLUMNS if scenario.context.get(column)), None)
+    if column is not None:
+        raise ConfigurationError(
+            f"scenario {scenario.id} has no opening, and {column!r} in its context could be it: give it as "
+            "the opening, or take it out"
+        )
     topic = scenario.family.replace("_", " ")
     text = str(scenario.context.get("text", "")).strip()
     detail = f" {text if text[-1:] in ('.', '!', '?') else f'{text}.'}" if text else ""
@@ -241,9 +249,10 @@ def _goal(scenario: Scenario) -> Callable[[Sequence[Message]], bool] | None:
     options = choices(scenario.context)
     if not expected:
         return None
+    num_before = sum(message.role == "assistant" for message in scenario.prompt)
 
     def heard_everything(messages: Sequence[Message]) -> bool:
-        replies = [message.content for message in messages if message.role == "assistant"]
+        replies = [message.content for message in messages if message.role == "assistant"][num_before:]
         found = fact_statuses(
             expected,
             replies,

@@ -103,7 +103,7 @@ class ProblemEnvironment(ABC):
     async def start(self, scenario: Scenario, seed: int) -> Conversation:
         """Ask the problem."""
         return ProblemConversation(
-            opening=(*self._system, Message(role="user", content=scenario.opening)),
+            opening=scenario.messages(self._system),
             scenario=scenario,
             environment=self,
         )

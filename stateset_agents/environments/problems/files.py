@@ -1,15 +1,15 @@
-"""Problems from a file: JSON or JSONL, each with its text and what is right.
+"""Problems from a file, each with its text and what is right.
 
 [{"problem": "What is 6 times 7?", "answer": 42}, {"problem": "Write add(a, b).", "tests": [...]}]
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stateset_agents.core.sources.rows.files import read_rows
 from stateset_agents.environments.problems.environment import ProblemEnvironment
 from stateset_agents.environments.problems.splits import split_of
 from stateset_agents.environments.problems.traces import Trace
@@ -63,10 +63,12 @@ class ProblemFiles(ProblemEnvironment):
 def read_problems(path: str | Path, *, form: Form = "value") -> list[Scenario]:
     """The problems of a file as scenarios, in its order. Raises ConfigurationError with the problem's
     number."""
-    found = _entries(Path(path))
+    rows = read_rows(path, of="problems")
+    if not rows:
+        raise ConfigurationError(f"{str(path)!r} has no problem: write a list of them")
     problems: list[Scenario] = []
     seen: dict[str, int] = {}
-    for number, entry in enumerate(found, start=1):
+    for number, (_, entry) in enumerate(rows, start=1):
         problem = _problem(entry, f"problem {number} of {path}", form)
         if problem.opening in seen:
             raise ConfigurationError(
@@ -75,22 +77,6 @@ def read_problems(path: str | Path, *, form: Form = "value") -> list[Scenario]:
         seen[problem.opening] = number
         problems.append(problem)
     return problems
-
-
-def _entries(path: Path) -> Sequence[Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".jsonl":
-            return [json.loads(line) for line in text.splitlines() if line.strip()]
-        data = json.loads(text)
-    except OSError as error:
-        raise ConfigurationError(f"the problems {str(path)!r} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigurationError(f"the problems {str(path)!r} are no JSON: {error}") from error
-    entries = data.get("problems") if isinstance(data, Mapping) else data
-    if not isinstance(entries, list) or not entries:
-        raise ConfigurationError(f"{str(path)!r} must be a list of problems, or have one under 'problems'")
-    return entries
 
 
 def _problem(entry: Any, where: str, form: Form) -> Scenario:

@@ -259,6 +259,10 @@ def _stdin_line(scenario: Scenario, seed: int) -> bytes:
         "context": dict(scenario.context),
         "seed": seed,
     }
+    if scenario.prompt:  # a system message, earlier turns
+        data["messages"] = [message.to_openai() for message in scenario.prompt]
+    if scenario.tools is not None:
+        data["tools"] = [dict(schema) for schema in scenario.tools]
     try:
         return json.dumps(data).encode() + b"\n"
     except (TypeError, ValueError) as error:

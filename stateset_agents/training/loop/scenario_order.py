@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import random
@@ -49,7 +48,7 @@ class ScenarioOrder:
         """SHA-256 over all scenarios: a checkpoint is of these and no others."""
         digest = hashlib.sha256()
         for scenario in self._scenarios:
-            line = json.dumps(dataclasses.asdict(scenario), sort_keys=True, default=str)
+            line = json.dumps(scenario.to_record(), sort_keys=True, default=str)
             digest.update(line.encode() + b"\n")
         return digest.hexdigest()
 

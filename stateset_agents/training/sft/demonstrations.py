@@ -1,4 +1,4 @@
-"""Conversations in OpenAI's format as samples to imitate: the agent's own prompts, with forced replies.
+"""Conversations as samples to imitate: the agent's own prompts, with forced replies.
 
 A demonstration is replayed through the agent's `ChatHistory` and template. What the agent is shown before
 each reply, and how its replies are written, is what a rollout would show and what the parser reads.
@@ -14,7 +14,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.chat.history import ChatHistory
-from stateset_agents.core.sources.chat_logs import read_chats, scenario_of_chat, with_shares
+from stateset_agents.core.sources.chat_logs import Chats, located_chats, with_shares
+from stateset_agents.core.sources.rows.data_row import DataRow
+from stateset_agents.core.sources.rows.shapes import expect_chat
+from stateset_agents.core.sources.rows.tools import read_schemas
+from stateset_agents.core.sources.scenario_files import RowCounts, scenario_of_row
 from stateset_agents.training.update.batch import Sample
 from stateset_agents.types.errors import ConfigurationError, ContextLengthExceeded
 from stateset_agents.types.logs import get_logger
@@ -25,9 +29,6 @@ from stateset_agents.types.trajectory import Trajectory, Turn
 __all__ = ["Chats", "DemonstrationSource", "Demonstrations", "load_demonstrations"]
 
 _log = get_logger(__name__)
-
-Chats = str | Path | Sequence[Mapping[str, Any]]
-"""A JSONL file of conversations, or these: {"messages": [...], "tools": [...], "split": "train"} each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,18 +54,12 @@ class _Chat:
     where: str
     scenario: Scenario
     names_split: bool
-    messages: tuple[Message, ...]
-    weights: tuple[float, ...]
-    """[messages] of each in the loss: OpenAI's `weight`, 1 where it has none."""
+    row: DataRow
     tools: tuple[Mapping[str, Any], ...]
 
     @property
-    def replies(self) -> list[int]:
-        """Where the agent answers. What it says before anybody else stands in the next prompt: nothing was
-        asked of it yet, so no prompt of its own could lead to it."""
-        roles = [message.role for message in self.messages]
-        first = next((index for index, role in enumerate(roles) if role in ("user", "tool")), len(roles))
-        return [index for index, role in enumerate(roles) if role == "assistant" and index > first]
+    def messages(self) -> tuple[Message, ...]:
+        return (*self.row.prompt, *self.row.completion)
 
 
 def load_demonstrations(
@@ -76,9 +71,10 @@ def load_demonstrations(
 ) -> Demonstrations:
     """Encode conversations for an initialised agent. Blocking.
 
-    `tools`: schemas that the agent is shown where a conversation names none. All of its replies are imitated
-    but those with `"weight": 0`, and what it says before the user does. A conversation that outgrows the
-    agent's context ends before the reply that does. Those of split "test" are left out.
+    `tools`: schemas that the agent is shown where a conversation names none. All replies after the user's
+    first message are imitated, of a prompt with a completion those in the completion, but for those with
+    `"weight": 0`. A conversation that outgrows the agent's context ends before the reply that does. Those of
+    split "test" are left out.
 
     Raises ConfigurationError, naming the conversation, for one that cannot be read or trains nothing.
     """
@@ -116,12 +112,11 @@ def load_demonstrations(
 
 def _read(chats: Chats, tools: Sequence[Mapping[str, Any]], share: float) -> Iterator[_Chat]:
     """Equal conversations are held out together."""
-    of = ""
-    if isinstance(chats, str | Path):
-        of, chats = f"{chats}, ", read_chats(chats)
-    read = [_chat(f"{of}conversation {number}", data, tools) for number, data in enumerate(chats, start=1)]
-    if not read:
-        raise ConfigurationError(f"{of}there is no conversation: give at least one")
+    located = located_chats(chats)
+    counts = RowCounts()
+    shown = read_schemas(tools)
+    read = [_chat(where, data, shown, counts) for where, data in located]
+    counts.tell(str(chats) if isinstance(chats, str | Path) else "conversations")
     scenarios = [chat.scenario for chat in read]
     for chat, scenario in zip(
         read,
@@ -131,45 +126,55 @@ def _read(chats: Chats, tools: Sequence[Mapping[str, Any]], share: float) -> Ite
         yield replace(chat, scenario=scenario)
 
 
-def _chat(where: str, data: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> _Chat:
+def _chat(where: str, data: Any, tools: tuple[Mapping[str, Any], ...], counts: RowCounts) -> _Chat:
     try:
+        row = counts.add(expect_chat(data))
+        if row.shape == "TRL" and row.rest.get("label") is False:
+            raise ConfigurationError("its label is false: it shows what not to say; leave it out")
+        if not any(message.role == "assistant" for message in row.completion):
+            raise ConfigurationError(
+                "it shows no reply to imitate: give a completion, or messages that end with the assistant's; "
+                f"there are {', '.join(map(str, data))}"
+            )
         return _Chat(
             where=where,
-            scenario=scenario_of_chat(data),
+            scenario=scenario_of_row(row),
             names_split=bool(data.get("split")),
-            messages=tuple(map(Message.from_openai, data["messages"])),
-            weights=tuple(map(_weight, data["messages"])),
-            tools=tuple(data.get("tools") or tools),
+            row=row,
+            tools=tools if row.tools is None else row.tools,
         )
     except ConfigurationError as error:
         raise ConfigurationError(f"{where}: {error}") from error
-
-
-def _weight(message: Mapping[str, Any]) -> float:
-    weight = message.get("weight", 1)
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
-        raise ConfigurationError(f"a message's weight must be a number of at least 0, got {weight!r}")
-    return float(weight)
 
 
 def _sample(agent: MultiTurnAgent, chat: _Chat) -> tuple[Sample, bool]:
     """The conversation with its weights, and whether it was cut."""
     turns: list[Turn] = []
     weights: list[float] = []
-    replies = chat.replies
+    first = len(chat.row.prompt)
+    replies = [
+        first + index for index, message in enumerate(chat.row.completion) if message.role == "assistant"
+    ]
     history = agent.history(summarizes=False)
     is_cut = False
     try:
         for index, following in itertools.pairwise([*replies, len(chat.messages)]):
             if following == index + 1 < len(chat.messages):
                 raise ConfigurationError("two replies stand behind one another: make them one")
+            weight = chat.row.weights[index - first]
+            reply = chat.messages[index]
+            if weight and not (reply.content.strip() or reply.tool_calls or (reply.reasoning or "").strip()):
+                raise ConfigurationError(
+                    f"reply {replies.index(index) + 1} has neither words nor calls nor a thought: take it "
+                    'out, or give it "weight": 0'
+                )
             turn = _turn(agent, history, chat, index)
             if turn is None:
                 is_cut = True
                 break
             answers = chat.messages[index + 1 : following]
             turns.append(Turn(prompt_ids=turn[0], completion=turn[1], follows=turn[2], feedback=answers))
-            weights += [chat.weights[index]] * len(turn[1].token_ids)
+            weights += [weight] * len(turn[1].token_ids)
     except ConfigurationError as error:
         raise ConfigurationError(f"{chat.where}: {error}") from error
     if not any(weights):

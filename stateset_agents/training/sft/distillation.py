@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from stateset_agents.core.agent import MultiTurnAgent
-from stateset_agents.core.environment import Environment
+from stateset_agents.core.environment import ConversationEnvironment, Environment
 from stateset_agents.core.reward import Reward, as_reward
 from stateset_agents.core.rollout.endpoint_agent import EndpointAgent
 from stateset_agents.core.rollout.limits import RolloutLimits
-from stateset_agents.environments.problems.environment import ProblemEnvironment
-from stateset_agents.environments.problems.traces import Trace as Solution
+from stateset_agents.core.sources.scenario_files import load_scenarios, read_scenarios
 from stateset_agents.evaluation.evaluator import OnProgress, evaluate, spread
 from stateset_agents.evaluation.kept_conversations import KeptConversations
 from stateset_agents.rewards.reasoning import MathAnswerReward
@@ -43,6 +42,7 @@ from stateset_agents.types.trajectory import Trajectory
 __all__ = ["Distilled", "Measured", "ReasoningDistillation"]
 
 _log = get_logger(__name__)
+Prompts = Path | Sequence[str | Scenario | Mapping[str, Any]]
 _MEASURED = 64
 """Held-out scenarios on which the student is measured unless others are given."""
 _FORMAT_KEPT = 0.01
@@ -105,7 +105,7 @@ class ReasoningDistillation:
 
     async def generate_distillation_data(
         self,
-        prompts: Sequence[str | Scenario] | None = None,
+        prompts: Prompts | None = None,
         *,
         max_length: int = 4096,
         temperature: float = 0.1,
@@ -120,8 +120,9 @@ class ReasoningDistillation:
         """Ask the teacher, and keep what is right.
 
         Args:
-            prompts: Texts or scenarios; the environment's train scenarios where they are left out. What is
-                right stands in a scenario's context: of a text alone only a reward that reads it can tell.
+            prompts: Texts, scenarios or rows, or the Path of a file (see `core.sources.rows`); the
+                environment's train scenarios where they are left out. What is right stands in a scenario's
+                context: of a text alone only a reward that reads it can tell.
             max_length: Most new tokens of a reply.
             temperature: With several samples set it to about 1, or they are all alike.
             samples: Replies to each prompt; equal ones are kept once.
@@ -213,15 +214,22 @@ class ReasoningDistillation:
             if isinstance(agent, MultiTurnAgent):
                 await agent.close()
 
-    def _prompts(self, prompts: Sequence[str | Scenario] | None) -> tuple[Environment, Sequence[Scenario]]:
+    def _prompts(self, prompts: Prompts | None) -> tuple[Environment, Sequence[Scenario]]:
         """Who asks, and what; nothing that is held out."""
         if prompts is None:
             if self.environment is None:
                 raise ConfigurationError("give prompts, or make ReasoningDistillation with an environment")
             return self.environment, self.environment.scenarios("train")
         if isinstance(prompts, str):
-            raise ConfigurationError(f"prompts must be a list of texts or scenarios, got {prompts!r:.60}")
-        scenarios = [_as_scenario(prompt, index) for index, prompt in enumerate(prompts)]
+            raise ConfigurationError(
+                f"prompts must be a list of texts or scenarios, or a Path of rows, got {prompts!r:.60}"
+            )
+        if isinstance(prompts, Path):
+            scenarios = read_scenarios(prompts, needs_opening=True)
+        else:
+            scenarios = load_scenarios(
+                [_as_scenario(prompt, index) for index, prompt in enumerate(prompts)], needs_opening=True
+            )
         held_out = _openings(self.environment)
         for scenario in scenarios:
             split = scenario.split if scenario.split != "train" else held_out.get(scenario.opening)
@@ -230,7 +238,7 @@ class ReasoningDistillation:
                     f"prompt {scenario.opening or scenario.id!r:.60} is of the {split} split, which is "
                     "held out to measure on: take it out, or give prompts of the train split"
                 )
-        return self.environment or _Prompts(scenarios), scenarios
+        return self.environment or _asking(scenarios), scenarios
 
     async def _teacher(self, max_length: int) -> MultiTurnAgent | EndpointAgent:
         """The teacher with room for a whole reply."""
@@ -263,7 +271,7 @@ class ReasoningDistillation:
         if not scenarios:
             return None
         await self.student.initialize()
-        environment = self.environment or _Prompts(scenarios)
+        environment = self.environment or _asking(scenarios)
         evaluation = await evaluate(self.student, environment, self.reward, scenarios, limits=limits)
         played = [trajectory for group in evaluation.groups for trajectory in group.trajectories]
         return Measured(
@@ -274,29 +282,19 @@ class ReasoningDistillation:
         )
 
 
-class _Prompts(ProblemEnvironment):
-    """Prompts that stand alone: one message of a user, answered once, judged by the reward."""
-
-    def __init__(self, scenarios: Sequence[Scenario]) -> None:
-        super().__init__(system_prompt="")
-        self._scenarios = scenarios
-
-    def make(self, split: Split) -> Sequence[Scenario]:
-        return [scenario for scenario in self._scenarios if scenario.split == split]
-
-    def judge(self, scenario: Scenario, answer: str) -> float | None:
-        return None  # the reward's to say
-
-    def solve(self, scenario: Scenario) -> Solution:
-        raise ConfigurationError(f"prompt {scenario.id!r:.40} has no scripted solution: ask a teacher")
+def _asking(scenarios: Sequence[Scenario]) -> Environment:
+    """Prompts that stand alone: answered once, behind calls of the tools that they offer."""
+    return ConversationEnvironment(scenarios, user=None)
 
 
-def _as_scenario(prompt: str | Scenario, index: int) -> Scenario:
+def _as_scenario(prompt: str | Scenario | Mapping[str, Any], index: int) -> Scenario | Mapping[str, Any]:
     if isinstance(prompt, Scenario):
         return replace(prompt, id=prompt.id or f"prompt-{index}")
+    if isinstance(prompt, Mapping):
+        return prompt
     if not isinstance(prompt, str) or not prompt.strip():
         raise ConfigurationError(
-            f"a prompt must be text or a Scenario, got {type(prompt).__name__} {prompt!r:.60}"
+            f"a prompt must be text, a Scenario or a row, got {type(prompt).__name__} {prompt!r:.60}"
         )
     return Scenario(id=f"prompt-{index}", opening=prompt)
 

@@ -103,7 +103,7 @@ def test_an_interrupted_one_says_how_to_go_on(shown, tmp_path):
         ([], "give a file of conversations or --resume RUN"),
         (
             ["nothing.jsonl", "--model", "embedded:desk"],
-            "cannot read logged conversations from 'nothing.jsonl'",
+            "cannot read conversations nothing.jsonl",
         ),
         (
             ["FILE", "--model", "embedded:desk", "--set", "training.beta=1"],

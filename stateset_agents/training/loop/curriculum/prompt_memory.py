@@ -95,7 +95,11 @@ class PromptMemory:
 
     def save(self, path: str | Path) -> None:
         """Write it as JSONL: the capacity, then a prompt a line. Blocking."""
-        lines = [{"capacity": self.capacity}, *map(dataclasses.asdict, self.prompts)]
+        prompts = [
+            {"domain": prompt.domain, "scenario": prompt.scenario.to_record(), "success": prompt.success}
+            for prompt in self.prompts
+        ]
+        lines = [{"capacity": self.capacity}, *prompts]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         Path(path).write_text(text, encoding="utf-8")
 
@@ -105,7 +109,8 @@ class PromptMemory:
         try:
             first, *lines = map(json.loads, Path(path).read_text(encoding="utf-8").splitlines())
             prompts = [
-                RememberedPrompt(**{**line, "scenario": Scenario(**line["scenario"])}) for line in lines
+                RememberedPrompt(**{**line, "scenario": Scenario.from_record(line["scenario"])})
+                for line in lines
             ]
             return cls(capacity=first["capacity"], prompts=tuple(prompts))
         except OSError as error:

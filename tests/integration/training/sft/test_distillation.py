@@ -138,8 +138,8 @@ async def test_no_prompt_that_is_held_out_is_asked():
     [
         (None, "give prompts, or make ReasoningDistillation with an environment"),
         ("compute 1 + 1", "prompts must be a list of texts or scenarios"),
-        ([" "], "a prompt must be text or a Scenario"),
-        ([3], "a prompt must be text or a Scenario, got int 3"),
+        ([" "], "a prompt must be text, a Scenario or a row"),
+        ([3], "a prompt must be text, a Scenario or a row, got int 3"),
     ],
 )
 async def test_prompts_that_are_none_are_refused(prompts, problem):

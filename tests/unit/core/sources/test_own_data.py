@@ -16,10 +16,11 @@ from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.environment import ConversationEnvironment
 from stateset_agents.core.reward import EnvironmentReward
-from stateset_agents.core.sources.chat_logs import chat_scenarios, scenario_of_chat
+from stateset_agents.core.sources.chat_logs import chat_scenarios
 from stateset_agents.core.sources.datasets import dataset_scenarios
+from stateset_agents.core.sources.recorded_tools import NOT_RECORDED
 from stateset_agents.core.tools import tool
-from stateset_agents.environments.chat_logs import NOT_RECORDED, ChatLogs
+from stateset_agents.environments.chat_logs import ChatLogs
 from stateset_agents.evaluation.audit import audit
 from stateset_agents.evaluation.evaluator import evaluate
 from stateset_agents.training.components import make_environment
@@ -65,11 +66,12 @@ CHAT = {
 
 
 def test_a_chat_becomes_a_scenario() -> None:
-    scenario = scenario_of_chat(CHAT)
+    [scenario] = chat_scenarios([CHAT])
     assert (scenario.id, scenario.family, scenario.split) == ("c1", "delivery", "train")
     assert scenario.opening == "Where is my order K27?"
     context = dict(scenario.context)
-    assert context["system"] == "You answer for a shop."
+    assert [message.role for message in scenario.prompt] == ["system", "user"]
+    assert scenario.prompt[0].content == "You answer for a shop."
     assert context["script"] == ["Thanks. When does it come?"]
     assert context["recorded"] == [
         {"name": "get_order", "arguments": {"order_id": "K27"}, "content": '{"status": "sent"}'},
@@ -77,15 +79,15 @@ def test_a_chat_becomes_a_scenario() -> None:
     ]
     assert context["reference"] == "On Tuesday."
     assert (context["success"], context["rating"]) == (True, 5)
-    bare = scenario_of_chat({"messages": [{"role": "user", "content": "hi"}]})
-    assert dict(bare.context) == {"script": []}
-    assert bare.id == scenario_of_chat({"messages": [{"content": "hi", "role": "user"}]}).id
+    [bare] = chat_scenarios([{"messages": [{"role": "user", "content": "hi"}]}])
+    assert (dict(bare.context), bare.prompt, bare.tools) == ({"script": []}, (), None)
+    assert bare.id == chat_scenarios([{"messages": [{"content": "hi", "role": "user"}]}])[0].id
 
 
 @pytest.mark.parametrize(
     ("chat", "said"),
     [
-        ({"prompt": "hi"}, r'a logged conversation must be \{"messages": \[\.\.\.\]\}'),
+        ({"opening": "hi"}, "this row is no conversation: it has opening; give it messages"),
         ({"messages": [{"role": "assistant", "content": "hi"}]}, "needs a message of the user"),
         ({"messages": [{"role": "bot", "content": "hi"}]}, "message role must be one of .* got 'bot'"),
         ({"messages": [{"role": "user", "content": "hi"}], "split": "tset"}, "got 'tset'"),
@@ -94,7 +96,7 @@ def test_a_chat_becomes_a_scenario() -> None:
 def test_what_is_no_chat_is_named_by_its_place(chat: Any, said: str, tmp_path: Path) -> None:
     file = tmp_path / "logs.jsonl"
     file.write_text(json.dumps(CHAT) + "\n\n" + json.dumps(chat) + "\n")
-    with pytest.raises(ConfigurationError, match=rf"logs\.jsonl, conversation 2: .*{said}"):
+    with pytest.raises(ConfigurationError, match=rf"logs\.jsonl, line 3: .*{said}"):
         chat_scenarios(file)
 
 
@@ -238,7 +240,7 @@ async def test_a_recorded_call_is_known_by_its_values(arguments: dict[str, Any],
 
 
 def test_a_tool_of_another_shape_is_named() -> None:
-    with pytest.raises(ConfigurationError, match="scenario c1: a tool must be in OpenAI's shape"):
+    with pytest.raises(ConfigurationError, match="conversation 1: a tool must be in OpenAI's shape"):
         ChatLogs([{**CHAT, "tools": ["track"]}])
 
 
@@ -324,7 +326,6 @@ def test_files_are_read_and_slices_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({}, "which column is the user's first message.* there are question, answer, level"),
         ({"columns": {"opening": "qestion"}}, "has no column 'qestion' .did you mean 'question'"),
         (
             {"columns": {"opening": "level"}},
@@ -350,7 +351,7 @@ def test_what_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(ConfigurationError, match=r"dataset .*header.csv' has no row"):
         dataset_scenarios(tmp_path / "header.csv")
     (tmp_path / "torn.json").write_text('{"a": ')
-    with pytest.raises(ConfigurationError, match=r"torn.json': .*: .*JSON") as caught:
+    with pytest.raises(ConfigurationError, match=r"torn.json, line 1: not JSON") as caught:
         dataset_scenarios(tmp_path / "torn.json")
     assert "\n" not in str(caught.value)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
@@ -403,7 +404,7 @@ def test_an_id_that_two_calls_have_pairs_them_with_their_results_in_order() -> N
         {"role": "assistant", "content": None, "tool_calls": [call("D", "x"), call("E", "z"), call("F", "")]},
         *(result("of D", None), result("of E", "z"), result("of F", "unknown"), result("more", "z")),
     ]
-    recorded = scenario_of_chat({"messages": messages}).context["recorded"]
+    recorded = chat_scenarios([{"messages": messages}])[0].context["recorded"]
     assert {entry["arguments"]["at"]: entry["content"] for entry in recorded} == {
         letter: f"of {letter}" for letter in "ABCDEF"
     }

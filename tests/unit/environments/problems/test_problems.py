@@ -394,8 +394,8 @@ def test_problems_without_a_split_get_one_by_their_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "are no JSON"),
-        ("[]", "must be a list of problems"),
+        ("{", "wrong.json, line 1: not JSON"),
+        ("[]", "has no problem: write a list of them"),
         ("[1]", "problem 1 of .* must be a mapping, got 1"),
         ('[{"answer": 1}]', "problem 1 of .* needs a text"),
         ('[{"problem": "a"}]', "needs either an answer or tests"),
@@ -427,7 +427,7 @@ def test_a_file_that_is_wrong_names_the_problem(tmp_path: Path, text: str, messa
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="cannot be read: No such file"):
+    with pytest.raises(ConfigurationError, match=r"cannot read problems .*: No such file"):
         ProblemFiles(tmp_path / "none.json")
 
 

@@ -45,7 +45,7 @@ async def test_a_demonstration_has_the_rows_of_a_rollout_that_said_the_same(name
             chat = {"messages": [*map(as_chat, played.messages)], "tools": tools_of(name)}
             if name in CANNOT_SHOW:
                 if talk is not thoughtless_talk:
-                    with pytest.raises(ConfigurationError, match="1: the chat template does not write"):
+                    with pytest.raises(ConfigurationError, match=r"1: the reply .* cannot be shown"):
                         await shown(name, chat, history)
                 continue
             (sample,) = (await shown(name, chat, history)).train
@@ -126,7 +126,7 @@ WEIGHTLESS = {
     ("chats", "problem"),
     [
         ([], "there is no conversation"),
-        ([chat("a"), {"messages": [{"role": "user", "content": "q"}]}], "conversation 2 trains nothing"),
+        ([chat("a"), {"messages": [{"role": "user", "content": "q"}]}], "conversation 2: it shows no reply"),
         ([WEIGHTLESS], "conversation 1 trains nothing: it has no reply with a weight"),
         ([TWO_REPLIES], "conversation 1: two replies stand behind one another"),
         ([chat("a", split="test")], "all 1 conversations are held out"),

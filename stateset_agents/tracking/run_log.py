@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
+import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from stateset_agents.runtime.yaml_files import read_yaml
-from stateset_agents.tracking.jsonl import SCHEMA_VERSION, read_lines
+from stateset_agents.tracking.jsonl import SCHEMA_VERSION, damage_named, read_json, read_lines
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.windows import Window
 from stateset_agents.types.errors import ConfigurationError
@@ -116,13 +116,15 @@ class RunLog:
         """How the run ended, without the file's schema version; empty while it has not."""
         if not self.folder.summary.exists():
             return {}
-        return _versioned(self.folder.summary, json.loads(self.folder.summary.read_text(encoding="utf-8")))
+        return _versioned(self.folder.summary, read_json(self.folder.summary))
 
     def metrics(self) -> Iterator[MetricLine]:
         for record in _records(self.folder.metrics):
-            step, time = record.pop("step"), record.pop("time")
-            values = {name: math.nan if value is None else value for name, value in record.items()}
-            yield MetricLine(step, time, values)
+            with damage_named(self.folder.path):
+                step, time = record.pop("step"), record.pop("time")
+                values = {name: math.nan if value is None else 1.0 * value for name, value in record.items()}
+                line = MetricLine(operator.index(step), 1.0 * time, values)
+            yield line
 
     def rollouts(self, *stages: str, branches: bool = False) -> Iterator[RecordedRollout]:
         """Conversations in the order written; of all stages when none is named.
@@ -133,8 +135,10 @@ class RunLog:
         for record in _records(self.folder.rollouts):
             if record.get("branch_of") and not branches:
                 continue
-            if not stages or record["stage"] in stages:
-                yield read_rollout(record)
+            with damage_named(self.folder.path):
+                rollout = None if stages and record["stage"] not in stages else read_rollout(record)
+            if rollout is not None:
+                yield rollout
 
     def episodes(self, *stages: str) -> Iterator[dict[str, Any]]:
         """Of a numeric training, in the order written (see `JsonlTracker.log_episodes`); of all stages when
@@ -147,11 +151,8 @@ class RunLog:
         """Of a numeric training that was measured: held-out episodes over time."""
         if not self.folder.windows.exists():
             return []
-        text = self.folder.windows.read_text(encoding="utf-8")
-        return [
-            Window.from_json(record)
-            for record in _versioned(self.folder.windows, json.loads(text))["windows"]
-        ]
+        records = _versioned(self.folder.windows, read_json(self.folder.windows))["windows"]
+        return [Window.from_json(record) for record in records]
 
     def tokens(self) -> dict[int, str]:
         """What each token id of the conversations says; empty where the run's tokenizer was not at hand."""
@@ -205,7 +206,9 @@ def read_rollout(record: dict[str, Any]) -> RecordedRollout:
     return RecordedRollout(**record)
 
 
-def _versioned(file: Path, data: dict[str, Any]) -> dict[str, Any]:
+def _versioned(file: Path, data: Any) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise ConfigurationError(f"{file} holds no fields, but {data!r:.50}: remove it")
     version = data.pop("schema_version", None)
     if version != SCHEMA_VERSION:
         raise ConfigurationError(

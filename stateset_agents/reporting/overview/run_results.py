@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import defaultdict
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from stateset_agents.reporting.rollouts.line_groups import GrowingFile
+from stateset_agents.tracking.jsonl import GrowingFile, damage_named
 from stateset_agents.tracking.run_log import MetricLine, RunLog
 
 __all__ = ["Curves", "HeldOut", "RunResults", "read_run"]
@@ -59,30 +58,36 @@ class RunResults:
     has_report: bool
 
     @property
+    def training(self) -> Mapping[str, Any]:
+        """Its settings."""
+        training = self.config.get("training")
+        return training if isinstance(training, Mapping) else {}
+
+    @property
     def seed(self) -> int | None:
         """Of the training."""
-        training = self.config.get("training")
-        seed = training.get("seed") if isinstance(training, Mapping) else None
-        return self.summary.get("seed") if seed is None else seed
+        seeds = (self.training.get("seed"), self.summary.get("seed"))
+        return next((seed for seed in seeds if isinstance(seed, int)), None)
 
 
 def read_run(log: RunLog, max_points: int) -> RunResults:
     """Read a run folder; `max_points` of each curve.
 
-    Raises ConfigurationError on another schema version.
+    Raises ConfigurationError on another schema version, and where a file is damaged.
     """
-    lines = list(log.metrics())
-    before, after = _held_out(log)
-    return RunResults(
-        name=log.folder.path.name,
-        config=log.config(),
-        summary=log.summary(),
-        steps=max((line.step for line in lines), default=0),
-        curves=binned(lines, max_points),
-        before=before,
-        after=after,
-        has_report=log.folder.report.exists(),
-    )
+    with damage_named(log.folder.path):
+        lines = list(log.metrics())
+        before, after = _held_out(log)
+        return RunResults(
+            name=log.folder.path.name,
+            config=log.config(),
+            summary=log.summary(),
+            steps=max((line.step for line in lines), default=0),
+            curves=binned(lines, max_points),
+            before=before,
+            after=after,
+            has_report=log.folder.report.is_file(),
+        )
 
 
 def binned(lines: Sequence[MetricLine], max_points: int) -> Curves:
@@ -111,11 +116,12 @@ def _mean(values: Iterable[float]) -> float | None:
 def _held_out(log: RunLog) -> tuple[HeldOut, HeldOut]:
     """The evaluations before and after training; only their lines are parsed."""
     records: dict[str, list[dict[str, Any]]] = {"before": [], "after": []}
-    for _, line in GrowingFile(log.folder.rollouts).new_lines():
+    lines = GrowingFile(log.folder.rollouts)
+    for offset, line in lines.new_lines():
         match = _STAGE.match(line)
         if match is not None and match[1].decode() not in records:
             continue
-        record = json.loads(line)
+        record = lines.parse(line, offset)
         if record["stage"] in records and record["status"] != "failed":
             records[record["stage"]].append(record)
     return _by_scenario(records["before"]), _by_scenario(records["after"])
@@ -126,8 +132,8 @@ def _by_scenario(records: Iterable[Mapping[str, Any]]) -> HeldOut:
     rewards: dict[str, list[float]] = defaultdict(list)
     families = {}
     for record in records:
-        name = record["scenario"]
-        families[name] = record["family"]
+        name = str(record["scenario"])
+        families[name] = str(record["family"])
         if record["success"] is not None:
             verdicts[name].append(float(record["success"]))
         if record["reward"] is not None:

@@ -124,6 +124,8 @@ class JinjaTemplate:
         except ValueError as error:
             line = " ".join(str(error).split())
             raise ConfigurationError(f"no chat template to use ({line}); {HINT} fits") from error
+        if not isinstance(self.text, str):
+            raise ConfigurationError(f"the chat template is no text, but {self.text!r:.60}; {HINT} fits")
         self._pictures = pictures
         self._render = Rendering(
             tokenizer.hf,

@@ -45,3 +45,11 @@ def test_a_hostile_template_is_one_line(text: str, told: str) -> None:
 
 def test_a_number_written_out_may_multiply() -> None:
     JinjaTemplate(tokenizer_with("<|im_start|>", "<|im_end|>"), CHATML.replace("'\n'", "'\n' * 1", 1))
+
+
+@pytest.mark.parametrize("text", [3, ["x"], {"default": 3}])
+def test_a_template_that_is_no_text_is_one_line(text: object) -> None:
+    tokenizer = tokenizer_with()
+    tokenizer.hf.chat_template = text
+    with pytest.raises(ConfigurationError, match="the chat template is no text, but"):
+        JinjaTemplate(tokenizer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -164,15 +164,18 @@ def test_of_twenty_runs_every_reader_shows_the_other_nineteen(
 
 async def _expect_live_pages(root: Path, folders: list[RunFolder]) -> None:
     """The pages of `report --live` and of `dashboard` answer, and tell a page that follows the same."""
-    for serve in (serve_overview, lambda root, **options: serve_dashboard(root, None, **options)):
+    pages: list[Callable[[Callable[[str], None]], Coroutine[Any, Any, None]]] = [
+        lambda on_ready: serve_overview(root, port=0, on_ready=on_ready),
+        lambda on_ready: serve_dashboard(root, None, port=0, on_ready=on_ready),
+    ]
+    for serve in pages:
         address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(serve(root, port=0, on_ready=address.set_result))  # type: ignore[operator]
+        task = asyncio.create_task(serve(address.set_result))
         async with aiohttp.ClientSession(base_url=await address) as client, client.get("/") as page:
             assert page.status == 200
-            text = await page.text()
-            (root / "report.html").write_text(text)
-            data = page_data(RunFolder(root))
-            expect_the_others(data.get("runs") if "deployments" in data else data, folders)  # type: ignore[arg-type]
+            (root / "report.html").write_text(await page.text())
+        data = page_data(RunFolder(root))
+        expect_the_others(data["runs"] if "deployments" in data else data, folders)
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stateset_agents.runtime.yaml_files import read_sections
-from stateset_agents.tracking.jsonl import read_lines
+from stateset_agents.tracking.jsonl import damage_named, read_lines
 from stateset_agents.types.errors import ConfigurationError
 
 __all__ = ["Cell", "StudyFolder"]
@@ -100,10 +100,8 @@ class StudyFolder:
         for _, record in read_lines(self.cells_file):
             if "schema_version" in record:
                 continue
-            try:
+            with damage_named(self.cells_file):
                 cell = Cell(**record)
-            except TypeError as error:
-                raise ConfigurationError(f"{self.cells_file} has a line that is no cell: {error}") from error
             if cell.key in found:
                 raise ConfigurationError(f"{self.cells_file} has {cell.key} twice: remove one of the lines")
             found[cell.key] = cell

@@ -20,6 +20,7 @@ from stateset_agents.cli.serving import deploy, moves, serve, status
 from stateset_agents.types.errors import ConfigurationError, StatesetError
 from stateset_agents.types.logs import configure_logging
 from stateset_agents.types.settings import nearest
+from stateset_agents.types.shown_text import shown_line
 
 __all__ = ["main"]
 
@@ -120,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StatesetError as error:
         if args.verb != "train" and os.environ.get("RANK", "0") != "0":
             return 1  # the first process says it
-        print(f"stateset-agents: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"stateset-agents: {shown_line(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("stateset-agents: interrupted", file=sys.stderr)

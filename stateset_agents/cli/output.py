@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.shown_text import shown, shown_line
 
 if TYPE_CHECKING:
     from stateset_agents.tracking.run_folder import RunFolder
@@ -96,7 +97,7 @@ def print_result(result: Mapping[str, Any], args: argparse.Namespace, text: str)
     as_json = json.dumps(result, indent=2)
     if args.out is not None:
         Path(args.out).write_text(as_json + "\n", encoding="utf-8")
-    print(as_json if args.json else text)
+    print(as_json if args.json else shown(text))
 
 
 def display_path(path: Path) -> str:
@@ -111,6 +112,6 @@ def health(run: RunFolder) -> list[str]:
     from stateset_agents.tracking.run_log import RunLog
 
     findings = diagnose(RunLog(run))
-    troubles = [str(finding) for finding in findings if finding.verdict != "ok"]
+    troubles = [shown_line(str(finding)) for finding in findings if finding.verdict != "ok"]
     passed = len(findings) - len(troubles)
     return [*troubles, f"diagnostics: {passed} of {len(findings)} checks passed"]

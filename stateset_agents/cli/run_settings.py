@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.runtime.yaml_files import parse_yaml, read_yaml
+from stateset_agents.runtime.yaml_files import parse_yaml, read_sections, read_yaml
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import nearest
 
@@ -78,8 +78,8 @@ def settings_of_run(model: str | None) -> dict[str, Any]:
     if run is None:
         return {}
     try:
-        data = read_yaml(run / "config.yaml")
-    except (OSError, ConfigurationError) as error:
+        data = read_sections(run / "config.yaml")
+    except ConfigurationError as error:
         raise ConfigurationError(
             f"cannot read {run / 'config.yaml'}, the settings of {model!r}: give hf:{model} for its weights "
             "alone"

@@ -142,10 +142,7 @@ class DeploymentPlan(Settings):
 
 def read_plan(path: Path) -> DeploymentPlan:
     """From a YAML file of the plan's fields. Raises ConfigurationError."""
-    try:
-        data: Any = read_yaml(path)
-    except OSError as error:
-        raise ConfigurationError(f"cannot read the plan {str(path)!r}: {error.strerror}") from error
+    data: Any = read_yaml(path)
     if data is None:
         data = {}
     if not isinstance(data, dict) or not all(isinstance(name, str) for name in data):

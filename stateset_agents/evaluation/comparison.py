@@ -14,6 +14,7 @@ from stateset_agents.algorithms.paired import Verdict, paired_rewards, paired_sh
 from stateset_agents.evaluation.evaluator import Evaluation, measured
 from stateset_agents.evaluation.measures import success_of_scenarios, tries_of
 from stateset_agents.evaluation.recorded import groups_of
+from stateset_agents.tracking.jsonl import damage_named
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.trajectory import Trajectory
@@ -165,14 +166,15 @@ def recorded_evaluation(log: RunLog) -> Evaluation:
 
     Raises ConfigurationError where the run was not evaluated, has not ended, or kept no conversation.
     """
-    summary = log.summary().get("after")
-    groups = [group for _, of_step in groups_of(log.rollouts("after")) for group in of_step]
-    if summary is None or not groups:
-        raise ConfigurationError(
-            f"{log.folder.path} has no held-out conversations from after its training: it needs an "
-            "`evaluation` section, an end, and `training.log_rollouts`; --replay plays its newest checkpoint"
-        )
-    return measured(groups, tries=summary["tries"], temperature=summary["temperature"])
+    with damage_named(log.folder.path):
+        summary = log.summary().get("after")
+        groups = [group for _, of_step in groups_of(log.rollouts("after")) for group in of_step]
+        if summary is not None and groups:
+            return measured(groups, tries=summary["tries"], temperature=summary["temperature"])
+    raise ConfigurationError(
+        f"{log.folder.path} has no held-out conversations from after its training: it needs an "
+        "`evaluation` section, an end, and `training.log_rollouts`; --replay plays its newest checkpoint"
+    )
 
 
 def _scenarios(evaluation: Evaluation) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from stateset_agents.tracking.jsonl import damage_named
 from stateset_agents.tracking.run_log import RecordedRollout
 from stateset_agents.types.messages import Completion, FinishReason, VersionSpan
 from stateset_agents.types.scenario import Scenario, expect_split
@@ -106,8 +107,7 @@ def groups_of(rollouts: Iterable[RecordedRollout]) -> Iterator[tuple[int, list[T
 
 
 def _group(members: list[RecordedRollout]) -> TrajectoryGroup:
-    return TrajectoryGroup(
-        key=members[0].group,
-        trajectories=tuple(trajectory_of(member) for member in members),
-        weight=members[0].weight,
-    )
+    key = members[0].group
+    with damage_named(f"group {key!r:.50} of rollouts.jsonl"):
+        trajectories = tuple(trajectory_of(member) for member in members)
+        return TrajectoryGroup(key=key, trajectories=trajectories, weight=members[0].weight)

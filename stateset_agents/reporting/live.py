@@ -1,16 +1,20 @@
 """The page of a running training over HTTP, on this machine only; for `stateset-agents report --live`.
 
 `report.render` makes the page. Updates are server-sent events: `page` has all data but the conversations,
-`conversations` says that there are new ones to fetch.
+`conversations` says that there are new ones to fetch, `trouble` is a line on files that cannot be read.
+
+What is sent is made once for all clients while the files are as they were (`SharedText`), and few of them are
+kept up to date (`event_stream`): clients that never read, however many, hold up no other.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from aiohttp import web
@@ -21,10 +25,22 @@ from stateset_agents.reporting.report import Recorded, render
 from stateset_agents.reporting.rollouts.conversations import MAX_CONVERSATIONS
 from stateset_agents.runtime.http_guard import HttpGuard
 from stateset_agents.runtime.http_server import listen
-from stateset_agents.tracking.jsonl import dump
+from stateset_agents.tracking.jsonl import damage_named, dump
 from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.types.errors import StatesetError
 
-__all__ = ["DEFAULT_PORT", "FileStates", "event_stream", "file_states", "plotly", "serve", "serve_routes"]
+__all__ = [
+    "DEFAULT_PORT",
+    "FileStates",
+    "SharedText",
+    "event_stream",
+    "file_states",
+    "html_response",
+    "plotly",
+    "serve",
+    "serve_routes",
+    "trouble",
+]
 
 DEFAULT_PORT = 8750
 _HOST = "127.0.0.1"
@@ -34,6 +50,9 @@ _POLL_SECONDS = 0.5
 """Between two checks of the files."""
 _MIN_SECONDS = {"page": 0.0, "conversations": 3.0}
 """Between two events of a kind; conversations are many bytes."""
+_MAX_STREAMS = 64
+"""Pages that are kept up to date at the same time."""
+_STREAMS = web.AppKey("streams", list[web.Request])
 FileStates = tuple[tuple[int, int], ...]
 """Size and time of files."""
 
@@ -47,9 +66,10 @@ async def serve(
 ) -> None:
     """Serve until cancelled; `on_ready` gets the address once it answers. Port 0 takes a free one.
 
-    Raises ConfigurationError if the port is in use.
+    Raises ConfigurationError if the run cannot be read or the port is in use.
     """
     live = _Live(log, Recorded(log, conversations))
+    await live.page_json.get(live.states("page"))
     routes = [
         web.get("/", live.page),
         web.get("/plotly.js", plotly),
@@ -63,6 +83,7 @@ async def serve_routes(routes: Sequence[web.RouteDef], port: int, on_ready: Call
     """Serve to this machine until cancelled; as `serve`."""
     app = web.Application(middlewares=[HttpGuard().middleware()])
     app.add_routes(routes)
+    app[_STREAMS] = []
     runner = await listen(app, _HOST, port, read_timeout=_READ_TIMEOUT, shutdown_timeout=0.5)
     try:
         on_ready(f"http://{_HOST}:{runner.addresses[0][1]}/")
@@ -78,69 +99,129 @@ async def plotly(_: web.Request) -> web.StreamResponse:
 
 
 @dataclass
+class SharedText:
+    """A text of some files, made in a thread by one caller for all who ask until the files change."""
+
+    make: Callable[[], str]
+    _states: object = None
+    _made: bytes | StatesetError = b""
+    _making: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def get(self, states: object) -> bytes:
+        """In UTF-8. `states`: of the files as the caller sees them, equal while they are as they were. Raises
+        the error of `make`, which is kept as a text is."""
+        async with self._making:
+            if self._states is None or states != self._states:
+                try:
+                    self._made = (await asyncio.to_thread(self.make)).encode()
+                except StatesetError as error:
+                    self._made = error
+                self._states = states
+        if isinstance(self._made, StatesetError):
+            raise self._made
+        return self._made
+
+
+async def html_response(text: SharedText, states: object) -> web.StreamResponse:
+    """A page; 500 with one line where its files cannot be read."""
+    return await _response(text, states, "text/html")
+
+
+async def _response(text: SharedText, states: object, content_type: str) -> web.StreamResponse:
+    try:
+        body = await text.get(states)
+    except StatesetError as error:
+        raise web.HTTPInternalServerError(text=str(error)) from error
+    return web.Response(
+        body=body, content_type=content_type, charset="utf-8", headers={"Cache-Control": "no-store"}
+    )
+
+
 class _Live:
-    """Handlers of the addresses; files are read in a thread, by one reader at a time."""
+    """Handlers of the addresses."""
 
-    log: RunLog
-    recorded: Recorded
-
-    def __post_init__(self) -> None:
-        self._reading = asyncio.Lock()
+    def __init__(self, log: RunLog, recorded: Recorded) -> None:
+        self.log = log
+        self.recorded = recorded
+        self.html = SharedText(self._render)
+        self.page_json = SharedText(self._page_json)
+        self.conversations_json = SharedText(self._conversations_json)
 
     async def page(self, _: web.Request) -> web.StreamResponse:
-        text = await asyncio.to_thread(self._render)
-        return web.Response(text=text, content_type="text/html", headers={"Cache-Control": "no-store"})
+        return await html_response(self.html, self.states("page"))
 
     async def conversations(self, _: web.Request) -> web.StreamResponse:
-        async with self._reading:
-            text = await asyncio.to_thread(self._conversation_json)
-        return web.Response(text=text, content_type="application/json", headers={"Cache-Control": "no-store"})
+        return await _response(self.conversations_json, self.states("conversations"), "application/json")
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Send events as long as the page is open."""
-        response = await event_stream(request)
         sent_states: dict[str, FileStates] = {}
         sent_at = dict.fromkeys(_MIN_SECONDS, -math.inf)
-        try:
+        async with event_stream(request) as response:
             while True:
-                for name, states in self._file_states().items():
-                    if (
-                        sent_states.get(name) != states
-                        and time.monotonic() - sent_at[name] >= _MIN_SECONDS[name]
-                    ):
-                        data = await asyncio.to_thread(self._page_json) if name == "page" else "{}"
-                        await response.write(f"event: {name}\ndata: {data}\n\n".encode())
+                for name, seconds in _MIN_SECONDS.items():
+                    states = self.states(name)
+                    if sent_states.get(name) != states and time.monotonic() - sent_at[name] >= seconds:
+                        await response.write(await self._event(name, states))
                         sent_states[name], sent_at[name] = states, time.monotonic()
                 await response.write(b": still here\n\n")
                 await asyncio.sleep(_POLL_SECONDS)
-        except ConnectionResetError:  # the page was closed
-            return response
+        return response
 
-    def _file_states(self) -> dict[str, FileStates]:
-        """State of the files of each kind of event."""
+    async def _event(self, name: str, states: FileStates) -> bytes:
+        try:
+            data = await self.page_json.get(states) if name == "page" else b"{}"
+        except StatesetError as error:
+            return trouble(error)
+        return b"event: %s\ndata: %s\n\n" % (name.encode(), data)
+
+    def states(self, name: str) -> FileStates:
+        """State of the files of a kind of event."""
         folder = self.log.folder
-        page = (folder.metrics, folder.summary, folder.config, folder.audit, folder.rescore)
-        return {"page": file_states(*page), "conversations": file_states(folder.rollouts, folder.timeline)}
+        if name == "page":
+            return file_states(folder.metrics, folder.summary, folder.config, folder.audit, folder.rescore)
+        return file_states(folder.rollouts, folder.timeline)
 
     def _render(self) -> str:
         """Without conversations: the page fetches them after the first event."""
-        nothing_read = Recorded(self.log).select()
-        return render(page_data(self.log), nothing_read, plotly="plotly.js", live=True)
+        with damage_named(self.log.folder.path):
+            data = {**page_data(self.log), **Recorded(self.log).select()}
+        return render(data, plotly="plotly.js", live=True)
 
     def _page_json(self) -> str:
-        return dump(page_data(self.log))
+        with damage_named(self.log.folder.path):
+            return dump(page_data(self.log))
 
-    def _conversation_json(self) -> str:
-        self.recorded.read()
-        return dump(self.recorded.select())
+    def _conversations_json(self) -> str:
+        with damage_named(self.log.folder.path):
+            self.recorded.read()
+            return dump(self.recorded.select())
 
 
-async def event_stream(request: web.Request) -> web.StreamResponse:
-    """A response that server-sent events are written to."""
-    response = web.StreamResponse(headers={"Cache-Control": "no-store"})
-    response.content_type = "text/event-stream"
-    await response.prepare(request)
-    return response
+@contextlib.asynccontextmanager
+async def event_stream(request: web.Request) -> AsyncIterator[web.StreamResponse]:
+    """A response that server-sent events are written to, until its page is closed; 503 where too many are
+    open."""
+    streams = request.app[_STREAMS]
+    if len(streams) >= _MAX_STREAMS:
+        raise web.HTTPServiceUnavailable(
+            text=f"{_MAX_STREAMS} pages are kept up to date already: close one, or load this one again"
+        )
+    streams.append(request)
+    try:
+        response = web.StreamResponse(headers={"Cache-Control": "no-store"})
+        response.content_type = "text/event-stream"
+        await response.prepare(request)
+        yield response
+    except ConnectionResetError:  # the page was closed
+        pass
+    finally:
+        streams.remove(request)
+
+
+def trouble(error: StatesetError) -> bytes:
+    """The event that tells a page in one line what cannot be read."""
+    return f"event: trouble\ndata: {dump({'text': str(error)})}\n\n".encode()
 
 
 def file_states(*files: Path) -> FileStates:

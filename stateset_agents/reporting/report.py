@@ -17,6 +17,7 @@ from stateset_agents.reporting.page_data import page_data
 from stateset_agents.reporting.rollouts.conversations import MAX_CONVERSATIONS, Conversations
 from stateset_agents.reporting.rollouts.distributions import Distributions
 from stateset_agents.reporting.rollouts.timeline import Timeline
+from stateset_agents.tracking.jsonl import damage_named
 from stateset_agents.tracking.run_folder import replace_file
 from stateset_agents.tracking.run_log import RunLog
 
@@ -44,16 +45,17 @@ def write_report(
     if the folder is no run, or cannot be read or written.
     """
     log = RunLog.open(run_path)
+    with damage_named(log.folder.path):
+        recorded = Recorded(log, conversations)
+        recorded.read()
+        data = {**page_data(log), **recorded.select()}
     shared = None
     if shared_assets:
         script, version = plotly_js()
         shared = log.folder.path.parent / f"plotly-{version}.min.js"
         if not shared.exists():
             replace_file(shared, script, _HINT)
-    recorded = Recorded(log, conversations)
-    recorded.read()
-    browser_data = recorded.select()
-    page = render(page_data(log), browser_data, plotly=f"../{shared.name}" if shared else None)
+    page = render(data, plotly=f"../{shared.name}" if shared else None)
     replace_file(log.folder.report, page, _HINT)
     return log.folder.report
 
@@ -88,11 +90,8 @@ class Recorded:
         }
 
 
-def render(
-    page: dict[str, Any], browser_data: dict[str, Any], *, plotly: str | None, live: bool = False
-) -> str:
+def render(data: dict[str, Any], *, plotly: str | None, live: bool = False) -> str:
     """The page as HTML. `plotly`: path of plotly.js for the browser; None: inside the page."""
-    data = {**page, **browser_data}
     return html_page(
         "page/page.html",
         ["page/shared/page.css"],
@@ -100,5 +99,5 @@ def render(
         data,
         plotly=plotly,
         live=live,
-        numeric="numeric" in page,
+        numeric="numeric" in data,
     )

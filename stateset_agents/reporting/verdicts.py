@@ -6,11 +6,11 @@ stateset-agents rescore runs/latest --reward REWARD --out runs/latest/rescore.js
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from stateset_agents.tracking.jsonl import read_json
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.types.errors import ConfigurationError
 
@@ -34,7 +34,7 @@ def _read(file: Path, command: str, shape: Any) -> dict[str, Any] | None:
     if not file.exists():
         return None
     try:
-        found: dict[str, Any] = shape(json.loads(file.read_text(encoding="utf-8")))
+        found: dict[str, Any] = shape(read_json(file))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(
             f"{file} is not what `{command} --out` writes: remove it, or write it again"

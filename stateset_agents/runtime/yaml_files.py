@@ -19,12 +19,16 @@ _Model = TypeVar("_Model", bound=Settings)
 __all__ = ["absolute_paths", "override", "parse_yaml", "read_sections", "read_yaml", "settings_from"]
 
 _MERGE = "tag:yaml.org,2002:merge"
+_MAX_NODES = 100_000
+"""That aliases may add to a text: nine lists of nine aliases each, one in the other, are a billion."""
 
 
 def read_yaml(path: Path) -> Any:
-    """The value of a YAML file. Raises OSError if it cannot be read, else as `parse_yaml`."""
+    """The value of a YAML file. Raises ConfigurationError where it cannot be read, and as `parse_yaml`."""
     try:
         text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{path} is not YAML: {error}") from error
     return parse_yaml(text, of=str(path))
@@ -33,26 +37,31 @@ def read_yaml(path: Path) -> Any:
 def parse_yaml(text: str, *, of: str) -> Any:
     """The value of a YAML text, as plain Python values; `of` names the text in errors.
 
-    Raises ConfigurationError if it is not YAML, and for a key that stands twice in one mapping: PyYAML would
-    silently drop the first value.
+    Raises ConfigurationError if it is not YAML, for a key that stands twice in one mapping (PyYAML would
+    silently drop the first value), and for aliases that would be too many values, or contain themselves.
     """
     import yaml
 
-    loader = yaml.SafeLoader(text)
+    loader = None
     try:
+        loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
         if root is None:
             return None
         _refuse_second_keys(root, of)
+        _refuse_bombs(root, of)
         return loader.construct_document(root)
+    except ConfigurationError:
+        raise
     except RecursionError as error:
         raise ConfigurationError(f"{of} is not YAML that can be read: it is nested too deeply") from error
+    except (LookupError, AttributeError, TypeError, OverflowError) as error:  # `!!bool maybe`, `!!int ''`
+        raise ConfigurationError(f"{of} is not YAML: a value does not fit its tag ({error})") from error
     except (yaml.YAMLError, ValueError) as error:
-        if isinstance(error, ConfigurationError):
-            raise
         raise ConfigurationError(f"{of} is not YAML: {' '.join(str(error).split())}") from error
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
 
 
 def read_sections(path: Path) -> dict[str, Any]:
@@ -60,10 +69,7 @@ def read_sections(path: Path) -> dict[str, Any]:
 
     Raises ConfigurationError where it cannot be read or has no sections.
     """
-    try:
-        data = read_yaml(path)
-    except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
+    data = read_yaml(path)
     if not isinstance(data, dict) or not all(isinstance(name, str) for name in data):
         raise ConfigurationError(f"{path} must hold sections such as agent, environment, training")
     return data
@@ -127,6 +133,26 @@ def absolute_paths(value: Any, base: Path) -> Any:
         return value
     is_path = value.startswith(("./", "../")) or is_code_below(value, base)
     return str((base / value).resolve()) if is_path else value
+
+
+def _refuse_bombs(root: yaml.Node, of: str) -> None:
+    """An alias is read in no time, but what walks through the value meets it anew at each place."""
+    sizes: dict[int, int] = {}  # with aliases written out; 0 while a node is counted
+
+    def size(node: Any) -> int:
+        if id(node) not in sizes:
+            sizes[id(node)] = 0
+            items = [] if isinstance(node.value, str) else node.value
+            parts = [part for item in items for part in (item if isinstance(item, tuple) else (item,))]
+            sizes[id(node)] = 1 + sum(map(size, parts))
+        if sizes[id(node)] == 0:
+            raise ConfigurationError(f"{of}: the alias in line {node.start_mark.line + 1} contains itself")
+        return sizes[id(node)]
+
+    if size(root) - len(sizes) > _MAX_NODES:
+        raise ConfigurationError(
+            f"{of}: its aliases stand for more than {_MAX_NODES:,} values: write out those that are needed"
+        )
 
 
 def _refuse_second_keys(root: yaml.Node, of: str) -> None:

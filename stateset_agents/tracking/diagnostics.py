@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from stateset_agents.tracking.checks import CHECKS, Check
 from stateset_agents.tracking.history import History
+from stateset_agents.tracking.jsonl import damage_named
 from stateset_agents.tracking.monitors import MONITORS, Finding, Severity
 from stateset_agents.tracking.run_log import RunLog, held_out_gains
 
@@ -19,17 +20,18 @@ __all__ = ["Finding", "History", "Severity", "all_passed", "diagnose", "live_fin
 
 
 def diagnose(log: RunLog) -> list[Finding]:
-    """The findings of a run, in a fixed order.
+    """The findings of a run, in a fixed order. Raises ConfigurationError where a file is damaged.
 
     >>> all_passed(diagnose(RunLog.open("runs/latest")))
     True
     """
-    training = log.config().get("training")
-    settings = training if isinstance(training, Mapping) else {}
-    history = History(list(log.metrics()), settings, log.summary(), gains=held_out_gains(log))
-    if sum(history.finite("rollout/failed")) + sum(history.finite("rollout/unscored")):
-        history = replace(history, most_common_error=_most_common_error(log))
-    return _findings(CHECKS.values(), history)
+    with damage_named(log.folder.path):
+        training = log.config().get("training")
+        settings = training if isinstance(training, Mapping) else {}
+        history = History(list(log.metrics()), settings, log.summary(), gains=held_out_gains(log))
+        if sum(history.finite("rollout/failed")) + sum(history.finite("rollout/unscored")):
+            history = replace(history, most_common_error=_most_common_error(log))
+        return _findings(CHECKS.values(), history)
 
 
 def _most_common_error(log: RunLog) -> str | None:

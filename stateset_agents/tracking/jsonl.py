@@ -1,4 +1,7 @@
-"""JSONL files that can be tailed, survive a kill, and say which schema they follow."""
+"""JSONL files that can be tailed, survive a kill, and say which schema they follow.
+
+What reads them back takes nothing on trust: a damaged file is one line that names it (`damage_named`).
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,20 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import FileIO
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
-from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.errors import ConfigurationError, StatesetError
 
-__all__ = ["SCHEMA_VERSION", "JsonlWriter", "dump", "read_lines"]
+__all__ = [
+    "SCHEMA_VERSION",
+    "GrowingFile",
+    "JsonlWriter",
+    "damage_named",
+    "dump",
+    "parse_record",
+    "read_json",
+    "read_lines",
+]
 
 SCHEMA_VERSION = 1
 
@@ -93,22 +105,18 @@ def read_lines(
     """Each record and the byte at which its line begins, the header included; a torn last line is left out.
 
     `is_wanted`: of a line, the header aside; others are not parsed.
-    Raises ConfigurationError on another schema version, or where a line in the middle is no JSON.
+    Raises ConfigurationError on another schema version, where a line in the middle is no JSON object, and
+    where the file cannot be read.
     """
     start = 0
-    with file.open("rb") as stream:
+    with _opened(file) as stream:
         for number, line in enumerate(stream, start=1):
             if not line.endswith(b"\n"):
                 return
             if number > 1 and not is_wanted(line):
                 start += len(line)
                 continue
-            try:
-                record = json.loads(line)
-            except ValueError as error:
-                raise ConfigurationError(
-                    f"{file}, line {number}: not JSON: {line[:50].decode(errors='replace')!r}; remove it"
-                ) from error
+            record = parse_record(line, of=f"{file}, line {number}")
             if number == 1 and record.get("schema_version") != SCHEMA_VERSION:
                 raise ConfigurationError(
                     f"{file} has schema version {record.get('schema_version')!r} and this program reads "
@@ -116,6 +124,107 @@ def read_lines(
                 )
             yield start, record
             start += len(line)
+
+
+class GrowingFile:
+    """The lines that were appended to a file since the last call."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._num_read = 0  # bytes
+
+    def was_truncated(self) -> bool:
+        """Is the file shorter than what was read, as a resumed run leaves it? Then all of it is new."""
+        is_shorter = self._file.exists() and self._file.stat().st_size < self._num_read
+        if is_shorter:
+            self._num_read = 0
+        return is_shorter
+
+    def new_lines(self) -> Iterator[tuple[int, bytes]]:
+        """Offset and bytes of each complete new line, without the header, unparsed.
+
+        Raises ConfigurationError on another schema version, and where the file cannot be read.
+        """
+        if not self._file.exists():
+            return
+        if self._num_read == 0:
+            next(read_lines(self._file), None)  # checks the header
+        with _opened(self._file) as stream:
+            stream.seek(self._num_read)
+            for line in stream:
+                if not line.endswith(b"\n"):
+                    return
+                if self._num_read:  # else it is the header
+                    yield self._num_read, line
+                self._num_read += len(line)
+
+    def records_at(self, offsets: Iterable[int]) -> Iterator[dict[str, Any]]:
+        """The records whose lines begin there."""
+        with _opened(self._file) as stream:
+            for offset in offsets:
+                stream.seek(offset)
+                yield self.parse(stream.readline(), offset)
+
+    def parse(self, line: bytes, offset: int) -> dict[str, Any]:
+        """The record of a line that begins at `offset`."""
+        return parse_record(line, of=f"{self._file}, byte {offset}")
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object that a whole file holds. Raises ConfigurationError where it is none or cannot be read."""
+    with _opened(file) as stream:
+        return parse_record(stream.read(), of=str(file))
+
+
+def parse_record(text: bytes, *, of: str) -> dict[str, Any]:
+    """A JSON object in UTF-8; `of` names it in the error. Raises ConfigurationError where it is none."""
+    try:
+        record = json.loads(text.decode(), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ConfigurationError(
+            f"{of}: not JSON ({reason}): {text[:50].decode(errors='replace')!r}; remove it"
+        ) from error
+    if not isinstance(record, dict):
+        raise ConfigurationError(f"{of}: no JSON object, but {record!r:.50}; remove it")
+    return record
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+@contextlib.contextmanager
+def damage_named(path: Path | str) -> Iterator[None]:
+    """Around what reads a folder's files and computes with what they hold, and calls no code of the user.
+
+    A field that is missing, of another type or too large becomes a ConfigurationError that names the folder:
+    files are damaged in more ways than their readers can ask for one by one.
+    """
+    try:
+        yield
+    except StatesetError:
+        raise
+    except (
+        *(ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RecursionError),
+        *(TypeError, ValueError),
+    ) as error:
+        raise ConfigurationError(
+            f"{path} holds what cannot be read ({type(error).__name__}: {error!s:.150}): move it away, or "
+            "write it again"
+        ) from error
+
+
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[BinaryIO]:
+    """Raises ConfigurationError for what is no file, and what cannot be read."""
+    if not file.is_file():  # a folder; a pipe would be waited for
+        raise ConfigurationError(f"{file} is no file: remove it")
+    try:
+        with file.open("rb") as stream:
+            yield stream
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {file}: {error.strerror}") from error
 
 
 def _complete_bytes(stream: FileIO) -> int:

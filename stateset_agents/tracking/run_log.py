@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
+import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from stateset_agents.runtime.yaml_files import read_yaml
-from stateset_agents.tracking.jsonl import SCHEMA_VERSION, read_lines
+from stateset_agents.tracking.jsonl import SCHEMA_VERSION, damage_named, read_json, read_lines
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.windows import Window
 from stateset_agents.types.errors import ConfigurationError
@@ -132,13 +132,15 @@ class RunLog:
         """How the run ended, without the file's schema version; empty while it has not."""
         if not self.folder.summary.exists():
             return {}
-        return _versioned(self.folder.summary, json.loads(self.folder.summary.read_text(encoding="utf-8")))
+        return _versioned(self.folder.summary, read_json(self.folder.summary))
 
     def metrics(self) -> Iterator[MetricLine]:
         for record in _records(self.folder.metrics):
-            step, time = record.pop("step"), record.pop("time")
-            values = {name: math.nan if value is None else value for name, value in record.items()}
-            yield MetricLine(step, time, values)
+            with damage_named(self.folder.path):
+                step, time = record.pop("step"), record.pop("time")
+                values = {name: math.nan if value is None else 1.0 * value for name, value in record.items()}
+                line = MetricLine(operator.index(step), 1.0 * time, values)
+            yield line
 
     def rollouts(self, *stages: str, branches: bool = False) -> Iterator[RecordedRollout]:
         """Conversations in the order written; of all stages when none is named.
@@ -148,7 +150,9 @@ class RunLog:
         """
         for record in self.records(*stages):
             if branches or not record.get("branch_of"):
-                yield read_rollout(record)
+                with damage_named(self.folder.path):
+                    rollout = read_rollout(record)
+                yield rollout
 
     def records(self, *stages: str) -> Iterator[dict[str, Any]]:
         """The same as JSON has them, branches included; lines of other stages are not parsed."""
@@ -158,25 +162,22 @@ class RunLog:
             return stage is None or not stages or stage[1].decode() in stages
 
         for record in _records(self.folder.rollouts, is_wanted):
-            if not stages or record["stage"] in stages:
+            if not stages or record.get("stage") in stages:
                 yield record
 
     def episodes(self, *stages: str) -> Iterator[dict[str, Any]]:
         """Of a numeric training, in the order written (see `JsonlTracker.log_episodes`); of all stages when
         none is named."""
         for record in _records(self.folder.episodes):
-            if not stages or record["stage"] in stages:
+            if not stages or record.get("stage") in stages:
                 yield record
 
     def windows(self) -> list[Window]:
         """Of a numeric training that was measured: held-out episodes over time."""
         if not self.folder.windows.exists():
             return []
-        text = self.folder.windows.read_text(encoding="utf-8")
-        return [
-            Window.from_json(record)
-            for record in _versioned(self.folder.windows, json.loads(text))["windows"]
-        ]
+        records = _versioned(self.folder.windows, read_json(self.folder.windows))["windows"]
+        return [Window.from_json(record) for record in records]
 
     def tokens(self) -> dict[int, str]:
         """What each token id of the conversations says; empty where the run's tokenizer was not at hand."""
@@ -256,7 +257,9 @@ def read_rollout(record: dict[str, Any]) -> RecordedRollout:
     return RecordedRollout(**record)
 
 
-def _versioned(file: Path, data: dict[str, Any]) -> dict[str, Any]:
+def _versioned(file: Path, data: Any) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise ConfigurationError(f"{file} holds no fields, but {data!r:.50}: remove it")
     version = data.pop("schema_version", None)
     if version != SCHEMA_VERSION:
         raise ConfigurationError(

@@ -12,6 +12,8 @@ from typing import Any, TextIO, cast
 
 import structlog
 
+from stateset_agents.types.shown_text import shown
+
 __all__ = ["configure_logging", "get_logger"]
 
 _ROOT = "stateset_agents"
@@ -27,6 +29,11 @@ class _Stderr(logging.StreamHandler[TextIO]):
     @stream.setter
     def stream(self, value: TextIO) -> None:
         """Ignored: the base class sets it once, and we use stderr at the time of writing."""
+
+
+class _Formatter(logging.Formatter):
+    def formatException(self, ei: Any) -> str:
+        return shown(super().formatException(ei))
 
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:
@@ -55,16 +62,18 @@ def configure_logging(level: str = "INFO") -> None:
     for handler in [handler for handler in logger.handlers if isinstance(handler, _Stderr)]:
         logger.removeHandler(handler)
     handler = _Stderr()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
+    handler.setFormatter(_Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
     logger.addHandler(handler)
     logger.propagate = False
     logger.setLevel(level.upper())
 
 
 def _human_line(_: Any, __: str, event: structlog.typing.EventDict) -> str:
-    """`checkpoint saved  step=20 path=runs/0001-demo`; a traceback goes below."""
+    """`checkpoint saved  step=20 path=runs/0001-demo`; a traceback goes below. No value begins a line of its
+    own, or reaches the terminal as a command."""
     trace = event.pop("exception", None)
     line = str(event.pop("event", ""))
     if event:
         line += "  " + " ".join(f"{key}={value}" for key, value in event.items())
-    return f"{line}\n{trace}" if trace else line
+    line = shown(line.replace("\r\n", "\n").replace("\n", "\\n"))
+    return f"{line}\n{shown(str(trace))}" if trace else line

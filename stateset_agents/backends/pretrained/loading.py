@@ -56,15 +56,20 @@ _EMBEDDED = Path(__file__).parents[2] / "embedded"
 """A folder for each model that ships."""
 _TOKENIZER_FILE = re.compile(r"token|vocab|merges|spiece|tekken|\.model$")
 
+_MAX_LAYERS = 10_000
+
 DType = Literal["auto", "fp32", "bf16", "fp16"]
 """Of the rollout weights; auto: see `auto_dtype`."""
 
 
 def unreadable() -> tuple[type[Exception], ...]:
-    """What transformers raises for files that are missing, truncated, or of another format."""
+    """What transformers raises for files that are missing, truncated, of another format, or whose settings
+    are of another type or size than it computes with."""
+    from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
-    return OSError, ValueError, KeyError, RuntimeError, SafetensorError, UnpicklingError, *UNREADABLE
+    python = (ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError, TypeError)
+    return *python, ValueError, SafetensorError, StrictDataclassError, UnpicklingError, *UNREADABLE
 
 
 def load_model_and_tokenizer(
@@ -114,6 +119,7 @@ def load_model_and_tokenizer(
             tokenizer: Any = AutoTokenizer.from_pretrained(source, local_files_only=local, **more)
             part = "model"
             config = AutoConfig.from_pretrained(source, local_files_only=local, **more)
+            _expect_few_layers(config)
             if dtype == "auto":
                 is_plain = matmul_precision == "highest"
                 torch_dtype = auto_dtype(
@@ -177,6 +183,13 @@ def load_picture_reader(name: str, model: PreTrainedModel) -> PictureReader | No
             "processor.save_pretrained(folder)"
         ) from error
     return PictureReader(processor, model)
+
+
+def _expect_few_layers(config: Any) -> None:
+    """They are made one by one before a weight is read. Raises ValueError."""
+    layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
+    if layers > _MAX_LAYERS:
+        raise ValueError(f"num_hidden_layers must be at most {_MAX_LAYERS:,}, got {layers}")
 
 
 def _num_parameters(config: Any) -> int:
@@ -384,8 +397,15 @@ def eos_ids_of(model: Any) -> list[int]:
         eos = getattr(config, "eos_token_id", None)
         if eos is not None:
             ids += eos if isinstance(eos, list) else [eos]
+    if not all(isinstance(id, int) for id in ids):
+        raise ConfigurationError(
+            f"eos_token_id of the model's config or generation config must be a token id or a list of them, "
+            f"got {ids!r:.60}"
+        )
     return list(dict.fromkeys(ids))
 
 
 def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """The first line that says something; one that ends by a colon, with the next."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

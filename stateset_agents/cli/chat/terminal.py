@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import re
 import sys
+
+from stateset_agents.types.shown_text import shown, shown_line
 
 __all__ = ["Terminal"]
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Control characters, which a model may write and a terminal would obey."""
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 _MAX_SHOWN = 2000
 """Characters of one tool's answer."""
@@ -55,14 +54,14 @@ class Terminal:
         if not self._in_line and self.has_person:
             print("agent> ", end="")
         self._in_line = True
-        print(_CONTROL.sub("\ufffd", piece), end="", flush=True)
+        print(shown(piece), end="", flush=True)
 
     def note(self, text: str) -> None:
         """Print a tool call or its result on lines of its own."""
         self.end_line()
         if len(text) > _MAX_SHOWN:
             text = f"{text[:_MAX_SHOWN]}... ({len(text)} characters)"
-        for line in _CONTROL.sub("\ufffd", text).split("\n"):
+        for line in shown(text).split("\n"):
             print(f"{_DIM}  {line}{_PLAIN}" if self._has_colours else f"  {line}", flush=True)
 
     def remark(self, text: str) -> None:
@@ -73,7 +72,7 @@ class Terminal:
     def to_stderr(self, text: str) -> None:
         """Print one line on stderr, so that a pipe's reader does not take it for the agent's text."""
         self.end_line()
-        print(_CONTROL.sub("\ufffd", " ".join(text.split())), file=sys.stderr, flush=True)
+        print(shown_line(text), file=sys.stderr, flush=True)
 
     def error(self, text: str) -> None:
         """Print an error as one line on stderr."""

@@ -7,6 +7,8 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from stateset_agents.types.shown_text import shown
+
 __all__ = ["add_parser", "run"]
 
 
@@ -29,7 +31,10 @@ def run(args: argparse.Namespace) -> int:
         result = {"all_passed": all_passed(findings), "findings": [asdict(finding) for finding in findings]}
         print(json.dumps(result, indent=2))
     else:
-        print("\n".join(map(str, findings)) or "no step has finished yet: nothing to diagnose")
+        print(
+            "\n".join(shown(str(finding)) for finding in findings)
+            or "no step has finished yet: nothing to diagnose"
+        )
     passed = (
         bool(findings) and all_passed(findings)
         if args.strict

@@ -130,10 +130,7 @@ def _new_sections(args: argparse.Namespace) -> dict[str, Any]:
 
 def _sections_of(config: Path) -> dict[str, Any]:
     """The same of a fine-tuning's run folder."""
-    try:
-        data = read_yaml(config)
-    except OSError as error:
-        raise ConfigurationError(f"cannot read {config}: {error.strerror}") from error
+    data = read_yaml(config)
     if not isinstance(data, dict) or data.get("made_by") != "sft":
         raise ConfigurationError(
             f"{config.parent} is no fine-tuning: stateset-agents train --resume {config.parent} goes on with "

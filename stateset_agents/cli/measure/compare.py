@@ -90,13 +90,16 @@ def run(args: argparse.Namespace) -> int:
     result = compare(a, b)
     a_side, b_side = {**measured_a, "model": args.a}, {**measured_b, "model": args.b}
     summary = {"a": a_side, "b": b_side, "comparison": result.summary()}
-    print_result(summary, args, "\n".join([*_side_lines(a_side, b_side), *_lines(result)]))
+    print_result(
+        summary, args, "\n".join([*_side_lines("A", a_side), *_side_lines("B", b_side), *_lines(result)])
+    )
     return 0
 
 
 def _compare_recorded(args: argparse.Namespace) -> int:
     """Two runs by the held-out conversations in their folders."""
     from stateset_agents.evaluation.comparison import compare_runs
+    from stateset_agents.tracking.jsonl import damage_named
     from stateset_agents.tracking.run_log import RunLog
     from stateset_agents.tracking.run_settings import differing_settings
 
@@ -111,22 +114,21 @@ def _compare_recorded(args: argparse.Namespace) -> int:
     check_writable(args.out)
     logs = [RunLog.open(args.a), RunLog.open(args.b)]
     result = compare_runs(*logs)
-    a_side, b_side = (
-        {**log.summary()["after"], "model": name} for log, name in zip(logs, (args.a, args.b), strict=True)
-    )
+    sides, side_lines = [], []
+    for label, log, name in zip("AB", logs, (args.a, args.b), strict=True):
+        with damage_named(log.folder.path):
+            sides.append({**log.summary()["after"], "model": name})
+            side_lines += _side_lines(label, sides[-1])
     settings = differing_settings([log.config() for log in logs])
-    summary = {"a": a_side, "b": b_side, "comparison": result.summary(), "settings": settings}
-    lines = [*_side_lines(a_side, b_side), *_lines(result), _ONE_SEED, *_setting_lines(settings)]
+    summary = {"a": sides[0], "b": sides[1], "comparison": result.summary(), "settings": settings}
+    lines = [*side_lines, *_lines(result), _ONE_SEED, *_setting_lines(settings)]
     print_result(summary, args, "\n".join(lines))
     return 0
 
 
-def _side_lines(a_side: Mapping[str, Any], b_side: Mapping[str, Any]) -> list[str]:
-    lines = []
-    for name, side in (("A", a_side), ("B", b_side)):
-        lines.append("; ".join([f"{name}  {side['model']}: {rate(side)}", *floors(side), *exclusions(side)]))
-        lines += [f"   {line}" for line in endpoint_lines(side)]
-    return lines
+def _side_lines(label: str, side: Mapping[str, Any]) -> list[str]:
+    line = "; ".join([f"{label}  {side['model']}: {rate(side)}", *floors(side), *exclusions(side)])
+    return [line, *(f"   {line}" for line in endpoint_lines(side))]
 
 
 def _setting_lines(settings: Mapping[str, Sequence[str | None]]) -> list[str]:

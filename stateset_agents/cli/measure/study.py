@@ -69,10 +69,13 @@ def report(args: argparse.Namespace) -> int:
     from stateset_agents.analysis.study import analyse
     from stateset_agents.analysis.study_folder import StudyFolder
     from stateset_agents.analysis.study_report import study_report
+    from stateset_agents.tracking.jsonl import damage_named
 
     check_writable(args.out)
     folder = StudyFolder(Path(args.folder))
-    print_result(analyse(folder), args, study_report(folder).rstrip())
+    with damage_named(folder.path):
+        result, text = analyse(folder), study_report(folder).rstrip()
+    print_result(result, args, text)
     return 0
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from stateset_agents.analysis.study import analyse
 from stateset_agents.analysis.study_folder import StudyFolder
+from stateset_agents.tracking.jsonl import damage_named
 
 __all__ = ["is_study", "study_data"]
 
@@ -32,13 +33,14 @@ def study_data(folder: str | Path) -> dict[str, Any]:
     Raises ConfigurationError where the folder is no study, or none of its cells has finished.
     """
     study = StudyFolder(Path(folder).resolve())
-    analysis, settings = analyse(study), study.settings()
-    return {
-        "run": str(analysis["name"]),
-        "total_steps": settings["total_steps"],
-        "reference": analysis["reference"],
-        "missing": analysis["missing"],
-        "differences": analysis["differences"],
-        "verdict": analysis["verdict"],
-        "cells": [{name: getattr(cell, name) for name in _FIELDS} for cell in study.cells()],
-    }
+    with damage_named(study.path):
+        analysis, settings = analyse(study), study.settings()
+        return {
+            "run": str(analysis["name"]),
+            "total_steps": settings["total_steps"],
+            "reference": analysis["reference"],
+            "missing": analysis["missing"],
+            "differences": analysis["differences"],
+            "verdict": analysis["verdict"],
+            "cells": [{name: getattr(cell, name) for name in _FIELDS} for cell in study.cells()],
+        }

@@ -12,6 +12,7 @@ from typing import Any
 
 from stateset_agents.cli.output import table
 from stateset_agents.cli.serving.deployments import ROLLED_BACK, add_deployment, opened
+from stateset_agents.types.shown_text import shown, shown_line
 
 __all__ = ["add_parser", "run"]
 
@@ -38,11 +39,11 @@ def run(args: argparse.Namespace) -> int:
     with opened(args) as controller:
         status = controller.status()
         if not args.watch:
-            print(json.dumps(status, indent=2) if args.json else "\n".join(_page(status)))
+            print(json.dumps(status, indent=2) if args.json else shown("\n".join(_page(status))))
         seen: Any = None
         while args.watch:
             if (now := {**status, "seconds": None}) != seen:
-                print(json.dumps(status) if args.json else _line(status), flush=True)
+                print(json.dumps(status) if args.json else shown_line(_line(status)), flush=True)
                 seen = now
             if status["mode"] in _DECIDED:
                 break

@@ -17,6 +17,7 @@ from typing import Any
 
 from stateset_agents.core.chat.pinned_template import PinnedTemplate
 from stateset_agents.core.chat.plain_template import with_calls_as_text, with_thought_as_text
+from stateset_agents.core.chat.render_limit import RenderLimit, expect_no_bombs, within_limit
 from stateset_agents.types.errors import ConfigurationError, ConversationRefused
 from stateset_agents.types.images import IMAGE_MARK, Image
 from stateset_agents.types.messages import Message, ToolCall
@@ -44,8 +45,8 @@ _THOUGHTS = re.compile(r"(?:\.|['\"])(?:reasoning_content|reasoning|thinking)\b"
 
 def checked_arguments(text: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a template as JSON has them; raises ConfigurationError for one that the template does
-    not have, or JSON."""
-    names = _variables(text) - _OWN if arguments else set()
+    not have, or JSON, and for a template that cannot be read."""
+    names = _variables(text, bool(arguments)) - _OWN
     plain: dict[str, Any] = {}
     for name, value in arguments.items():
         if name in _OWN:
@@ -62,15 +63,18 @@ def checked_arguments(text: str, arguments: Mapping[str, Any]) -> dict[str, Any]
     return plain
 
 
-def _variables(text: str) -> set[str]:
-    """What a template reads and does not only set itself."""
+def _variables(text: str, are_wanted: bool) -> set[str]:
+    """What a template reads and does not only set itself. Raises ConfigurationError for a text that is no
+    template, and for a bomb."""
     from jinja2 import Environment, TemplateSyntaxError, meta
 
     try:
         tree = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_GENERATION.sub("", text))
-    except TemplateSyntaxError as error:
-        raise ConfigurationError(f"the chat template cannot be read ({error}); {HINT} can") from error
-    return meta.find_undeclared_variables(tree)
+        expect_no_bombs(tree)
+        return meta.find_undeclared_variables(tree) if are_wanted else set()
+    except (TemplateSyntaxError, RecursionError) as error:
+        line = " ".join(str(error).split())
+        raise ConfigurationError(f"the chat template cannot be read ({line}); {HINT} can") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +158,7 @@ class Rendering:
         own = PinnedTemplate(text=text, arguments=checked_arguments(text, arguments))
         self.pinned = replace(own, date=date) if own.tells_date else own
         self._text = self.pinned.written()
+        self._endless: RenderLimit | None = None
         self._shape = _Shape(has_thoughts=_THOUGHTS.search(text) is not None)
         self._find_shape()
         if image_token is not None:
@@ -169,19 +174,33 @@ class Rendering:
     ) -> str:
         """The text; with `generate` up to where the agent begins to speak.
 
-        Raises ConversationRefused where the template cannot render these messages.
+        Raises ConversationRefused where the template cannot render these messages, ConfigurationError where
+        it takes too long, and from then on.
         """
         from jinja2 import TemplateError
 
+        written = [self._shape.written(message) for message in messages]
+        described = [self._described(tool) for tool in tools] or None
         try:
-            text = self._hf.apply_chat_template(
-                [self._shape.written(message) for message in messages],
-                tools=[self._described(tool) for tool in tools] or None,
-                chat_template=self._text,
-                add_generation_prompt=generate,
-                tokenize=False,
+            if self._endless is not None:
+                raise self._endless
+            text = within_limit(
+                lambda: self._hf.apply_chat_template(
+                    written,
+                    tools=described,
+                    chat_template=self._text,
+                    add_generation_prompt=generate,
+                    tokenize=False,
+                ),
+                len(messages) + len(tools),
             )
-        except (TemplateError, TypeError, ValueError) as error:  # the last two arise inside its expressions
+        except RenderLimit as limit:
+            self._endless = limit  # a hundred conversations are tried while a template is loaded
+            raise ConfigurationError(f"the chat template does not end ({limit}); {HINT} does") from None
+        except (
+            *(TemplateError, SyntaxError),  # Python's, of code that jinja made of a strange template
+            *(ArithmeticError, AttributeError, LookupError, NameError, RecursionError, TypeError, ValueError),
+        ) as error:  # all but the first arise inside its expressions
             line = " ".join(str(error).split()) or type(error).__name__
             raise ConversationRefused(
                 f"the chat template cannot render this conversation ({line}); {HINT} can"
@@ -192,7 +211,7 @@ class Rendering:
         """Whether the first mark, which one of the messages holds, stands in the text."""
         try:
             return MARKS[0] in self(messages)
-        except ConfigurationError:
+        except ConversationRefused:
             return False
 
     def _described(self, tool: dict[str, Any]) -> dict[str, Any]:
@@ -222,7 +241,7 @@ class Rendering:
         shown = Message(role="user", content=IMAGE_MARK + MARKS[0], images=(picture,))
         try:
             has_parts = self([shown]).count(image_token) == 1
-        except ConfigurationError:
+        except ConversationRefused:
             has_parts = False
         if not has_parts:
             self._shape = replace(self._shape, image_token=image_token)

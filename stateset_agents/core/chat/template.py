@@ -134,6 +134,8 @@ class JinjaTemplate:
             raise ConfigurationError(f"no chat template to use ({line}); {HINT} fits") from error
         self.text, told = pinned.text, date or pinned.date
         self._is_dated = told is not None
+        if not isinstance(self.text, str):
+            raise ConfigurationError(f"the chat template is no text, but {self.text!r:.60}; {HINT} fits")
         self._pictures = pictures
         self._render = Rendering(
             tokenizer.hf,

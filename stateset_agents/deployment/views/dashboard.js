@@ -34,7 +34,7 @@ function showRuns() {
     remember({ sort, order: down ? "down" : null });
     showRuns();
   };
-  fill(part("runs"), [runs?.runs, runs?.experiments, view.sort, view.down], () => [h("h2", {}, "Runs"), runs ? runsTable(runs, view, change) : note("There is no run in this folder yet.")]);
+  fill(part("runs"), [runs?.runs, runs?.damaged, runs?.experiments, view.sort, view.down], () => [h("h2", {}, "Runs"), runs ? damagedRuns(runs) : "", runs ? runsTable(runs, view, change) : note("There is no run in this folder yet.")]);
   const names = runs ? FIRST.filter((name) => name in runs.curves).slice(0, CURVES) : [];
   const charts = new Map(names.map((name) => [name, overlay(runs, view, name)]).filter(([, chart]) => chart.series.length));
   part("curves").hidden = !charts.size;

@@ -19,23 +19,14 @@ from stateset_agents.deployment.state import Move
 from stateset_agents.deployment.status import status_of
 from stateset_agents.deployment.views.history import ConversationSummary, DeploymentHistory
 from stateset_agents.reporting.live import FileStates, file_states
-from stateset_agents.reporting.overview.overview_data import overview_data, run_folders
+from stateset_agents.reporting.overview.overview_data import has_runs, overview_data
 from stateset_agents.serving.saved_conversations import ServedConversation, load_served
-from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["Deployments", "has_runs", "runs_data"]
+__all__ = ["Deployments", "runs_data"]
 
 ARMS: tuple[Arm, ...] = get_args(Arm)
 _LONGEST_TEXT = 2000
 """Characters of one message that are shown."""
-
-
-def has_runs(root: str | Path) -> bool:
-    """Does the folder hold a run?"""
-    try:
-        return bool(run_folders(root))
-    except ConfigurationError:
-        return False
 
 
 def runs_data(root: str | Path) -> dict[str, Any] | None:

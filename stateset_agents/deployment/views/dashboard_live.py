@@ -15,10 +15,19 @@ from typing import Any
 from aiohttp import web
 
 from stateset_agents.backends.openai.protocol import ApiError
-from stateset_agents.deployment.views.dashboard_data import Deployments, has_runs
+from stateset_agents.deployment.views.dashboard_data import Deployments
 from stateset_agents.deployment.views.dashboard_page import dashboard, render_dashboard
 from stateset_agents.deployment.views.prometheus_page import prometheus_page
-from stateset_agents.reporting.live import DEFAULT_PORT, event_stream, plotly, serve_routes
+from stateset_agents.reporting.live import (
+    DEFAULT_PORT,
+    SharedText,
+    event_stream,
+    html_response,
+    plotly,
+    serve_routes,
+    trouble,
+)
+from stateset_agents.reporting.overview.overview_data import has_runs
 from stateset_agents.reporting.overview.overview_live import LiveOverview
 from stateset_agents.tracking.jsonl import dump
 from stateset_agents.types.errors import StatesetError
@@ -60,21 +69,20 @@ class _LiveDashboard:
         self._root = root
         self._deployments = deployments
         self._overview = LiveOverview(root)
+        self._html = SharedText(self._render)
 
     async def page(self, _: web.Request) -> web.StreamResponse:
         try:
-            data = dashboard(self._root, await self._runs(), await self._shown_deployments())
+            states = [await asyncio.to_thread(self._state, name) for name in ("runs", "deployments")]
         except StatesetError as error:
             raise web.HTTPInternalServerError(text=str(error)) from error
-        text = await asyncio.to_thread(render_dashboard, data, plotly="plotly.js", live=True)
-        return web.Response(text=text, content_type="text/html", headers={"Cache-Control": "no-store"})
+        return await html_response(self._html, states)
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Send events as long as the page is open: first all that there is, then what is new."""
-        response = await event_stream(request)
         sent: dict[str, Any] = {}
         runs_at = -_RUNS_SECONDS
-        try:
+        async with event_stream(request) as response:
             while True:
                 looked = time.monotonic()
                 names = ["deployments"]
@@ -84,11 +92,10 @@ class _LiveDashboard:
                 for name in names:
                     event = await self._event(name, sent)
                     if event is not None:
-                        await response.write(event.encode())
+                        await response.write(event)
                 await response.write(b": still here\n\n")
                 await asyncio.sleep(_POLL_SECONDS)
-        except ConnectionResetError:  # the page was closed
-            return response
+        return response
 
     async def metrics(self, _: web.Request) -> web.StreamResponse:
         """For Prometheus; 501 without its library."""
@@ -107,34 +114,40 @@ class _LiveDashboard:
             raise web.HTTPNotFound(text="there is no run yet")
         return await self._overview.report(request)
 
-    async def _event(self, name: str, sent: dict[str, Any]) -> str | None:
+    async def _event(self, name: str, sent: dict[str, Any]) -> bytes | None:
         """The event that says what is new in this part, or what is wrong with it; None where nothing is."""
         try:
             state = await asyncio.to_thread(self._state, name)
             if name in sent and sent[name] == state:
                 return None
-            data: Any = await (self._runs() if name == "runs" else self._shown_deployments())
+            text = await (self._runs(state) if name == "runs" else self._new_deployments(sent))
         except StatesetError as error:
             if sent.get(name) == str(error):
                 return None
             sent[name] = str(error)
-            return f"event: trouble\ndata: {dump({'text': str(error)})}\n\n"
+            return trouble(error)
         sent[name] = state
-        if name == "deployments" and data is not None:
-            before = sent.get("shown", {})
-            sent["shown"] = {one["id"]: one for one in data}
-            data = [one for one in data if before.get(one["id"]) is not one]
-        text = await asyncio.to_thread(dump, {"data": data})
-        return f"event: {name}\ndata: {text}\n\n"
+        return b'event: %s\ndata: {"data":%s}\n\n' % (name.encode(), text)
 
     def _state(self, name: str) -> Any:
         """Another value when there is something new."""
         if name == "deployments":
             return None if self._deployments is None else self._deployments.changes()
-        return self._overview.states() if has_runs(self._root) else None
+        return self._overview.states()
 
-    async def _runs(self) -> dict[str, Any] | None:
-        return await self._overview.data() if await asyncio.to_thread(has_runs, self._root) else None
+    def _render(self) -> str:
+        runs = self._overview.data() if has_runs(self._root) else None
+        deployments = None if self._deployments is None else self._deployments.data()
+        return render_dashboard(dashboard(self._root, runs, deployments), plotly="plotly.js", live=True)
 
-    async def _shown_deployments(self) -> list[dict[str, Any]] | None:
-        return None if self._deployments is None else await asyncio.to_thread(self._deployments.data)
+    async def _runs(self, states: Any) -> bytes:
+        return await self._overview.json.get(states) if states else b"null"
+
+    async def _new_deployments(self, sent: dict[str, Any]) -> bytes:
+        if self._deployments is None:
+            return b"null"
+        shown = await asyncio.to_thread(self._deployments.data)
+        before = sent.get("shown", {})
+        sent["shown"] = {one["id"]: one for one in shown}
+        new = [one for one in shown if before.get(one["id"]) is not one]
+        return ",".join(await asyncio.to_thread(lambda: [dump(one) for one in new])).join("[]").encode()

@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from stateset_agents.core.tools import Tool, ToolError
 from stateset_agents.runtime.tasks import Deadline
@@ -211,6 +211,13 @@ class McpSession:
                 f"MCP server {self.name!r} answered {tool} with error {answered.code}: "
                 f"{answered.message:.200}"
             ) from error
+        except (
+            ValidationError,
+            RuntimeError,
+        ) as error:  # of another shape than MCP's, or than the tool's schema
+            raise EnvironmentFailure(
+                f"MCP server {self.name!r} answered {tool} with what is no result ({_why(error)}): mend it"
+            ) from error
         except (anyio.ClosedResourceError, anyio.BrokenResourceError, asyncio.CancelledError) as error:
             raise self._gone() from error
         text = _text_of(result)
@@ -227,8 +234,9 @@ class McpSession:
         error = _cause(self._connection.exception())
         if isinstance(error, StatesetError):
             return error
-        why = str(error) or type(error).__name__  # a broken pipe has no words
-        return EnvironmentFailure(f"MCP server {self.name!r} cannot be reached: {why}{self._saying()}")
+        return EnvironmentFailure(
+            f"MCP server {self.name!r} cannot be reached: {_why(error)}{self._saying()}"
+        )
 
     def _saying(self) -> str:
         last_line = self._last_error_line()
@@ -349,6 +357,15 @@ def _text_of(result: CallToolResult) -> str:
 def _either(holder: Any, *names: str) -> Any:
     """What the installed version of the library calls by one of these names."""
     return getattr(holder, next(name for name in names if hasattr(holder, name)))
+
+
+def _why(error: BaseException | None) -> str:
+    """In one line; pydantic's has several for each field."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        return f"{place}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r:.60}"
+    return " ".join(str(error).split())[:300] or type(error).__name__  # a broken pipe has no words
 
 
 def _cause(error: BaseException | None) -> BaseException | None:

@@ -9,6 +9,7 @@ from typing import Any
 from stateset_agents.reporting.learn.lab.lab_data import lab_data
 from stateset_agents.reporting.learn.learn_page import render_learn_page
 from stateset_agents.reporting.learn.parts.parts_data import run_parts, toy_parts
+from stateset_agents.tracking.jsonl import damage_named
 from stateset_agents.tracking.run_folder import replace_file
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.types.errors import ConfigurationError
@@ -59,4 +60,5 @@ def _papers() -> dict[str, Mapping[str, Any]]:
 
 def _of_run(folder: str | Path) -> dict[str, Mapping[str, Any]]:
     log = RunLog.open(folder)
-    return {"lab": lab_data(log), **dict.fromkeys(_PARTS, run_parts(log))}
+    with damage_named(log.folder.path):
+        return {"lab": lab_data(log), **dict.fromkeys(_PARTS, run_parts(log))}

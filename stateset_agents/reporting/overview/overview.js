@@ -37,7 +37,7 @@ function show() {
   const experiments_ = `${plural(data.runs.length, "run")} of ${plural(data.experiments.length, "experiment")}`;
   part("top").replaceChildren(h("div", { class: "title" }, h("h1", {}, data.name), "live" in document.body.dataset ? h("span", { id: "live", role: "status" }, "live") : null), note(experiments_));
   part("experiments").replaceChildren(experimentBoxes(data, view, change));
-  part("runs").replaceChildren(h("h2", {}, "Runs"), runsTable(data, view, change), h("div", { class: "tools" }, saved("CSV", () => saveCsv(`${data.name}-runs`, runsRows(data))), saved("JSON", () => saveJson(`${data.name}-runs`, { runs: data.runs, experiments: data.experiments, differences: data.differences, settings: data.settings }))));
+  part("runs").replaceChildren(h("h2", {}, "Runs"), damagedRuns(data), runsTable(data, view, change), h("div", { class: "tools" }, saved("CSV", () => saveCsv(`${data.name}-runs`, runsRows(data))), saved("JSON", () => saveJson(`${data.name}-runs`, { runs: data.runs, experiments: data.experiments, differences: data.differences, settings: data.settings }))));
   part("held-out").replaceChildren(h("h2", {}, "Held-out results"), ...scores(data, view));
   part("differences").replaceChildren(h("h2", {}, "Differences"), ...differences(data, view, change));
   part("settings").replaceChildren(h("h2", {}, "Settings that differ"), settingsTable(data, view));
@@ -83,6 +83,7 @@ function follow() {
     readView();
     show();
   });
+  events.addEventListener("trouble", (event) => (part("live").textContent = JSON.parse(event.data).text));
   events.onerror = () => (part("live").textContent = "connection lost");
 }
 

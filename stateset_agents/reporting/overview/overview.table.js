@@ -28,6 +28,9 @@ function cells(run, data) {
   return [[...name, label === run.name ? "" : h("span", { class: "n" }, ` ${label}`)], run.seed ?? "–", run.ended ?? "not ended", steps, percent(run.before?.value), side(run.after), gain, number(run.reward), duration(run.seconds)];
 }
 
+/** Runs that could not be read, each with the reason. */
+const damagedRuns = (data) => h("div", { class: "damaged" }, data.damaged.map(([name, reason]) => note(h("b", {}, name), ` is left out: ${reason}`)));
+
 function runsTable(data, view, change) {
   const at = COLUMNS.findIndex(([name]) => name === view.sort);
   const runs = data.runs.filter((run) => view.shown.has(run.experiment));

@@ -12,12 +12,13 @@ from stateset_agents.algorithms.paired import paired_shares
 from stateset_agents.reporting.curves import captions
 from stateset_agents.reporting.overview.experiments import difference, experiments, score
 from stateset_agents.reporting.overview.run_results import HeldOut, RunResults, read_run
+from stateset_agents.tracking.jsonl import damage_named
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.tracking.run_settings import differing_settings
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["Read", "overview_data", "run_folders"]
+__all__ = ["Read", "has_runs", "overview_data", "run_folders"]
 
 Read = Callable[[RunLog, int], RunResults]
 """(run, points of each curve) -> what the page has of it."""
@@ -35,7 +36,7 @@ def run_folders(root: str | Path) -> list[RunFolder]:
     if not path.is_dir():
         raise ConfigurationError(f"run folder {str(root)!r} does not exist: give one such as runs/latest")
     found = [entry for entry in sorted(path.iterdir()) if entry.is_dir() and not entry.is_symlink()]
-    folders = [RunFolder(entry) for entry in found if (entry / "metrics.jsonl").is_file()]
+    folders = [RunFolder(entry) for entry in found if (entry / "metrics.jsonl").exists()]
     if not folders:
         raise ConfigurationError(
             f"{str(root)!r} is no run folder and holds none: give one such as runs/latest, or runs"
@@ -43,15 +44,36 @@ def run_folders(root: str | Path) -> list[RunFolder]:
     return folders
 
 
+def has_runs(root: str | Path) -> bool:
+    """Does the folder hold a run?"""
+    try:
+        return bool(run_folders(root))
+    except ConfigurationError:
+        return False
+
+
 def overview_data(root: str | Path, *, read: Read | None = None) -> dict[str, Any]:
-    """Runs, experiments, their differences, the settings that differ, and the curves.
+    """Runs, experiments, their differences, the settings that differ, the curves, and which runs are damaged.
 
     `read`: how a run is read, `read_run` if not given.
-    Raises ConfigurationError where there is no run, or one cannot be read.
+    Raises ConfigurationError where there is no run, or none that can be read.
     """
     folders = run_folders(root)
     points = max(_MIN_POINTS, min(_MAX_POINTS, _ALL_POINTS // len(folders)))
-    runs = [(read or read_run)(RunLog(folder), points) for folder in folders]
+    runs: list[RunResults] = []
+    rows: list[dict[str, Any]] = []
+    damaged: list[tuple[str, str]] = []
+    for folder in folders:
+        try:
+            run = (read or read_run)(RunLog(folder), points)
+            with damage_named(folder.path):
+                rows.append(_run(run))
+        except ConfigurationError as error:
+            damaged.append((folder.path.name, " ".join(str(error).split())))
+        else:
+            runs.append(run)
+    if not runs:
+        raise ConfigurationError(f"no run of {str(root)!r} can be read; the first: {damaged[0][1]}")
     found = experiments(runs)
     number = {run.name: at for at, experiment in enumerate(found) for run in experiment.runs}
     scores = [score(experiment) for experiment in found]
@@ -59,7 +81,8 @@ def overview_data(root: str | Path, *, read: Read | None = None) -> dict[str, An
     constant, names = _metrics(runs)
     return {
         "name": Path(root).resolve().name,
-        "runs": [_run(run) | {"experiment": number[run.name]} for run in runs],
+        "damaged": damaged,
+        "runs": [row | {"experiment": number[row["name"]]} for row in rows],
         "experiments": [
             {"label": experiment.label, "score": one and asdict(one)}
             for experiment, one in zip(found, scores, strict=True)
@@ -78,7 +101,6 @@ def overview_data(root: str | Path, *, read: Read | None = None) -> dict[str, An
 
 
 def _run(run: RunResults) -> dict[str, Any]:
-    training = run.config.get("training") or {}
     planned = run.summary.get("num_steps")
     reward = [value for value in run.curves.values.get("reward/mean", ()) if value is not None]
     last = reward[-max(1, len(reward) // 10) :]
@@ -87,7 +109,7 @@ def _run(run: RunResults) -> dict[str, Any]:
         "seed": run.seed,
         "ended": run.summary.get("ended"),
         "steps": run.steps,
-        "planned": planned or training.get("max_steps"),
+        "planned": planned or run.training.get("max_steps"),
         "seconds": run.summary.get("train_seconds"),
         "reward": sum(last) / len(last) if last else None,
         "before": _side(run, "before"),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,21 @@ from aiohttp import web
 from stateset_agents.reporting.live import (
     DEFAULT_PORT,
     FileStates,
+    SharedText,
     event_stream,
     file_states,
+    html_response,
     plotly,
     serve_routes,
+    trouble,
 )
-from stateset_agents.reporting.overview.overview_data import overview_data, run_folders
+from stateset_agents.reporting.overview.overview_data import has_runs, overview_data, run_folders
 from stateset_agents.reporting.overview.overview_report import render_overview
 from stateset_agents.reporting.overview.run_results import RunResults, read_run
 from stateset_agents.tracking.jsonl import dump
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.types.errors import StatesetError
 
 __all__ = ["LiveOverview", "serve_overview"]
 
@@ -36,10 +40,10 @@ async def serve_overview(
 ) -> None:
     """Serve until cancelled; `on_ready` gets the address once it answers. Port 0 takes a free one.
 
-    Raises ConfigurationError if the folder holds no run, or the port is in use.
+    Raises ConfigurationError if the folder holds no run that can be read, or the port is in use.
     """
-    run_folders(root)
     live = LiveOverview(root)
+    await live.json.get(live.states())
     routes = [
         web.get("/", live.page),
         web.get("/plotly.js", plotly),
@@ -49,34 +53,37 @@ async def serve_overview(
     await serve_routes(routes, port, on_ready)
 
 
-@dataclass
 class LiveOverview:
     """Handlers of the addresses; a run is read again when its files have changed."""
 
-    root: str | Path
-    _known: dict[RunFolder, tuple[FileStates, int, RunResults]] = field(default_factory=dict)
-    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    def __init__(self, root: str | Path) -> None:
+        self.root = root
+        self._runs: dict[RunFolder, tuple[FileStates, int, RunResults]] = {}
+        self._reading = threading.Lock()
+        self.json = SharedText(lambda: dump(self.data()))
+        self._html = SharedText(lambda: render_overview(self.data(), plotly="plotly.js", live=True))
 
     async def page(self, _: web.Request) -> web.StreamResponse:
-        data = await self.data()
-        text = await asyncio.to_thread(render_overview, data, plotly="plotly.js", live=True)
-        return web.Response(text=text, content_type="text/html", headers={"Cache-Control": "no-store"})
+        return await html_response(self._html, await asyncio.to_thread(self.states))
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Send the page's data whenever a run has gone on, as long as the page is open."""
-        response = await event_stream(request)
-        sent = await asyncio.to_thread(self.states)
-        try:
+        async with event_stream(request) as response:
+            sent = await asyncio.to_thread(self.states)
             while True:
                 await response.write(b": still here\n\n")
                 await asyncio.sleep(_POLL_SECONDS)
                 states = await asyncio.to_thread(self.states)
                 if states != sent:
-                    text = await asyncio.to_thread(dump, await self.data())
-                    await response.write(f"event: page\ndata: {text}\n\n".encode())
+                    await response.write(await self._event(states))
                     sent = states
-        except ConnectionResetError:  # the page was closed
-            return response
+        return response
+
+    async def _event(self, states: object) -> bytes:
+        try:
+            return b"event: page\ndata: %s\n\n" % await self.json.get(states)
+        except StatesetError as error:
+            return trouble(error)
 
     async def report(self, request: web.Request) -> web.StreamResponse:
         """A run's own page, if it has been written."""
@@ -87,22 +94,24 @@ class LiveOverview:
             raise web.HTTPNotFound(text=f"there is no page of a run {name!r:.80}")
         return web.FileResponse(file, headers={"Cache-Control": "no-store"})
 
-    async def data(self) -> dict[str, Any]:
+    def data(self) -> dict[str, Any]:
         """As `overview_data`; runs whose files are as before are not read again."""
-        async with self._reading:
-            return await asyncio.to_thread(overview_data, self.root, read=self._read)
+        with self._reading:
+            return overview_data(self.root, read=self._read)
 
     def states(self) -> dict[RunFolder, FileStates]:
-        """Another value when a run has gone on, or a new one has begun."""
+        """Another value when a run has gone on, or a new one has begun; empty without runs."""
+        if not has_runs(self.root):
+            return {}
         return {folder: _of(folder) for folder in run_folders(self.root)}
 
     def _read(self, log: RunLog, max_points: int) -> RunResults:
         states = _of(log.folder)
-        known = self._known.get(log.folder)
-        if known is None or known[:2] != (states, max_points):
-            known = (states, max_points, read_run(log, max_points))
-            self._known[log.folder] = known
-        return known[2]
+        kept = self._runs.get(log.folder)
+        if kept is None or kept[:2] != (states, max_points):
+            kept = (states, max_points, read_run(log, max_points))
+            self._runs[log.folder] = kept
+        return kept[2]
 
 
 def _of(folder: RunFolder) -> FileStates:

@@ -8,8 +8,11 @@ from typing import Any
 from stateset_agents.reporting.html import html_page, plotly_js
 from stateset_agents.reporting.overview.overview_data import overview_data
 from stateset_agents.tracking.run_folder import replace_file
+from stateset_agents.types.logs import get_logger
 
 __all__ = ["render_overview", "write_overview"]
+
+_log = get_logger(__name__)
 
 _SHARED = tuple(f"page/shared/page.{part}js" for part in ("", "state.", "export.", "charts."))
 _OWN = (
@@ -25,6 +28,8 @@ def write_overview(root: str | Path, *, shared_assets: bool = False) -> Path:
     holds no run, or cannot be read or written.
     """
     data = overview_data(root)
+    for name, reason in data["damaged"]:
+        _log.warning("a run is left out", run=name, reason=reason)
     path = Path(root).resolve() / "report.html"
     plotly = None
     if shared_assets:

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from stateset_agents.reporting.curves import bin_value, is_smoothed
+from stateset_agents.tracking.jsonl import damage_named
 from stateset_agents.tracking.run_log import MetricLine, RunLog, held_out_returns
 
 __all__ = ["Curves", "HeldOut", "RunResults", "read_run"]
@@ -54,30 +55,36 @@ class RunResults:
     has_report: bool
 
     @property
+    def training(self) -> Mapping[str, Any]:
+        """Its settings."""
+        training = self.config.get("training")
+        return training if isinstance(training, Mapping) else {}
+
+    @property
     def seed(self) -> int | None:
         """Of the training."""
-        training = self.config.get("training")
-        seed = training.get("seed") if isinstance(training, Mapping) else None
-        return self.summary.get("seed") if seed is None else seed
+        seeds = (self.training.get("seed"), self.summary.get("seed"))
+        return next((seed for seed in seeds if isinstance(seed, int)), None)
 
 
 def read_run(log: RunLog, max_points: int) -> RunResults:
     """Read a run folder; `max_points` of each curve.
 
-    Raises ConfigurationError on another schema version.
+    Raises ConfigurationError on another schema version, and where a file is damaged.
     """
-    lines = list(log.metrics())
-    before, after = _held_out(log)
-    return RunResults(
-        name=log.folder.path.name,
-        config=log.config(),
-        summary=log.summary(),
-        steps=max((line.step for line in lines), default=0),
-        curves=binned(lines, max_points),
-        before=before,
-        after=after,
-        has_report=log.folder.report.exists(),
-    )
+    with damage_named(log.folder.path):
+        lines = list(log.metrics())
+        before, after = _held_out(log)
+        return RunResults(
+            name=log.folder.path.name,
+            config=log.config(),
+            summary=log.summary(),
+            steps=max((line.step for line in lines), default=0),
+            curves=binned(lines, max_points),
+            before=before,
+            after=after,
+            has_report=log.folder.report.is_file(),
+        )
 
 
 def binned(lines: Sequence[MetricLine], max_points: int) -> Curves:
@@ -123,7 +130,7 @@ def _by_scenario(records: Iterable[Mapping[str, Any]]) -> HeldOut:
     verdicts: dict[str, list[float]] = defaultdict(list)
     rewards: dict[str, list[float]] = defaultdict(list)
     for record in records:
-        name = record["scenario"]
+        name = str(record["scenario"])
         if record["success"] is not None:
             verdicts[name].append(float(record["success"]))
         if record["reward"] is not None:

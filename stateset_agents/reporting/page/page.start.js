@@ -100,6 +100,7 @@ function follow(timeline, browser) {
     showPage(data);
     say(data.ended ?? "live");
   });
+  events.addEventListener("trouble", (event) => say(JSON.parse(event.data).text));
   events.onerror = () => say("connection lost");
   if (!browser) return;
   events.addEventListener("conversations", async () => {

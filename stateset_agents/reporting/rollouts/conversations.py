@@ -17,15 +17,14 @@ from typing import Any
 from stateset_agents.algorithms.paired import paired_shares
 from stateset_agents.reporting.rollouts.distributions import broken_rules
 from stateset_agents.reporting.rollouts.line_groups import (
-    GrowingFile,
     LineGroup,
     num_bytes,
     num_lines,
     within_limits,
 )
 from stateset_agents.reporting.rollouts.row_changes import row_changes
+from stateset_agents.tracking.jsonl import GrowingFile
 from stateset_agents.tracking.run_folder import RunFolder
-from stateset_agents.types.errors import ConfigurationError
 
 __all__ = ["MAX_CONVERSATIONS", "Conversations", "Transitions", "pack"]
 
@@ -70,8 +69,7 @@ class Conversations:
 
     def __init__(self, folder: RunFolder, limit: int = MAX_CONVERSATIONS) -> None:
         """`limit`: conversations in one page; also at most 8,000 bytes of the file for each on average."""
-        self._file = folder.rollouts
-        self._lines = GrowingFile(self._file)
+        self._lines = GrowingFile(folder.rollouts)
         self._limit = limit
         self._reset()
 
@@ -130,12 +128,10 @@ class Conversations:
         selected = within_limits(training, self._limit - num_lines(shown), max_bytes - num_bytes(shown))
         offsets = sorted(offset for group in (*shown, *selected) for offset in group.offsets)
         packed = {offset: self._packed[offset] for offset in offsets if offset in self._packed}
-        if len(packed) < len(offsets):
-            with self._file.open("rb") as stream:
-                for offset in offsets:
-                    if offset not in packed:
-                        stream.seek(offset)
-                        packed[offset] = pack(self._parse(stream.readline()), token_texts or {})
+        new = [offset for offset in offsets if offset not in packed]
+        if new:
+            for offset, record in zip(new, self._lines.records_at(new), strict=True):
+                packed[offset] = pack(record, token_texts or {})
         self._packed = packed
         return [packed[offset] for offset in offsets]
 
@@ -144,24 +140,15 @@ class Conversations:
         if match:
             step, stage, group, scenario = map(json.loads, match.groups())
         else:
-            record = self._parse(line)
+            record = self._lines.parse(line, offset)
             step, stage, group, scenario = (record[name] for name in ("step", "stage", "group", "scenario"))
         if stage in self._success:
-            record = self._parse(line)
+            record = self._lines.parse(line, offset)
             self._success[stage][scenario, record["member"]] = record["success"]
         groups, key = (
             (self._training, (str(step), group)) if stage == "train" else (self._held_out, (scenario,))
         )
         groups.setdefault(key, LineGroup()).add(offset, len(line))
-
-    def _parse(self, line: bytes) -> dict[str, Any]:
-        try:
-            record: dict[str, Any] = json.loads(line)
-        except ValueError as error:
-            raise ConfigurationError(
-                f"{self._file}: not JSON: {line[:50].decode(errors='replace')!r}; remove that line"
-            ) from error
-        return record
 
 
 def pack(record: Mapping[str, Any], token_texts: Mapping[int, str]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from stateset_agents.reporting.rollouts.line_groups import GrowingFile
+from stateset_agents.tracking.jsonl import GrowingFile
 from stateset_agents.tracking.run_folder import RunFolder
 
 __all__ = ["Distributions", "Heatmap", "broken_rules"]
@@ -68,10 +68,33 @@ class Distributions:
         """Read the lines that were added, or all again if the file was truncated."""
         if self._lines.was_truncated():
             self._played = []
-        for _, line in self._lines.new_lines():
+        for offset, line in self._lines.new_lines():
             place = _PLACE.match(line)
-            if (place is None or place[2] == b"train") and (played := _played(line)):
+            if (place is None or place[2] == b"train") and (played := self._read(line, offset)):
                 self._played.append(played)
+
+    def _read(self, line: bytes, offset: int) -> _Played | None:
+        """A conversation of training; its line is parsed only where it is not as the tracker writes it."""
+        place, result = _PLACE.match(line), _RESULT.search(line)
+        if place is None or result is None:
+            record = self._lines.parse(line, offset)
+            if record["stage"] != "train" or record.get("branch_of"):
+                return None
+            step, status, success = record["step"], record["status"], record["success"]
+            reward, rules = record["reward"], broken_rules(record)
+            tokens = sum(turn["sampled_tokens"] for turn in record["turns"])
+        else:
+            if _BRANCH.search(line, 0, result.start()):
+                return None
+            step, status = int(place[1]), result[1].decode()
+            success, reward = json.loads(result[2]), json.loads(result[3])
+            tokens = sum(int(number) for number in _SAMPLED.findall(line, result.end()))
+            found = _VIOLATIONS.findall(line, result.end())
+            rules = broken_rules({"metadata": {"violations": json.loads(found[-1])}}) if found else []
+        kinds = [] if status == "terminated" else [status]
+        if success is False:
+            kinds += rules or ([] if kinds else [_NO_RULE])
+        return _Played(step, reward, tokens, tuple(kinds))
 
     def select(self) -> list[dict[str, Any]]:
         """The heatmaps that there is something to see in."""
@@ -110,30 +133,6 @@ def broken_rules(record: Mapping[str, Any]) -> list[str]:
     """The rules that a conversation broke, as its environment counts them."""
     violations = (record.get("metadata") or {}).get("violations")
     return sorted(rule for rule, count in violations.items() if count) if isinstance(violations, dict) else []
-
-
-def _played(line: bytes) -> _Played | None:
-    """A conversation of training; its line is parsed only where it is not as the tracker writes it."""
-    place, result = _PLACE.match(line), _RESULT.search(line)
-    if place is None or result is None:
-        record = json.loads(line)
-        if record["stage"] != "train" or record.get("branch_of"):
-            return None
-        step, status, success = record["step"], record["status"], record["success"]
-        reward, rules = record["reward"], broken_rules(record)
-        tokens = sum(turn["sampled_tokens"] for turn in record["turns"])
-    else:
-        if _BRANCH.search(line, 0, result.start()):
-            return None
-        step, status = int(place[1]), result[1].decode()
-        success, reward = json.loads(result[2]), json.loads(result[3])
-        tokens = sum(int(number) for number in _SAMPLED.findall(line, result.end()))
-        found = _VIOLATIONS.findall(line, result.end())
-        rules = broken_rules({"metadata": {"violations": json.loads(found[-1])}}) if found else []
-    kinds = [] if status == "terminated" else [status]
-    if success is False:
-        kinds += rules or ([] if kinds else [_NO_RULE])
-    return _Played(step, reward, tokens, tuple(kinds))
 
 
 def _heatmap(

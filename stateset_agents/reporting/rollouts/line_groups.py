@@ -1,47 +1,11 @@
-"""Read a run's growing JSONL file, and select groups of its lines for a page: whole and evenly spaced."""
+"""Groups of lines of a JSONL file, selected for a page: whole and evenly spaced."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from stateset_agents.tracking.jsonl import read_lines
-
-__all__ = ["GrowingFile", "LineGroup", "evenly_spaced", "num_bytes", "num_lines", "within_limits"]
-
-
-class GrowingFile:
-    """The lines that were appended to a file since the last call."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._num_read = 0  # bytes
-
-    def was_truncated(self) -> bool:
-        """Is the file shorter than what was read, as a resumed run leaves it? Then all of it is new."""
-        is_shorter = self._file.exists() and self._file.stat().st_size < self._num_read
-        if is_shorter:
-            self._num_read = 0
-        return is_shorter
-
-    def new_lines(self) -> Iterator[tuple[int, bytes]]:
-        """Offset and bytes of each complete new line, without the header.
-
-        Raises ConfigurationError on another schema version.
-        """
-        if not self._file.exists():
-            return
-        if self._num_read == 0:
-            next(read_lines(self._file), None)  # checks the header
-        with self._file.open("rb") as stream:
-            stream.seek(self._num_read)
-            for line in stream:
-                if not line.endswith(b"\n"):
-                    return
-                if self._num_read:  # else it is the header
-                    yield self._num_read, line
-                self._num_read += len(line)
+__all__ = ["LineGroup", "evenly_spaced", "num_bytes", "num_lines", "within_limits"]
 
 
 @dataclass(slots=True)

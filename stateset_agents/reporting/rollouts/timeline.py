@@ -6,18 +6,17 @@ clock. Steps are selected whole and evenly spaced over the run; a line is parsed
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from stateset_agents.reporting.rollouts.line_groups import (
-    GrowingFile,
     LineGroup,
     evenly_spaced,
     num_lines,
     within_limits,
 )
+from stateset_agents.tracking.jsonl import GrowingFile
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import MetricLine, RunLog
 
@@ -45,8 +44,9 @@ class Timeline:
         if self._lines.was_truncated():
             self._steps = {}
         for offset, line in self._lines.new_lines():
-            if match := _FIRST_FIELD.match(line):
-                self._steps.setdefault(int(match[1]), LineGroup()).add(offset, len(line))
+            match = _FIRST_FIELD.match(line)
+            step = int(match[1]) if match else self._lines.parse(line, offset)["step"]
+            self._steps.setdefault(step, LineGroup()).add(offset, len(line))
 
     def select(self) -> dict[str, Any]:
         """`steps` as the page shows them, and the `total` that the run has."""
@@ -57,15 +57,10 @@ class Timeline:
         selected = within_limits(groups, num_lines(groups), _MAX_BYTES) or groups[-1:]
         log = RunLog(self._folder)
         updates, rows = _updates(log.events()), _rows(log.metrics())
-        with self._folder.timeline.open("rb") as stream:
-            steps = []
-            for group in selected:
-                lines = []
-                for offset in group.offsets:
-                    stream.seek(offset)
-                    lines.append(json.loads(stream.readline()))
-                step = number[id(group)]
-                steps.append(_step_data(step, lines, updates) | {"rows": rows.get(step)})
+        steps = []
+        for group in selected:
+            lines, step = list(self._lines.records_at(group.offsets)), number[id(group)]
+            steps.append(_step_data(step, lines, updates) | {"rows": rows.get(step)})
         return {"total": len(self._steps), "steps": steps}
 
 

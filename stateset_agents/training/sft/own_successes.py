@@ -12,6 +12,7 @@ from pathlib import Path
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.sources.chat_logs import with_shares
 from stateset_agents.evaluation.recorded import trajectory_of
+from stateset_agents.tracking.jsonl import damage_named
 from stateset_agents.tracking.run_log import RecordedRollout, RunLog
 from stateset_agents.training.sft.demonstrations import Demonstrations
 from stateset_agents.training.update.batch import Sample
@@ -41,17 +42,17 @@ def _load(agent: MultiTurnAgent, run: Path, validation_share: float) -> Demonstr
     log = RunLog.open(run)
     _check_tokens(agent, log)
     best: dict[str, RecordedRollout] = {}
-    for rollout in log.rollouts("train"):
-        if _succeeded(rollout) and _value(rollout) > _value(best.get(rollout.scenario)):
-            best[rollout.scenario] = rollout
+    with damage_named(log.folder.path):
+        for rollout in log.rollouts("train"):
+            if _succeeded(rollout) and _value(rollout) > _value(best.get(rollout.scenario)):
+                best[rollout.scenario] = rollout
     if not best:
         raise ConfigurationError(
             f"{run} has no successful conversation in its training: train longer, or with log_rollouts true"
         )
-    samples = [
-        Sample(trajectory=trajectory, advantages=(1.0,) * trajectory.num_agent_tokens)
-        for trajectory in map(trajectory_of, best.values())
-    ]
+    with damage_named(log.folder.path):
+        trajectories = list(map(trajectory_of, best.values()))
+    samples = [Sample(trajectory=one, advantages=(1.0,) * one.num_agent_tokens) for one in trajectories]
     scenarios = [sample.trajectory.scenario for sample in samples]
     held_out = [
         scenario.split == "validation"

@@ -105,6 +105,34 @@ async def test_a_damaged_description_is_one_line(folder: Path, file: str) -> Non
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.first(5)
+@pytest.mark.parametrize(
+    ("file", "odd", "told"),
+    [
+        ("config.json", {"hidden_size": "x"}, "hidden_size"),
+        ("config.json", {"head_dim": 0}, "negative power"),
+        (
+            "config.json",
+            {"num_hidden_layers": 20_000, "layer_types": ["full_attention"] * 20_000},
+            "num_hidden_layers must be at most 10,000",
+        ),
+        ("generation_config.json", {"eos_token_id": [[1]]}, r"eos_token_id .* got \[\[1\]"),
+        ("tokenizer_config.json", {"tokenizer_class": [1]}, "tokenizer"),
+        ("config.json", {"dtype": "x"}, "has no attribute 'x'"),
+        ("config.json", {"vocab_size": -1}, "Padding_idx"),
+        ("config.json", {"rope_parameters": 3}, "rope_parameters"),
+        ("tokenizer_config.json", {"added_tokens_decoder": 0}, "tokenizer"),
+    ],
+)
+async def test_settings_that_cannot_be_are_one_line(
+    folder: Path, file: str, odd: dict[str, Any], told: str
+) -> None:
+    (folder / file).write_text(json.dumps({**json.loads((folder / file).read_text()), **odd}))
+    with pytest.raises(ConfigurationError, match=told) as caught:
+        await load_backend(str(folder))
+    assert "\n" not in str(caught.value)
+
+
 def without(*names: str) -> Any:
     return lambda folder: [file.unlink() for file in folder.iterdir() if any(n in file.name for n in names)]
 

@@ -154,7 +154,7 @@ def test_tools_are_offered_called_and_shown(chat: Any, folder: Path, monkeypatch
     output = chat(
         "where is K27?\n", "--tools", "my_tools:look_up", "--context", "facts.json", "--save=t.jsonl"
     )
-    assert output.out == '  look_up(order="K27")\n  -> K27 is in Oslo\nIn Oslo\ufffd[2J.\n'
+    assert output.out == '  look_up(order="K27")\n  -> K27 is in Oslo\nIn Oslo\\x1b[2J.\n'
     assert backend.requests[0].text.startswith("tools: ")
     assert "system: signed in: Ann\n" in backend.requests[0].text
     spoken = json.loads((folder / "t.jsonl").read_text().splitlines()[-1])["messages"]

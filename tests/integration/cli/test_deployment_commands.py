@@ -113,7 +113,7 @@ def test_what_cannot_be_is_one_line(folder: Path, capsys: pytest.CaptureFixture[
         ("serve --deployment none.sqlite", "there is no journal 'none.sqlite'"),
         ("deploy a --baseline a", "candidate and baseline are both 'a'"),
         ("status", "'deployments.sqlite' has no deployment yet"),
-        ("deploy a --baseline b --plan none.yaml", "cannot read the plan 'none.yaml'"),
+        ("deploy a --baseline b --plan none.yaml", "cannot read none.yaml"),
         ("rollback 0007 --why x", "has no deployment '0007'"),
     ]:
         assert message in the_line(main(words.split()), capsys.readouterr().err)

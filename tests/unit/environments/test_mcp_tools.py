@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
 import socket
 import subprocess
@@ -319,3 +320,50 @@ def test_paths_of_servers_in_a_settings_file_start_from_its_folder(tmp_path: Pat
     data = {"environment": {"servers": {"shop": {"command": "python", "args": ["./shop.py", "-v"]}}}}
     resolve_paths(data, tmp_path)
     assert data["environment"]["servers"]["shop"]["args"] == [str(tmp_path / "shop.py"), "-v"]
+
+
+ODD_SERVER = """
+import json, sys
+results = {
+    "initialize": {"protocolVersion": "2025-06-18", "capabilities": {},
+                   "serverInfo": {"name": "x", "version": "1"}},
+    "tools/list": {"tools": [{"name": "put", "inputSchema": {"type": "object"}}]},
+    "tools/call": {"content": [{"type": "text", "text": "done"}]},
+    **json.loads(sys.argv[1]),
+}
+for line in sys.stdin:
+    request = json.loads(line)
+    if request.get("method") in results:
+        answer = {"jsonrpc": "2.0", "id": request["id"], "result": results[request["method"]]}
+        print(json.dumps(answer), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("odd", "told"),
+    [
+        ({"initialize": {}}, r"'shop' cannot be reached: protocolVersion: field required, got {}$"),
+        (
+            {"tools/list": {"tools": 5}},
+            r"'shop' cannot be reached: tools: input should be a valid list, got 5$",
+        ),
+        ({"tools/call": {"content": "done"}}, r"'shop' answered put with what is no result \(content: input"),
+        (
+            {"tools/call": {"content": [{"type": "smell"}]}},
+            r"'shop' answered put with what is no result \(conte",
+        ),
+    ],
+)
+async def test_an_answer_of_another_shape_is_one_line(odd: dict[str, Any], told: str) -> None:
+    environment = shop({"command": sys.executable, "args": ["-c", ODD_SERVER, json.dumps(odd)]})
+
+    async def put() -> None:
+        conversation = await begin(environment)
+        try:
+            await ask(conversation, ("put", {}))
+        finally:
+            await conversation.close()
+
+    with pytest.raises(EnvironmentFailure, match=told) as error:
+        await put()
+    assert "\n" not in str(error.value)

@@ -18,7 +18,9 @@ from report_runs import finished_run, log_step
 from warm_python import warm_python
 
 from stateset_agents.cli.main import main
+from stateset_agents.reporting import live
 from stateset_agents.reporting.live import serve
+from stateset_agents.reporting.page_data import page_data
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.tracking.tracker import JsonlTracker
@@ -107,3 +109,44 @@ def test_the_command_says_its_address_in_one_line_and_ctrl_c_ends_it_cleanly(tmp
         finally:
             process.kill()
     assert (process.returncode, out.strip(), err) == (0, "", "")
+
+
+async def test_hundreds_of_streams_that_never_read_keep_nobody_from_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """800 took it 15 s, as each had its page computed: of 200 here, 64 are served by one computation."""
+    computed: list[RunLog] = []
+    monkeypatch.setattr(live, "page_data", lambda log: computed.append(log) or page_data(log))
+    async with served(finished_run(tmp_path, steps=2)) as client, contextlib.AsyncExitStack() as streams:
+        url = client._base_url
+        assert url is not None
+        readers = []
+        for _ in range(200):
+            reader, writer = await asyncio.open_connection(url.host, url.port)
+            streams.callback(writer.close)
+            writer.write(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            readers.append(reader)
+        async with asyncio.timeout(10), client.get("/") as page:
+            assert page.status == 200
+        statuses = [await reader.readline() for reader in readers]
+        assert statuses.count(b"HTTP/1.1 200 OK\r\n") == 64
+        assert statuses.count(b"HTTP/1.1 503 Service Unavailable\r\n") == 136
+        async with client.get("/events") as response:
+            assert "\n" not in await response.text()
+        assert len(computed) <= 2  # of the events, and of the page
+
+
+async def test_files_that_are_damaged_while_the_page_is_shown_are_named_on_it(tmp_path: Path) -> None:
+    folder = finished_run(tmp_path, steps=2)
+    async with served(folder) as client, client.get("/events") as stream:
+        assert (await next_event(stream))[0] == "page"
+        whole = folder.summary.read_text()
+        folder.summary.write_text(whole[:40])
+        assert (await next_event(stream))[0] == "conversations"
+        name, data = await next_event(stream)
+        assert name == "trouble"
+        assert "summary.json: not JSON" in data["text"]
+        async with client.get("/") as page:
+            assert (page.status, await page.text()) == (500, data["text"])
+        folder.summary.write_text(whole)
+        assert (await next_event(stream))[0] == "page"

@@ -44,6 +44,18 @@ def test_what_is_merged_may_be_said_again() -> None:
     assert parse_yaml("{1: a, '1': b}", of="x") == {1: "a", "1": "b"}
 
 
+def _bomb(node: str, first: str) -> str:
+    """Twelve values, each of nine of the one before it: written out 9 ** 12."""
+    values = [node.format(", ".join([first] * 9)) if first == "x" else first]
+    values += [node.format(", ".join([f"*a{number}"] * 9)) for number in range(12)]
+    return "\n".join(f"a{number}: &a{number} {value}" for number, value in enumerate(values))
+
+
+def test_an_alias_may_stand_for_a_long_list() -> None:
+    text = "base: &base [" + "1, " * 9_000 + "1]\nothers: [" + "*base, " * 9 + "*base]\n"
+    assert sum(map(len, parse_yaml(text, of="x")["others"])) == 90_010
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -51,6 +63,14 @@ def test_what_is_merged_may_be_said_again() -> None:
         ("a: 2024-99-99", "x is not YAML: month must be in"),
         ("[" * 5000 + "]" * 5000, "x is not YAML that can be read: it is nested too deeply"),
         ("a: !!python/object:os.system {}", "x is not YAML: could not determine a constructor"),
+        ("a: b\0", "x is not YAML: unacceptable character #x0000"),
+        ("a: !!bool maybe", "x is not YAML: a value does not fit its tag"),
+        ("a: !!timestamp soon", "x is not YAML: a value does not fit its tag"),
+        ("a: !!int ''", "x is not YAML: a value does not fit its tag"),
+        ("a: &a [*a]", "x: the alias in line 1 contains itself"),
+        ("a:\n  b: &b\n    <<: *b", "x: the alias in line 2 contains itself"),
+        (_bomb("[{}]", "x"), "x: its aliases stand for more than 100,000 values"),
+        (_bomb("{{<<: [{}]}}", "{k: 1}"), "x: its aliases stand for more than 100,000 values"),
     ],
 )
 def test_what_is_not_yaml_is_one_line(text: str, said: str) -> None:

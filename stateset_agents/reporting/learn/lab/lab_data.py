@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any, get_args
 
 from stateset_agents.algorithms.advantages import Scaling
 from stateset_agents.algorithms.baselines import BASELINES
 from stateset_agents.algorithms.policy_losses import LOSSES
-from stateset_agents.reporting.rollouts.line_groups import GrowingFile, LineGroup, within_limits
+from stateset_agents.reporting.rollouts.line_groups import LineGroup, within_limits
+from stateset_agents.tracking.jsonl import GrowingFile
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.types.errors import ConfigurationError
 
@@ -83,28 +83,23 @@ def _settings(training: Mapping[str, Any]) -> dict[str, Any]:
 def _selected(log: RunLog, max_conversations: int) -> tuple[list[dict[str, Any]], int]:
     """The steps of the page, and how many the run has."""
     by_step: dict[int, LineGroup] = {}
-    for offset, line in GrowingFile(log.folder.rollouts).new_lines():
-        record = json.loads(line)
+    file = GrowingFile(log.folder.rollouts)
+    for offset, line in file.new_lines():
+        record = file.parse(line, offset)
         if record["stage"] == "train" and not record.get("branch_of"):
             by_step.setdefault(record["step"], LineGroup()).add(offset, len(line))
     numbers = {id(lines): step for step, lines in by_step.items()}
     chosen = within_limits(list(by_step.values()), max_conversations, _MAX_BYTES)
     if by_step and not chosen:  # a step above the limits: one is better than none
         chosen = [next(iter(by_step.values()))]
-    steps: list[dict[str, Any]] = []
-    if not chosen:  # a numeric run has no such file
-        return steps, 0
-    with log.folder.rollouts.open("rb") as stream:
-        for lines in chosen:
-            records = []
-            for offset in lines.offsets:
-                stream.seek(offset)
-                records.append(json.loads(stream.readline()))
-            steps.append({"step": numbers[id(lines)], "groups": list(_groups(records))})
+    steps = [
+        {"step": numbers[id(lines)], "groups": list(_groups(file.records_at(lines.offsets)))}
+        for lines in chosen
+    ]
     return steps, len(by_step)
 
 
-def _groups(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _groups(records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     by_key: dict[str, list[dict[str, Any]]] = {}
     for record in records:
         by_key.setdefault(record["group"], []).append(record)

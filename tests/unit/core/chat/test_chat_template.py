@@ -246,7 +246,7 @@ def test_an_agent_s_own_text_is_the_template_s_where_given() -> None:
     [
         ("{% for message in messages %}{{ message.content }}{% endfor %}", "does not end an assistant"),
         (CHATML.replace("<|im_end|>", "###"), "does not end an assistant.*it ends with '###', in which the"),
-        (CHATML + "{% if %}", "cannot render this conversation"),
+        (CHATML + "{% if %}", "cannot be read"),
         ("{{ messages[0].content.nothing.at_all }}", "cannot render this conversation"),
         ("{{ messages[0].content + 1 }}", "cannot render this conversation"),
         ("{{ raise_exception('line one\nline two') }}", r"conversation \(line one line two\)"),

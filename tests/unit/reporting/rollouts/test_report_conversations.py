@@ -143,7 +143,7 @@ def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
     folder = finished_run(tmp_path, steps=1)
     with folder.rollouts.open("a") as stream:
         stream.write("oops\n")
-    with pytest.raises(ConfigurationError, match=r"rollouts\.jsonl: not JSON: 'oops"):
+    with pytest.raises(ConfigurationError, match=r"rollouts\.jsonl, byte \d+: not JSON \(.*\): 'oops"):
         read(folder)
 
 

@@ -18,7 +18,6 @@ from aiohttp import web
 from stateset_agents.reporting.html import plotly_js
 from stateset_agents.reporting.page_data import page_data
 from stateset_agents.reporting.report import Recorded, render
-from stateset_agents.reporting.rollouts.conversations import MAX_CONVERSATIONS
 from stateset_agents.runtime.http_guard import HttpGuard
 from stateset_agents.runtime.http_server import listen
 from stateset_agents.tracking.jsonl import dump
@@ -42,7 +41,7 @@ async def serve(
     log: RunLog,
     *,
     port: int = DEFAULT_PORT,
-    conversations: int = MAX_CONVERSATIONS,
+    conversations: int | None = None,
     on_ready: Callable[[str], None] = print,
 ) -> None:
     """Serve until cancelled; `on_ready` gets the address once it answers. Port 0 takes a free one.
@@ -55,6 +54,7 @@ async def serve(
         web.get("/plotly.js", plotly),
         web.get("/events", live.events),
         web.get("/conversations.json", live.conversations),
+        web.get("/steps.json", live.steps),
     ]
     await serve_routes(routes, port, on_ready)
 
@@ -94,6 +94,18 @@ class _Live:
     async def conversations(self, _: web.Request) -> web.StreamResponse:
         async with self._reading:
             text = await asyncio.to_thread(self._conversation_json)
+        return web.Response(text=text, content_type="application/json", headers={"Cache-Control": "no-store"})
+
+    async def steps(self, request: web.Request) -> web.StreamResponse:
+        """The conversations of some steps, of which the page lacks some."""
+        stage, query = request.query.get("stage", ""), request.query
+        try:
+            first, last = float(query.get("first") or "-inf"), float(query.get("last") or "inf")
+        except ValueError as error:
+            raise web.HTTPBadRequest(text="first and last are steps, such as 104") from error
+        async with self._reading:
+            found = await asyncio.to_thread(self.recorded.of_steps, stage, (first, last))
+        text = await asyncio.to_thread(dump, found)
         return web.Response(text=text, content_type="application/json", headers={"Cache-Control": "no-store"})
 
     async def events(self, request: web.Request) -> web.StreamResponse:

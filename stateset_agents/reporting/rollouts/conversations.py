@@ -194,7 +194,7 @@ class Conversations:
         groups, key = (
             (self._training, (str(step), group)) if stage == "train" else (self._held_out, (scenario,))
         )
-        lines = groups.setdefault(key, PlayedGroup())
+        lines = groups.setdefault(key, PlayedGroup(step=step if stage == "train" else None))
         lines.add(offset, len(line))
         if branch_of is None:
             lines.add_result(success, reward)

@@ -16,15 +16,17 @@ __all__ = ["PlayedGroup", "by_interest", "take"]
 class PlayedGroup(LineGroup):
     """The lines of a group, with what decides how soon a page takes it."""
 
-    failed: bool = False
-    """Did any of its conversations fail?"""
+    step: int | None = None
+    """Of training; None of a held-out scenario, which is played in several."""
+    failures: int = 0
+    """Conversations that failed."""
     lowest: float = math.inf
     highest: float = -math.inf
     """Rewards."""
 
     def add_result(self, success: bool | None, reward: float | None) -> None:
         """Count a conversation; branches are not."""
-        self.failed = self.failed or success is False
+        self.failures += success is False
         if reward is not None:
             self.lowest, self.highest = min(self.lowest, reward), max(self.highest, reward)
 
@@ -53,14 +55,22 @@ def take(
 
 
 def by_interest(groups: Sequence[PlayedGroup]) -> list[PlayedGroup]:
-    """Groups with a failure, then those whose rewards differ, then the others.
+    """Groups with failures, then those whose rewards differ, then the others.
 
-    Of each kind the first and the last come first, and any beginning of the list is spread over the run.
+    Of those with failures each step's worst comes first, then each step's second, and so on. Of equal ones
+    the first and the last come first, and any beginning of the list is spread over the run.
     """
-    ranks: list[list[PlayedGroup]] = [[], [], []]
+    failed: dict[int | None, list[PlayedGroup]] = {}
     for group in groups:
-        ranks[0 if group.failed else 1 if group.lowest < group.highest else 2].append(group)
-    return [rank[place] for rank in ranks for place in _spread_out(len(rank))]
+        if group.failures:
+            failed.setdefault(group.step, []).append(group)
+    ranks: dict[int, list[PlayedGroup]] = {}
+    for step, of_step in failed.items():
+        for place, group in enumerate(sorted(of_step, key=lambda group: -group.failures)):
+            ranks.setdefault(0 if step is None else place, []).append(group)
+    differ = [group for group in groups if not group.failures and group.lowest < group.highest]
+    alike = [group for group in groups if not group.failures and group.lowest >= group.highest]
+    return [rank[place] for rank in (*ranks.values(), differ, alike) for place in _spread_out(len(rank))]
 
 
 def _spread_out(count: int) -> list[int]:

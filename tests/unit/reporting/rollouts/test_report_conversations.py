@@ -87,6 +87,14 @@ def test_groups_that_failed_come_first_and_whole(tmp_path: Path) -> None:
     assert list(dict.fromkeys(chosen)) == ["1/0", "3/1", "3/2", "5/1"]  # then the first and the last
 
 
+def test_each_step_s_worst_group_comes_before_the_second_of_any(tmp_path: Path) -> None:
+    folder = write_groups(tmp_path, {1: [3, 0, 2], 2: [4, 3], 3: [2, 1, 3]})
+    chosen = [record["group"] for record in read(folder, limit=12).select()]
+    assert list(dict.fromkeys(chosen)) == ["1/1", "2/1", "3/1"]
+    chosen = [record["group"] for record in read(folder, limit=20).select()]
+    assert list(dict.fromkeys(chosen)) == ["1/1", "1/2", "2/1", "3/0", "3/1"]
+
+
 def test_counts_are_of_all_conversations_of_the_run(tmp_path: Path) -> None:
     conversations = read(write_groups(tmp_path, {1: [4, 1]}), limit=1)
     assert conversations.select() == []
@@ -120,7 +128,7 @@ def test_groups_are_taken_whole_and_evenly(tmp_path: Path) -> None:
     groups = list(dict.fromkeys(record["group"] for record in training))
     assert len(chosen) - len(training) == 16  # less than half: the rest is the training's
     assert len(training) == 5 * len(groups) == 50
-    assert (groups[0], groups[-1]) == ("1/0", "50/1")
+    assert (groups[0], groups[-1]) == ("1/0", "50/0")
     steps = [int(group.partition("/")[0]) for group in groups]
     assert max(later - earlier for earlier, later in pairwise(steps)) <= 8
 

@@ -156,12 +156,14 @@ class Conversations:
     ) -> list[dict[str, Any]]:
         """The groups of these steps, both included, or the scenarios of a stage other than `train`, packed.
 
-        Both where `stage` is empty; as many as a live page fetches at once.
+        Both where `stage` is empty; those that the last selection left out, as many as a live page fetches
+        at once.
         """
         first, last = steps
+        of_steps = [group for (step, _), group in self._training.items() if first <= int(step) <= last]
         kinds = [
-            [group for (step, _), group in self._training.items() if first <= int(step) <= last],
-            list(self._held_out.values()),
+            [group for group in groups if group.offsets[0] not in self._packed]
+            for groups in (of_steps, self._held_out.values())
         ]
         if stage:
             kinds = kinds[:1] if stage == "train" else kinds[1:]

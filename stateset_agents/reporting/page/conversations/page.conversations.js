@@ -245,8 +245,10 @@ class Browser {
     const query = new URLSearchParams({ stage: asked.get("stage"), first: asked.get("step-from"), last: asked.get("step-to") });
     const { conversations, tokens } = await (await fetch(`steps.json?${query}`)).json();
     const own = new Set(conversations.map(unitKey));
+    const held = this.held();
     this.fetched = { conversations: [...this.fetched.conversations.filter((one) => !own.has(unitKey(one))), ...conversations], tokens: { ...this.fetched.tokens, ...tokens } };
     this.update(this.data);
+    if (this.held() === held) this.count.append(". So many are not fetched at once: take fewer steps.");
   }
 
   /** How many hits, and a way through them. */

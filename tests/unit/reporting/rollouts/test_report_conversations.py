@@ -116,7 +116,11 @@ def test_a_page_takes_what_fits_its_compressed_bytes(tmp_path: Path) -> None:
 
 def test_the_groups_of_some_steps_are_there_for_a_live_page(tmp_path: Path) -> None:
     folder = write_groups(tmp_path, {1: [4], 2: [4, 4], 3: [0]})
-    found = read(folder, limit=4).of_steps("train", (2, 2), {})
+    conversations = read(folder, limit=8)
+    assert [record["group"] for record in conversations.select()] == ["1/0"] * 4 + ["3/0"] * 4
+    found = conversations.of_steps("train", (2, 2), {})
+    assert [record["group"] for record in found] == ["2/0"] * 4 + ["2/1"] * 4
+    found = conversations.of_steps("", (2, 3), {})  # 3/0 is in the page
     assert [record["group"] for record in found] == ["2/0"] * 4 + ["2/1"] * 4
     assert read(folder).of_steps("after", (2, 2), {}) == []
 

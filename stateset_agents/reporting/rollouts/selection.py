@@ -47,7 +47,8 @@ def take(
         group = waiting[kind].popleft()
         size = size_of(group)
         if sum(sizes) + size > limit:
-            waiting[kind].clear()
+            if sizes[kind]:  # else one that is too large would leave the page without its kind
+                waiting[kind].clear()
             continue
         sizes[kind] += size
         taken.append(group)

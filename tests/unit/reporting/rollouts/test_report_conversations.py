@@ -95,6 +95,14 @@ def test_each_step_s_worst_group_comes_before_the_second_of_any(tmp_path: Path) 
     assert list(dict.fromkeys(chosen)) == ["1/1", "1/2", "2/1", "3/0", "3/1"]
 
 
+def test_a_group_that_is_too_large_does_not_keep_others_out(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path)
+    with JsonlTracker(folder) as tracker:
+        log_groups(tracker, 1, [0], members=9)
+        log_groups(tracker, 2, [3])
+    assert [record["group"] for record in read(folder, limit=8).select()] == ["2/0"] * 4
+
+
 def test_counts_are_of_all_conversations_of_the_run(tmp_path: Path) -> None:
     conversations = read(write_groups(tmp_path, {1: [4, 1]}), limit=1)
     assert conversations.select() == []

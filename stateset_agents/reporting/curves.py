@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from statistics import fmean, quantiles
 from typing import Any
 
 from stateset_agents.reporting.step_activity import OTHER, OVERLAPPED, ROLLOUT_ONLY, UPDATE_ONLY
 from stateset_agents.tracking.run_log import MetricLine
+from stateset_agents.tracking.units import CONVERSATIONS, NUMERIC, Units
 
 __all__ = [
     "Chart",
@@ -78,6 +79,7 @@ class _Kind:
     metrics: Mapping[str, str]
     """Metric -> name of its line."""
     note: str = ""
+    """With the fields of `Units` in braces."""
     percent: bool = False
     stacked: bool = False
     bounds: Range | None = None
@@ -118,9 +120,9 @@ _LEARNING = (
         metrics={"sft/loss": "trained on", "eval/loss": "held out"},
         note="of a fine-tuning, nats per token",
     ),
-    _single("KL to the reference", "kl/reference", "nats per token"),
+    _single("KL to the reference", "kl/reference", "nats per {choice}"),
     _single("KL to the teacher", "kl/teacher", "nats per token, as sampled"),
-    _single("Entropy", "policy/entropy", "nats per token"),
+    _single("Entropy", "policy/entropy", "nats per {choice}"),
     _Kind(
         title="Clip fraction",
         metrics={"policy/clip_fraction_low": "below", "policy/clip_fraction_high": "above"},
@@ -133,12 +135,12 @@ _LEARNING = (
         "share of the returns' variance it explains; 1 is all, below 0 is worse than a constant",
         bounds=(-1.0, 1.0),
     ),
-    _single("Value loss", "loss/value", "of the step's returns"),
+    _single("Value loss", "loss/value", "of the {update}'s returns"),
     _single("Gradient norm", "optimizer/grad_norm", "before clipping"),
     _Kind(
         title="Time",
         metrics={"time/rollout": "rollout", "time/update": "update"},
-        note="seconds of each step",
+        note="seconds of each {update}",
         stacked=True,
     ),
     _Kind(
@@ -163,12 +165,11 @@ _LEARNING = (
 _NUMERIC = (
     _single("Return", "reward/mean", "mean of the update's episodes"),
     _single("Held-out return", "eval/reward", "by the likeliest actions; band: 95 % interval"),
-    _single("Entropy", "policy/entropy", "nats per step"),
-    _single("KL to the reference", "kl/reference", "nats per step"),
+    *(kind for kind in _LEARNING if kind.title in ("Entropy", "KL to the reference")),
     _Kind(
         title="Clip fraction",
         metrics={"policy/clip_fraction_low": "below", "policy/clip_fraction_high": "above"},
-        note="share of steps, in the last pass",
+        note="share of {choice}s, in the last pass",
         percent=True,
     ),
     *(kind for kind in _LEARNING if kind.title in ("Value function", "Value loss")),
@@ -189,24 +190,25 @@ _FAMILIES, _STALENESS = "success/", "staleness/"
 
 def learning_curves(lines: Sequence[MetricLine]) -> list[Chart]:
     """The charts to look at first, as far as their metrics were logged."""
-    return [chart for kind in _learning(lines) if (chart := _chart(kind, lines))]
+    return [chart for kind in _learning(lines) if (chart := _chart(kind, lines, CONVERSATIONS))]
 
 
 def numeric_curves(lines: Sequence[MetricLine]) -> list[Chart]:
     """`learning_curves` of a numeric training."""
-    return [chart for kind in _NUMERIC if (chart := _chart(kind, lines))]
+    return [chart for kind in _NUMERIC if (chart := _chart(kind, lines, NUMERIC))]
 
 
-def captions() -> dict[str, dict[str, Any]]:
+def captions(units: Units) -> dict[str, dict[str, Any]]:
     """Metric -> title, note, `percent` and range of its chart, of those that have a learning curve."""
+    kinds = _NUMERIC if units is NUMERIC else _LEARNING
     return {
         metric: {
             "title": kind.title if len(kind.metrics) == 1 else f"{kind.title}: {label}",
-            "note": kind.note.partition("; band")[0].removeprefix(_BAND),
+            "note": _note(kind, units).partition("; band")[0].removeprefix(_BAND),
             "percent": kind.percent,
             "range": kind.bounds,
         }
-        for kind in (*_LEARNING, *_NUMERIC)
+        for kind in kinds
         for metric, label in kind.metrics.items()
     }
 
@@ -224,23 +226,22 @@ def activity_curves(lines: Sequence[MetricLine]) -> list[Chart]:
         note="seconds of each step, of conversations and updates under way",
         stacked=True,
     )
-    chart = _chart(kind, lines)
+    chart = _chart(kind, lines, CONVERSATIONS)
     return [chart] if chart else []
 
 
 def reward_terms(lines: Sequence[MetricLine]) -> list[Chart]:
     """One chart for each term of the rewards, by name."""
     names = [name for name in _metrics_without_chart(lines, _learning(lines)) if _is_term(name)]
-    return list(_chart_each(names, lines, prefix="reward/"))
+    return list(_chart_each(names, lines, CONVERSATIONS, prefix="reward/"))
 
 
-def other_curves(lines: Sequence[MetricLine], *, numeric: bool = False) -> list[tuple[str, list[Chart]]]:
-    """One chart for each metric without a learning curve, grouped by the stage in its name. `numeric`: beside
-    `numeric_curves`."""
-    kinds = _NUMERIC if numeric else _learning(lines)
+def other_curves(lines: Sequence[MetricLine], units: Units) -> list[tuple[str, list[Chart]]]:
+    """One chart for each metric without a learning curve, grouped by the stage in its name."""
+    kinds = _NUMERIC if units is NUMERIC else _learning(lines)
     names = [name for name in _metrics_without_chart(lines, kinds) if not _is_term(name)]
     grouped = groupby(names, key=lambda name: name.partition("/")[0])
-    stages = [(stage, list(_chart_each(members, lines))) for stage, members in grouped]
+    stages = [(stage, list(_chart_each(members, lines, units))) for stage, members in grouped]
     return [(stage, charts) for stage, charts in stages if charts]
 
 
@@ -307,14 +308,18 @@ def _is_term(name: str) -> bool:
 
 
 def _chart_each(
-    names: Iterator[str] | Sequence[str], lines: Sequence[MetricLine], prefix: str = ""
+    names: Iterator[str] | Sequence[str], lines: Sequence[MetricLine], units: Units, prefix: str = ""
 ) -> Iterator[Chart]:
     for name in names:
-        if chart := _chart(_single(name.removeprefix(prefix), name, ""), lines):
+        if chart := _chart(_single(name.removeprefix(prefix), name, ""), lines, units):
             yield chart
 
 
-def _chart(kind: _Kind, lines: Sequence[MetricLine]) -> Chart | None:
+def _note(kind: _Kind, units: Units) -> str:
+    return kind.note.format(**asdict(units))
+
+
+def _chart(kind: _Kind, lines: Sequence[MetricLine], units: Units) -> Chart | None:
     logged = [
         (name, label) for name, label in kind.metrics.items() if any(name in line.values for line in lines)
     ]
@@ -324,7 +329,8 @@ def _chart(kind: _Kind, lines: Sequence[MetricLine]) -> Chart | None:
     size = max(_bin_size(sum(name in line.values for line in lines)) for name, _ in logged)
     extreme = any(_EXTREME.search(name) for name, _ in logged)
     point = "mean, of a maximum the largest," if extreme else "mean"
-    notes = [kind.note] * bool(kind.note) + [f"each point the {point} of {size} steps"] * (size > 1)
+    each = f"each point the {point} of {size} {units.update}s"
+    notes = [_note(kind, units)] * bool(kind.note) + [each] * (size > 1)
     return Chart(
         title=kind.title,
         note="; ".join(notes),
@@ -336,6 +342,7 @@ def _chart(kind: _Kind, lines: Sequence[MetricLine]) -> Chart | None:
             is_smoothed(name, (line.values[name] for line in lines if name in line.values))
             for name, _ in logged
         ),
+        along=units.along,
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from stateset_agents.algorithms.paired import paired_rewards
 from stateset_agents.reporting.curves import Chart, Range, Series, axis
 from stateset_agents.tracking.run_log import MetricLine, RunLog, held_out_gains
+from stateset_agents.tracking.units import NUMERIC
 from stateset_agents.tracking.windows import Window
 
 __all__ = ["action_table", "episode_charts", "numeric_page", "player_table", "window_charts"]
@@ -66,7 +67,7 @@ def episode_charts(episodes: Iterable[_Episode], lines: Sequence[MetricLine]) ->
             _spread(
                 "Returns", "return", f"median of an update's episodes; band: the middle 80 %{together}", bins
             ),
-            _spread("Lengths", "length", f"steps, median; band: the middle 80 %{together}", bins),
+            _spread("Lengths", "length", f"{NUMERIC.along}s, median; band: the middle 80 %{together}", bins),
             _endings(bins, f"share of an update's episodes{together}"),
         ]
     parts = _components(lines)
@@ -87,6 +88,7 @@ def _spread(title: str, name: str, note: str, bins: Sequence[tuple[int, list[_Ep
         stacked=False,
         range=(min(a for a, _ in ranges), max(b for _, b in ranges)) if ranges else None,
         series=[Series(name=title, steps=[step for step, _ in bins], values=middle, low=low, high=high)],
+        along=NUMERIC.along,
     )
 
 
@@ -116,6 +118,7 @@ def _endings(bins: Sequence[tuple[int, list[_Episode]]], note: str) -> Chart:
             for end, words in _ENDS.items()
             if end in met or end != "failed"
         ],
+        along=NUMERIC.along,
     )
 
 
@@ -144,6 +147,7 @@ def _components(lines: Sequence[MetricLine]) -> Chart | None:
         signed=True,
         range=_both_ways(series),
         series=series,
+        along=NUMERIC.along,
     )
 
 
@@ -239,7 +243,7 @@ def window_charts(window: Window) -> list[Chart]:
     titles = list(dict.fromkeys(p.title for trace in window.traces.values() for p in trace.panels))
     seconds = next(iter(window.traces.values())).seconds_per_step
     scale = 1.0 if seconds is None else seconds / 60
-    return [_panel(window, title, scale, "step" if seconds is None else "minute") for title in titles]
+    return [_panel(window, title, scale, NUMERIC.along if seconds is None else "minute") for title in titles]
 
 
 def _panel(window: Window, title: str, scale: float, along: str) -> Chart:

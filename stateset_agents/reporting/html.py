@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import zlib
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
@@ -18,7 +19,9 @@ import jinja2
 
 from stateset_agents.tracking.jsonl import dump
 
-__all__ = ["html_page", "plotly_js"]
+__all__ = ["CompressedSize", "html_page", "plotly_js"]
+
+_LEVEL = 6
 
 
 def html_page(
@@ -72,4 +75,16 @@ def _compressed_plotly() -> str:
 
 def _compressed(text: str) -> str:
     """Gzip as base64, which holds no markup; the same text gives the same result."""
-    return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
+    return base64.b64encode(gzip.compress(text.encode(), compresslevel=_LEVEL, mtime=0)).decode()
+
+
+class CompressedSize:
+    """The bytes that each of several texts adds to the compressed data of a page."""
+
+    def __init__(self) -> None:
+        self._stream = zlib.compressobj(_LEVEL)
+
+    def __call__(self, text: str) -> int:
+        """Of the next text; a little too large, for it is flushed."""
+        size = len(self._stream.compress(text.encode())) + len(self._stream.flush(zlib.Z_SYNC_FLUSH))
+        return -(-4 * size // 3)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,6 @@ from aiohttp import web
 from stateset_agents.reporting.html import plotly_js
 from stateset_agents.reporting.page_data import page_data
 from stateset_agents.reporting.report import Recorded, render
-from stateset_agents.reporting.rollouts.conversations import MAX_CONVERSATIONS
 from stateset_agents.runtime.http_guard import HttpGuard
 from stateset_agents.runtime.http_server import listen
 from stateset_agents.tracking.jsonl import damage_named, dump
@@ -61,7 +61,7 @@ async def serve(
     log: RunLog,
     *,
     port: int = DEFAULT_PORT,
-    conversations: int = MAX_CONVERSATIONS,
+    conversations: int | None = None,
     on_ready: Callable[[str], None] = print,
 ) -> None:
     """Serve until cancelled; `on_ready` gets the address once it answers. Port 0 takes a free one.
@@ -75,6 +75,7 @@ async def serve(
         web.get("/plotly.js", plotly),
         web.get("/events", live.events),
         web.get("/conversations.json", live.conversations),
+        web.get("/steps.json", live.steps),
     ]
     await serve_routes(routes, port, on_ready)
 
@@ -143,6 +144,8 @@ class _Live:
     def __init__(self, log: RunLog, recorded: Recorded) -> None:
         self.log = log
         self.recorded = recorded
+        self._reading = threading.Lock()
+        """Of `recorded`."""
         self.html = SharedText(self._render)
         self.page_json = SharedText(self._page_json)
         self.conversations_json = SharedText(self._conversations_json)
@@ -152,6 +155,16 @@ class _Live:
 
     async def conversations(self, _: web.Request) -> web.StreamResponse:
         return await _response(self.conversations_json, self.states("conversations"), "application/json")
+
+    async def steps(self, request: web.Request) -> web.StreamResponse:
+        """The conversations of some steps, of which the page lacks some."""
+        stage, query = request.query.get("stage", ""), request.query
+        try:
+            first, last = float(query.get("first") or "-inf"), float(query.get("last") or "inf")
+        except ValueError as error:
+            raise web.HTTPBadRequest(text="first and last are steps, such as 104") from error
+        text = SharedText(lambda: self._steps_json(stage, (first, last)))
+        return await _response(text, None, "application/json")
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Send events as long as the page is open."""
@@ -193,9 +206,13 @@ class _Live:
             return dump(page_data(self.log))
 
     def _conversations_json(self) -> str:
-        with damage_named(self.log.folder.path):
+        with self._reading, damage_named(self.log.folder.path):
             self.recorded.read()
             return dump(self.recorded.select())
+
+    def _steps_json(self, stage: str, steps: tuple[float, float]) -> str:
+        with self._reading, damage_named(self.log.folder.path):
+            return dump(self.recorded.of_steps(stage, steps))
 
 
 @contextlib.asynccontextmanager

@@ -21,6 +21,7 @@ from stateset_agents.reporting.verdicts import verdict_tables
 from stateset_agents.tracking.diagnostics import diagnose
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.tracking.run_settings import flat_settings
+from stateset_agents.tracking.units import NUMERIC, units_of
 
 __all__ = ["page_data"]
 
@@ -29,7 +30,8 @@ def page_data(log: RunLog) -> dict[str, Any]:
     """The parts that the run has so far; parts that were not measured or logged are empty or None."""
     summary, config, lines = log.summary(), log.config(), list(log.metrics())
     before, after = summary.get("before") or {}, summary.get("after") or {}
-    numeric = config.get("kind") == "control"
+    units = units_of(config)
+    numeric = units is NUMERIC
     curves = (
         numeric_curves(lines)
         if numeric
@@ -39,6 +41,7 @@ def page_data(log: RunLog) -> dict[str, Any]:
         **({"numeric": numeric_page(log, lines, summary)} if numeric else {}),
         "name": log.folder.path.name,
         "ended": summary.get("ended"),
+        "update": units.update,
         "facts": _facts(summary, config, steps=max((line.step for line in lines), default=0)),
         "greedy": {"before": before.get("greedy"), "after": after.get("greedy")},
         "measured": [] if numeric else success_rows(before, after),
@@ -47,7 +50,7 @@ def page_data(log: RunLog) -> dict[str, Any]:
         "terms": [] if numeric else [asdict(chart) for chart in reward_terms(lines)],
         "others": [
             {"stage": stage, "charts": [asdict(chart) for chart in charts]}
-            for stage, charts in other_curves(lines, numeric=numeric)
+            for stage, charts in other_curves(lines, units)
         ],
         "findings": [{**asdict(finding), "sign": finding.sign} for finding in diagnose(log)],
         "verdicts": verdict_tables(log.folder),
@@ -58,15 +61,17 @@ def page_data(log: RunLog) -> dict[str, Any]:
 def _facts(summary: Mapping[str, Any], config: Mapping[str, Any], *, steps: int) -> list[tuple[str, str]]:
     """The facts under the title, as far as the run has them."""
     agent, training = config.get("agent"), config.get("training")
+    units = units_of(config)
+    numeric = units is NUMERIC
     estimator = training.get("advantage_estimator") if isinstance(training, Mapping) else None
     ended_early = steps <= summary.get("steps", -1) < summary.get("num_steps", 0)
     facts = [
         ("model", agent.get("model_name") if isinstance(agent, Mapping) else None),
         ("environment", _numeric_environment(config)),
-        ("steps", _steps(summary, training, steps)),
+        (f"{units.along}s", _steps(summary, training, steps)),
         ("episodes", summary.get("episodes")),
         ("ended", summary.get("why") if ended_early else None),
-        ("credit", estimator if estimator != "group" or config.get("kind") == "control" else None),
+        ("credit", estimator if estimator != "group" or numeric else None),
         ("seed", summary.get("seed")),
         ("training", _duration(summary.get("train_seconds"))),
         ("platform", summary.get("platform")),
@@ -77,7 +82,7 @@ def _facts(summary: Mapping[str, Any], config: Mapping[str, Any], *, steps: int)
 def _numeric_environment(config: Mapping[str, Any]) -> str | None:
     """Of a numeric run; a conversation's says little by its name."""
     environment = config.get("environment")
-    if config.get("kind") != "control" or not isinstance(environment, Mapping):
+    if units_of(config) is not NUMERIC or not isinstance(environment, Mapping):
         return None
     return str(environment.get("gymnasium", environment.get("name"))).rpartition("/")[2]
 

@@ -514,7 +514,7 @@ def _entropy(history: History) -> Finding | None:
     start, end = history.start("policy/entropy"), history.end("policy/entropy")
     if start is None or end is None or start <= 0:
         return None
-    seen = f"{start:.3g} nats a token at the start, {end:.3g} at the end"
+    seen = f"{start:.3g} nats a {history.units().choice} at the start, {end:.3g} at the end"
     limits = MONITORS["entropy"]
     if end > limits.warn * start:
         hint = "lower learning_rate or entropy_coef, raise beta"
@@ -532,7 +532,7 @@ def _reference(history: History) -> Finding | None:
     kl = history.end("kl/reference")
     if kl is None:
         return None
-    seen = f"{kl:.3g} nats a token at the end"
+    seen = f"{kl:.3g} nats a {history.units().choice} at the end"
     if history.training.get("kl_controller", "fixed") == "fixed":
         return graded("KL to the reference", kl, seen)
     target = float(history.training.get("kl_target", 0.01))
@@ -547,7 +547,9 @@ def _inner_passes(history: History) -> Finding | None:
     moved = history.end("kl/old")
     if passes == 1 or low is None or high is None or moved is None:
         return None
-    seen = f"{low + high:.1%} of the tokens clipped, KL {moved:.3g} to the policy before them"
+    seen = (
+        f"{low + high:.1%} of the {history.units().choice}s clipped, KL {moved:.3g} to the policy before them"
+    )
     return graded("inner passes", max((low + high) / 0.3, moved / 0.1), seen)
 
 

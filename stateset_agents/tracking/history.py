@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from stateset_agents.tracking.run_log import MetricLine
+from stateset_agents.tracking.units import CONVERSATIONS, NUMERIC, Units
 
 __all__ = ["History", "part_name", "window"]
 
@@ -44,6 +45,10 @@ class History:
     def is_numeric(self) -> bool:
         """Are its episodes numbers, not conversations?"""
         return bool(self.values("episode/length"))
+
+    def units(self) -> Units:
+        """Of its numbers."""
+        return NUMERIC if self.is_numeric() else CONVERSATIONS
 
     def is_solved(self) -> bool:
         """Do nine in ten of the last conversations succeed? Then little is left to learn."""

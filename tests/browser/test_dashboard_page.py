@@ -162,6 +162,15 @@ async def test_the_curves_are_the_evidence_against_what_decides(tab: Tab, shown:
     )
 
 
+async def test_outcomes_are_whole_on_their_axis(tab: Tab, shown: Shown) -> None:
+    await tab.open(shown.page.as_uri())
+    await drawn(tab)
+    plot = "document.querySelector('#deployment-0001 [data-key=wealth]')"
+    await tab.run(f"Plotly.relayout({plot}, {{ 'xaxis.range': [108.1, 110.2] }}).then(() => 0)")
+    ticks = f"[...{plot}.querySelectorAll('.xtick')].map((tick) => tick.textContent)"
+    assert await tab.until(ticks, lambda texts: len(texts) < 4) == ["109", "110"]
+
+
 async def test_words_are_shown_without_personal_text_and_a_run_leads_to_its_page(
     tab: Tab, shown: Shown
 ) -> None:

@@ -351,6 +351,28 @@ async def test_a_reward_dragged_by_mouse_or_by_keys_gives_the_same_advantage(
     assert tab.complaints == []
 
 
+@pytest.mark.parametrize(
+    ("page", "figure", "words"),
+    [
+        ("tasks", "performance", "environment steps"),
+        ("sensitivity", "curves", "environment steps"),
+        ("formation", "boundaries", "environment steps"),  # of two made-up control tasks
+    ],
+)
+async def test_an_axis_says_its_unit(
+    tab: Tab, pages: dict[str, Path], page: str, figure: str, words: str
+) -> None:
+    await opened(tab, pages[page], **({"strategy": "length"} if page == "formation" else {}))
+    axis = f"document.querySelector('[data-figure={figure}] .axis').textContent"
+    assert await tab.run(axis) == words
+
+
+async def test_steps_are_whole_on_their_axis(tab: Tab, pages: dict[str, Path]) -> None:
+    await opened(tab, pages["soft_modularization"], steps=2)
+    ticks = "[...document.querySelectorAll('[data-figure=loss] .tick')].map((one) => one.textContent)"
+    assert await tab.run(ticks) == ["0", "1", "2"]
+
+
 async def test_a_boundary_dragged_by_mouse_or_by_keys_moves_the_labels(
     tab: Tab, pages: dict[str, Path]
 ) -> None:

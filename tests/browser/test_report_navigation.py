@@ -292,7 +292,7 @@ async def test_a_page_of_8240_conversations_is_small_and_ready_soon(tab: Tab, tm
     assert len(await asyncio.to_thread(folder.report.read_bytes)) <= 3_000_000
     await tab.call("Performance.enable")
     await opened(tab, folder)
-    assert "of 8,250 conversations" in str(
+    assert "All 8,250 conversations" in str(
         await tab.run("document.querySelector('#conversations').innerText")
     )
     spent = {one["name"]: one["value"] for one in (await tab.call("Performance.getMetrics"))["metrics"]}

@@ -520,7 +520,7 @@ async def test_a_group_that_is_being_read_stays_when_others_take_its_place(tab: 
             await tab.press("j", "j")
             assert await tab.run(read) == "test-11 · training, step 1"
             log_step(tracker, 2)
-            await tab.until(held, lambda names: names == ["test-10", "test-21"])
+            await tab.until(held, lambda names: names == ["test-10", "test-20"])
             assert await tab.run(read) == "test-11 · training, step 1"
             await tab.press("j", "j")
             assert await tab.run(read) == "test-10 · training, step 1"

@@ -23,6 +23,7 @@ __all__ = [
     "WORDS",
     "conversation",
     "finished_run",
+    "log_groups",
     "log_stage",
     "log_step",
     "metrics",
@@ -114,6 +115,23 @@ def log_stage(tracker: JsonlTracker, step: int, stage: Stage, wins: set[int], **
         for n in range(8)
     ]
     tracker.log_rollouts(step, groups, stage=stage)
+
+
+def log_groups(
+    tracker: JsonlTracker, step: int, successes: list[int], *, members: int = 4, **options: Any
+) -> None:
+    """A group for each number: of its members so many succeed, the first ones."""
+    groups = [
+        TrajectoryGroup(
+            key=f"{step}/{place}",
+            trajectories=tuple(
+                conversation(10 * step + place, success=member < number, member=member, **options)
+                for member in range(members)
+            ),
+        )
+        for place, number in enumerate(successes)
+    ]
+    tracker.log_rollouts(step, groups)
 
 
 def log_step(

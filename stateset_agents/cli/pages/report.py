@@ -26,7 +26,11 @@ def add_parser(subparsers: Any) -> None:
         help="keep plotly.js (5 MB) once beside all runs, instead of compressed in the page (2 MB)",
     )
     parser.add_argument(
-        "--conversations", type=int, default=None, metavar="N", help="most conversations in the page (3000)"
+        "--conversations",
+        type=int,
+        default=None,
+        metavar="N",
+        help="most conversations in the page (those of 8 MB)",
     )
     parser.add_argument(
         "--live", action="store_true", help="serve the page on this machine while the run goes on"
@@ -37,20 +41,17 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the page and print its path, or serve it until Ctrl-C; exit code 0."""
-    from stateset_agents.reporting.rollouts.conversations import MAX_CONVERSATIONS
-
     is_many = _holds_runs(Path(args.run_folder))
     if is_many and args.conversations is not None:
         raise ConfigurationError(
             "--conversations is for the page of one run; leave it out for a folder of runs"
         )
-    max_conversations = MAX_CONVERSATIONS if args.conversations is None else args.conversations
-    if max_conversations < 1:
-        raise ConfigurationError(f"--conversations must be at least 1, got {max_conversations}")
+    if args.conversations is not None and args.conversations < 1:
+        raise ConfigurationError(f"--conversations must be at least 1, got {args.conversations}")
     if args.live:
         if args.shared_assets:
             raise ConfigurationError("--shared-assets is for the file; leave it out with --live")
-        return _serve(args, max_conversations, is_many)
+        return _serve(args, is_many)
     if args.port is not None:
         raise ConfigurationError("--port is for --live: add it, or leave --port out")
     if is_many:
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         from stateset_agents.reporting.report import write_report
 
         path = write_report(
-            args.run_folder, shared_assets=args.shared_assets, conversations=max_conversations
+            args.run_folder, shared_assets=args.shared_assets, conversations=args.conversations
         )
     print(path)
     if args.open:
@@ -74,7 +75,7 @@ def _holds_runs(path: Path) -> bool:
     return not (path / "metrics.jsonl").is_file() and any(path.glob("*/metrics.jsonl"))
 
 
-def _serve(args: argparse.Namespace, max_conversations: int, is_many: bool) -> int:
+def _serve(args: argparse.Namespace, is_many: bool) -> int:
     from stateset_agents.reporting.live import DEFAULT_PORT, serve
     from stateset_agents.reporting.overview.overview_live import serve_overview
     from stateset_agents.tracking.run_log import RunLog
@@ -94,7 +95,7 @@ def _serve(args: argparse.Namespace, max_conversations: int, is_many: bool) -> i
         if log is None:
             event_loop.run(serve_overview(args.run_folder, port=port, on_ready=on_ready))
         else:
-            event_loop.run(serve(log, port=port, conversations=max_conversations, on_ready=on_ready))
+            event_loop.run(serve(log, port=port, conversations=args.conversations, on_ready=on_ready))
     except KeyboardInterrupt:  # the way to end it
         print()
     return 0

@@ -34,7 +34,7 @@ function axes(width, height, { x, y, across = "", up = "", left = 44, right = 18
   const py = (value) => height - bottom - ((value - y[0]) / (y[1] - y[0])) * (height - top - bottom);
   const nodes = [
     ...(yTicks ?? ticks(...y)).map((value) => s("g", { class: value === 0 ? "grid zero" : "grid" }, s("path", { d: `M${left},${place(py(value))}H${width - right}` }), label(left - 6, py(value) + 4, format(value), { "text-anchor": "end" }))),
-    ...(xTicks ?? ticks(...x, Math.max(2, Math.min(8, Math.floor(width / 80))))).map((value) => label(px(value), height - bottom + 16, formatX(value), { "text-anchor": "middle", class: "tick" })),
+    ...(xTicks ?? ticks(...x, Math.max(2, Math.min(8, Math.floor(width / 80)))).filter((value) => !/steps?$/.test(across) || Number.isInteger(value))).map((value) => label(px(value), height - bottom + 16, formatX(value), { "text-anchor": "middle", class: "tick" })),
     across ? label((left + width - right) / 2, height - 4, across, { "text-anchor": "middle", class: "axis" }) : null,
     up ? label(left, 11, up, { class: "axis" }) : null,
   ];

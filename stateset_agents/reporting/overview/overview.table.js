@@ -30,8 +30,10 @@ function cells(run, data) {
 
 /** Runs that could not be read, each with the reason. */
 const damagedRuns = (data) => h("div", { class: "damaged" }, data.damaged.map(([name, reason]) => note(h("b", {}, name), ` is left out: ${reason}`)));
+const NUMERIC = { steps: "environment steps", reward: "last return" }; // in place of those names, where no run is of conversations
 
 function runsTable(data, view, change) {
+  const isNumeric = data.runs.every(({ kind }) => kind === "numeric");
   const at = COLUMNS.findIndex(([name]) => name === view.sort);
   const runs = data.runs.filter((run) => view.shown.has(run.experiment));
   if (at >= 0) {
@@ -44,7 +46,7 @@ function runsTable(data, view, change) {
     });
   }
   const head = COLUMNS.map(([name, text], column) => h("th", { scope: "col", "aria-sort": column === at ? (view.down ? "descending" : "ascending") : null },
-    h("button", { type: "button", class: "sort", "data-sort": name, onclick: () => change({ sort: name, down: view.sort === name ? !view.down : !["name", "seed", "state"].includes(name) }) }, text, h("span", { "aria-hidden": "true" }, column === at ? (view.down ? " ▾" : " ▴") : ""))));
+    h("button", { type: "button", class: "sort", "data-sort": name, onclick: () => change({ sort: name, down: view.sort === name ? !view.down : !["name", "seed", "state"].includes(name) }) }, isNumeric ? (NUMERIC[name] ?? text) : text, h("span", { "aria-hidden": "true" }, column === at ? (view.down ? " ▾" : " ▴") : ""))));
   const rows = runs.map((run) => h("tr", {}, cells(run, data).map((cell, column) => (column ? h("td", {}, cell) : h("th", { scope: "row" }, cell)))));
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of runs" }, h("table", { class: "runs" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows)));
 }

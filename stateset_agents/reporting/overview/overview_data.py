@@ -16,6 +16,7 @@ from stateset_agents.tracking.jsonl import damage_named
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.tracking.run_settings import differing_settings
+from stateset_agents.tracking.units import CONVERSATIONS, NUMERIC, units_of
 from stateset_agents.types.errors import ConfigurationError
 
 __all__ = ["Read", "has_runs", "overview_data", "run_folders"]
@@ -93,8 +94,11 @@ def overview_data(root: str | Path, *, read: Read | None = None) -> dict[str, An
             for name, values in differing_settings([run.config for run in runs]).items()
         ],
         "constant": constant,
-        "captions": captions(),
         "unsmoothed": [name for name in names if not any(name in run.curves.smoothed for run in runs)],
+        "kinds": {
+            units.kind: {"along": units.along, "captions": captions(units)}
+            for units in (CONVERSATIONS, NUMERIC)
+        },
         "curves": {name: [run.curves.values.get(name) for run in runs] for name in names},
         "steps": [run.curves.steps for run in runs],
     }
@@ -106,6 +110,7 @@ def _run(run: RunResults) -> dict[str, Any]:
     last = reward[-max(1, len(reward) // 10) :]
     return {
         "name": run.name,
+        "kind": units_of(run.config).kind,
         "seed": run.seed,
         "ended": run.summary.get("ended"),
         "steps": run.steps,

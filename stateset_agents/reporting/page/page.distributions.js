@@ -2,7 +2,7 @@
 
 const CELL = 14; // pixels of height
 
-/** `open(column, row)` shows the conversations of a cell, or is null. */
+/** `open(column, row, count)` shows the conversations of a cell, or is null. */
 function heatmap(chart, open) {
   const { columns, rows, counts, totals } = chart;
   const kinds = typeof rows[0] === "string";
@@ -27,7 +27,7 @@ function heatmap(chart, open) {
       const full = part_(column, row) / (most || 1);
       const cell = h("i", { style: counts[column][row] ? `--w: ${Math.round(12 + 88 * full)}%` : null });
       cell.addEventListener("mouseenter", () => read([column, row]));
-      if (open) cell.addEventListener("click", () => counts[column][row] && open(columns[column], rows[row]));
+      if (open) cell.addEventListener("click", () => counts[column][row] && open(columns[column], rows[row], counts[column][row]));
       return cell;
     });
     body.append(...cells[row]);
@@ -38,7 +38,7 @@ function heatmap(chart, open) {
   body.addEventListener("keydown", (event) => {
     const [column, row] = at ?? [columns.length - 1, 0];
     const moves = { ArrowLeft: [column - 1, row], ArrowRight: [column + 1, row], ArrowUp: [column, row + 1], ArrowDown: [column, row - 1], Home: [0, row], End: [columns.length - 1, row] };
-    if (event.key === "Enter" && at && open && counts[column][row]) open(columns[column], rows[row]);
+    if (event.key === "Enter" && at && open && counts[column][row]) open(columns[column], rows[row], counts[column][row]);
     else if (moves[event.key]) read(at ? [Math.max(0, Math.min(columns.length - 1, moves[event.key][0])), Math.max(0, Math.min(rows.length - 1, moves[event.key][1]))] : [column, row]);
     else return;
     event.preventDefault();
@@ -54,11 +54,11 @@ const kindName = (kind) => ({ none: "failed, no rule broken", truncated: "cut by
 
 function showDistributions(heatmaps, browser) {
   part("distributions").hidden = document.querySelector("nav [href='#distributions']").hidden = !heatmaps.length;
-  const open = (chart) => (chart.column_name !== "step" ? null : ([first, last], row) => {
+  const open = (chart) => (chart.column_name !== "step" ? null : ([first, last], row, count) => {
     const what = typeof row === "string" ? (["truncated", "failed"].includes(row) ? { text: `status:${row}` } : { outcome: "failed", text: `broke:${row}` }) : { "reward-from": row[0], "reward-to": row[1] };
-    browser.show({ stage: "train", "step-from": first, "step-to": last, ...what });
+    browser.show({ stage: "train", "step-from": first, "step-to": last, ...what }, count);
   });
   part("distributions").replaceChildren(h("h2", {}, "Distributions"),
-    note("Point at a cell, or focus a map and use the arrow keys. A click, or Enter, lists the conversations of a cell that are in this page."),
+    note("Point at a cell, or focus a map and use the arrow keys. A click, or Enter, lists the conversations of a cell."),
     h("div", { class: "charts" }, heatmaps.map((chart) => heatmap(chart, open(chart)))));
 }

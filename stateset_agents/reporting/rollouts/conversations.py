@@ -1,42 +1,39 @@
 """The conversations of a report, selected from rollouts.jsonl and packed; it can be read while it grows.
 
-Lines that belong together are a `LineGroup`: in training the members of a group with their branches, else one
-held-out scenario with all its conversations. Groups are selected whole, evenly spaced in the order written,
-as many as the limits allow. Of lines that are not selected only the first fields are parsed.
+Lines that belong together are a `PlayedGroup`: in training the members of a group with their branches, else
+one held-out scenario with all its conversations. Groups are selected whole, those with failures first
+(`selection`). Of lines that are not selected only a few fields are parsed.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from stateset_agents.algorithms.paired import paired_shares
-from stateset_agents.reporting.rollouts.distributions import broken_rules
-from stateset_agents.reporting.rollouts.line_groups import (
-    LineGroup,
-    num_bytes,
-    num_lines,
-    within_limits,
-)
+from stateset_agents.reporting.html import CompressedSize
+from stateset_agents.reporting.rollouts.distributions import RESULT, broken_rules
+from stateset_agents.reporting.rollouts.line_groups import num_lines
 from stateset_agents.reporting.rollouts.row_changes import row_changes
-from stateset_agents.tracking.jsonl import GrowingFile
+from stateset_agents.reporting.rollouts.selection import PlayedGroup, take
+from stateset_agents.tracking.jsonl import GrowingFile, dump
 from stateset_agents.tracking.run_folder import RunFolder
 
-__all__ = ["MAX_CONVERSATIONS", "Conversations", "Transitions", "pack"]
+__all__ = ["Conversations", "Transitions", "pack"]
 
-MAX_CONVERSATIONS = 3000
-"""Default limit of a page."""
-_BYTES_PER_CONVERSATION = 8_000
-"""Of rollouts.jsonl, on average: of longer conversations fewer are shown."""
+_MAX_LIVE_BYTES = 12_000_000
+"""Of rollouts.jsonl: what a live page fetches at once, and again while the run goes on."""
 
 _TEXT = rb'"(?:[^"\\]|\\.)*"'
 _FIRST_FIELDS = re.compile(
     rb'\{"step":(?P<step>-?\d+),"stage":(?P<stage>%s),"group":(?P<group>%s),"weight":[^,]+,'
-    rb'"branch_of":(?:null|\[\d+,\d+\]),"scenario":(?P<scenario>%s),' % (_TEXT, _TEXT, _TEXT)
+    rb'"branch_of":(?P<branch_of>null|\[\d+,\d+\]),"scenario":(?P<scenario>%s),"family":(?P<family>%s),'
+    % (_TEXT, _TEXT, _TEXT, _TEXT)
 )
 """The first fields of a line, as the tracker writes them."""
 _FIELDS = (
@@ -44,6 +41,8 @@ _FIELDS = (
     *("success", "reward", "breakdown", "changes", "context", "opening", "messages", "turns", "token_ids"),
 )
 """Fields that the page shows unchanged."""
+
+_SELECTED_BY = ("step", "stage", "group", "scenario", "family", "success", "reward")
 
 _Key = tuple[str, ...]
 
@@ -67,16 +66,17 @@ class Transitions:
 class Conversations:
     """What a report shows of a run's rollouts.jsonl."""
 
-    def __init__(self, folder: RunFolder, limit: int = MAX_CONVERSATIONS) -> None:
-        """`limit`: conversations in one page; also at most 8,000 bytes of the file for each on average."""
+    def __init__(self, folder: RunFolder, limit: int | None = None) -> None:
+        """`limit`: conversations in one page, whatever their bytes; None: see `select`."""
         self._lines = GrowingFile(folder.rollouts)
         self._limit = limit
         self._reset()
 
     def _reset(self) -> None:
-        self._training: dict[_Key, LineGroup] = {}
-        self._held_out: dict[_Key, LineGroup] = {}
+        self._training: dict[_Key, PlayedGroup] = {}
+        self._held_out: dict[_Key, PlayedGroup] = {}
         self._success: dict[str, dict[tuple[str, int], bool | None]] = {"before": {}, "after": {}}
+        self._counts: Counter[tuple[str, int, str, bool | None]] = Counter()
         self._packed: dict[int, dict[str, Any]] = {}
         """By offset: the conversations of the last selection."""
 
@@ -84,6 +84,11 @@ class Conversations:
     def total(self) -> int:
         """Conversations read so far, branches included."""
         return num_lines((*self._training.values(), *self._held_out.values()))
+
+    @property
+    def counts(self) -> list[tuple[str, int, str, bool | None, int]]:
+        """Conversations of each stage, step, family and success, branches left out."""
+        return [(*key, count) for key, count in self._counts.items()]
 
     def read(self) -> None:
         """Read the lines that were added, or all again if the file was truncated.
@@ -115,40 +120,83 @@ class Conversations:
             lost=sum(old is True and new is not True for old, new in pairs),
         )
 
-    def select(self, token_texts: Mapping[int, str] | None = None) -> list[dict[str, Any]]:
+    def select(
+        self, token_texts: Mapping[int, str] | None = None, *, page_bytes: float | None = None
+    ) -> list[dict[str, Any]]:
         """The page's conversations, packed, in the order written.
 
         `token_texts`: what token ids say, for what is told of conversations of several rows (`row_changes`).
-        Held-out scenarios and training groups get half of the limits each, and what the others leave.
+        `page_bytes`: what they may take in a file, compressed; None: as many as a live page fetches at once.
+        Held-out scenarios and training groups get half each, and what the others leave.
         """
-        max_bytes = self._limit * _BYTES_PER_CONVERSATION
-        held_out, training = list(self._held_out.values()), list(self._training.values())
-        selected = within_limits(training, self._limit // 2, max_bytes // 2)
-        shown = within_limits(held_out, self._limit - num_lines(selected), max_bytes - num_bytes(selected))
-        selected = within_limits(training, self._limit - num_lines(shown), max_bytes - num_bytes(shown))
-        offsets = sorted(offset for group in (*shown, *selected) for offset in group.offsets)
-        packed = {offset: self._packed[offset] for offset in offsets if offset in self._packed}
-        new = [offset for offset in offsets if offset not in packed]
-        if new:
-            for offset, record in zip(new, self._lines.records_at(new), strict=True):
-                packed[offset] = pack(record, token_texts or {})
-        self._packed = packed
-        return [packed[offset] for offset in offsets]
+        packed: dict[int, dict[str, Any]] = {}
+        texts, size_of_text = token_texts or {}, CompressedSize()
+
+        def compressed_size(group: PlayedGroup) -> int:
+            packed.update(self._pack(group, texts))
+            return size_of_text(",".join(dump(packed[offset]) for offset in group.offsets))
+
+        kinds = [list(self._training.values()), list(self._held_out.values())]
+        if self._limit is not None:
+            selected = take(kinds, self._limit, lambda group: len(group.offsets))
+        elif page_bytes is None:
+            selected = take(kinds, _MAX_LIVE_BYTES, lambda group: group.size)
+        else:
+            selected = take(kinds, page_bytes, compressed_size)
+        for group in selected:
+            if group.offsets[0] not in packed:
+                packed.update(self._pack(group, texts))
+        self._packed = {offset: packed[offset] for offset in sorted(_offsets(selected))}
+        return list(self._packed.values())
+
+    def of_steps(
+        self, stage: str, steps: tuple[float, float], token_texts: Mapping[int, str]
+    ) -> list[dict[str, Any]]:
+        """The groups of these steps, both included, or the scenarios of a stage other than `train`, packed.
+
+        Both where `stage` is empty; those that the last selection left out, as many as a live page fetches
+        at once.
+        """
+        first, last = steps
+        of_steps = [group for (step, _), group in self._training.items() if first <= int(step) <= last]
+        kinds = [
+            [group for group in groups if group.offsets[0] not in self._packed]
+            for groups in (of_steps, self._held_out.values())
+        ]
+        if stage:
+            kinds = kinds[:1] if stage == "train" else kinds[1:]
+        selected = take(kinds, _MAX_LIVE_BYTES, lambda group: group.size)
+        packed = {offset: one for group in selected for offset, one in self._pack(group, token_texts).items()}
+        return [packed[offset] for offset in sorted(packed)]
+
+    def _pack(self, group: PlayedGroup, token_texts: Mapping[int, str]) -> dict[int, dict[str, Any]]:
+        """By offset; the file is read where the last selection did not have the group."""
+        if all(offset in self._packed for offset in group.offsets):
+            return {offset: self._packed[offset] for offset in group.offsets}
+        records = self._lines.records_at(group.offsets)
+        return {
+            offset: pack(record, token_texts) for offset, record in zip(group.offsets, records, strict=True)
+        }
 
     def _add(self, offset: int, line: bytes) -> None:
-        match = _FIRST_FIELDS.match(line)
-        if match:
-            step, stage, group, scenario = map(json.loads, match.groups())
+        match, result = _FIRST_FIELDS.match(line), RESULT.search(line)
+        if match and result:
+            step, stage, group, branch_of, scenario, family = map(json.loads, match.groups())
+            success, reward = map(json.loads, result.groups()[1:])
         else:
             record = self._lines.parse(line, offset)
-            step, stage, group, scenario = (record[name] for name in ("step", "stage", "group", "scenario"))
+            step, stage, group, scenario, family, success, reward = (record[name] for name in _SELECTED_BY)
+            branch_of = record.get("branch_of")
         if stage in self._success:
-            record = self._lines.parse(line, offset)
-            self._success[stage][scenario, record["member"]] = record["success"]
+            self._success[stage][scenario, self._lines.parse(line, offset)["member"]] = success
         groups, key = (
             (self._training, (str(step), group)) if stage == "train" else (self._held_out, (scenario,))
         )
-        groups.setdefault(key, LineGroup()).add(offset, len(line))
+        lines = groups.setdefault(key, PlayedGroup(step=step if stage == "train" else None))
+        lines.add(offset, len(line))
+        if branch_of is None:
+            lines.add_result(success, reward)
+            self._counts[stage, step, family, success] += 1
 
 
 def pack(record: Mapping[str, Any], token_texts: Mapping[int, str]) -> dict[str, Any]:
@@ -166,6 +214,10 @@ def pack(record: Mapping[str, Any], token_texts: Mapping[int, str]) -> dict[str,
         "broken": broken_rules(record),
         **({} if rows is None else {"rows": rows}),
     }
+
+
+def _offsets(groups: Iterable[PlayedGroup]) -> Iterator[int]:
+    return (offset for group in groups for offset in group.offsets)
 
 
 def _share(succeeded: Iterable[bool]) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 from stateset_agents.tracking.jsonl import GrowingFile
 from stateset_agents.tracking.run_folder import RunFolder
 
-__all__ = ["Distributions", "Heatmap", "broken_rules"]
+__all__ = ["RESULT", "Distributions", "Heatmap", "broken_rules"]
 
 _MAX_COLUMNS, _ROWS = 50, 20
 """Of a heatmap: steps or lengths, and rewards."""
@@ -24,10 +24,11 @@ _NO_RULE = "none"
 
 _PLACE = re.compile(rb'\{"step":(\d+),"stage":"(\w+)",')
 _BRANCH = re.compile(rb'"branch_of":\[')
-_RESULT = re.compile(
+RESULT = re.compile(
     rb'"status":"(\w+)","error":(?:null|"(?:[^"\\]|\\.)*"),"success":(true|false|null),'
     rb'"reward":(null|-?[\d.eE+-]+),"breakdown":'
 )
+"""Status, success and reward of a line, as the tracker writes them."""
 _SAMPLED = re.compile(rb'"sampled_tokens":(\d+)')
 _VIOLATIONS = re.compile(rb'"violations":(\{[^{}]*\})')
 
@@ -75,7 +76,7 @@ class Distributions:
 
     def _read(self, line: bytes, offset: int) -> _Played | None:
         """A conversation of training; its line is parsed only where it is not as the tracker writes it."""
-        place, result = _PLACE.match(line), _RESULT.search(line)
+        place, result = _PLACE.match(line), RESULT.search(line)
         if place is None or result is None:
             record = self._lines.parse(line, offset)
             if record["stage"] != "train" or record.get("branch_of"):

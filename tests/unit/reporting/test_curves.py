@@ -8,8 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateset_agents.reporting.curves import Chart, axis, learning_curves, other_curves, reward_terms
+from stateset_agents.reporting.curves import (
+    Chart,
+    axis,
+    captions,
+    learning_curves,
+    numeric_curves,
+    other_curves,
+    reward_terms,
+)
 from stateset_agents.tracking.run_log import MetricLine
+from stateset_agents.tracking.units import CONVERSATIONS, NUMERIC
 
 
 def lines(**metrics: list[float]) -> list[MetricLine]:
@@ -99,18 +108,42 @@ def test_rows_have_a_chart_where_a_conversation_had_several() -> None:
     assert (several.title, [series.values for series in several.series]) == ("Rows", [[1.0, 1.5], [1.0, 3.0]])
     always_one = lines(rollout__rows=[1.0], rollout__rows_max=[1.0])
     assert learning_curves(always_one) == []
-    ((stage, charts),) = other_curves(always_one)
+    ((stage, charts),) = other_curves(always_one, CONVERSATIONS)
     assert (stage, len(charts)) == ("rollout", 2)
 
 
 def test_terms_of_the_reward_and_other_metrics_stand_apart() -> None:
     values = lines(reward__mean=[1.0], reward__told=[0.5], reward__std=[0.1], time__step=[1.0], kl__old=[0.0])
     assert [chart.title for chart in reward_terms(values)] == ["told"]
-    assert [(stage, [chart.title for chart in charts]) for stage, charts in other_curves(values)] == [
+    assert [
+        (stage, [chart.title for chart in charts]) for stage, charts in other_curves(values, CONVERSATIONS)
+    ] == [
         ("kl", ["kl/old"]),
         ("reward", ["reward/std"]),
         ("time", ["time/step"]),
     ]
+
+
+def test_a_chart_has_the_units_of_its_kind_of_run() -> None:
+    values = lines(policy__entropy=[0.5], loss__value=[0.1], time__rollout=[1.0])
+    notes = [(chart.note, chart.along) for chart in learning_curves(values)]
+    assert notes == [
+        ("nats per token", "step"),
+        ("of the step's returns", "step"),
+        ("seconds of each step", "step"),
+    ]
+    notes = [(chart.note, chart.along) for chart in numeric_curves(values)]
+    assert notes == [
+        ("nats per step", "environment step"),
+        ("of the update's returns", "environment step"),
+        ("seconds of each update", "environment step"),
+    ]
+    of_talk, of_numbers = captions(CONVERSATIONS), captions(NUMERIC)
+    assert (of_talk["reward/mean"]["title"], of_numbers["reward/mean"]["title"]) == ("Reward", "Return")
+    assert (of_talk["kl/reference"]["note"], of_numbers["kl/reference"]["note"]) == (
+        "nats per token",
+        "nats per step",
+    )
 
 
 def test_a_long_curve_is_averaged_in_bins_and_says_so() -> None:

@@ -126,4 +126,5 @@ def test_a_solved_numeric_task_is_no_failure(tmp_path: Path) -> None:
     folder.metrics.write_text("\n".join([header, *lines]) + "\n")
     found = {finding.check: finding for finding in diagnose(RunLog(folder))}
     assert found["entropy"].verdict == "warn"
+    assert "nats a step at the start" in found["entropy"].seen  # it has no tokens
     assert "the task is solved" in found["tied groups"].cure

@@ -75,6 +75,7 @@ def test_a_conversation_s_raw_advantage_is_its_reward_less_its_group_s_mean(log:
     (wanted,) = group_advantages([rewards], scaling="none")
     assert data["trajectories"]["raw"][: len(rewards)] == pytest.approx(wanted)
     assert data["trajectories"]["returns"][: len(rewards)] == rewards
+    assert data["outcome_names"] == ["reward", "sampled tokens"]
     assert data["trajectories"]["features"][0] == [0.0, float(data["trajectories"]["tasks"][0]), 1.0]
 
 

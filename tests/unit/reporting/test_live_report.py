@@ -27,10 +27,10 @@ from stateset_agents.tracking.tracker import JsonlTracker
 
 
 @contextlib.asynccontextmanager
-async def served(folder: RunFolder) -> AsyncIterator[aiohttp.ClientSession]:
+async def served(folder: RunFolder, **options: int) -> AsyncIterator[aiohttp.ClientSession]:
     """A client whose addresses begin at the page's."""
     address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(serve(RunLog(folder), port=0, on_ready=address.set_result))
+    task = asyncio.create_task(serve(RunLog(folder), port=0, on_ready=address.set_result, **options))
     async with aiohttp.ClientSession(base_url=await address) as client:
         yield client
     task.cancel()
@@ -54,6 +54,18 @@ async def test_the_page_holds_the_run_and_fetches_its_conversations(tmp_path: Pa
             assert "plotly.js v" in await script.text()
         async with client.get("/conversations.json") as response:
             assert (await response.json())["total"] == 2 * 8 + 2 * 10
+
+
+async def test_the_conversations_of_some_steps_are_there_for_the_asking(tmp_path: Path) -> None:
+    async with served(finished_run(tmp_path, steps=3), conversations=1) as client:
+        async with client.get("/conversations.json") as response:
+            assert (await response.json())["conversations"] == []
+        async with client.get("/steps.json?stage=train&first=2&last=3") as response:
+            found = await response.json()
+            assert [one["step"] for one in found["conversations"]] == [2] * 10 + [3] * 10
+            assert found["tokens"]["3"] == " look"
+        async with client.get("/steps.json?first=two") as response:
+            assert (response.status, await response.text()) == (400, "first and last are steps, such as 104")
 
 
 async def test_changes_are_sent_as_events(tmp_path: Path) -> None:

@@ -147,6 +147,14 @@ def test_the_page_is_small_and_quickly_made(run: RunFolder) -> None:
     assert time.process_time() - started < 2.0  # 0.35 on an idle machine
 
 
+def test_a_page_stays_within_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = finished_run(tmp_path, steps=24)
+    size = write_report(folder.path, shared_assets=True).stat().st_size
+    monkeypatch.setattr("stateset_agents.reporting.report.MAX_BYTES", size - 4_000)
+    assert write_report(folder.path, shared_assets=True).stat().st_size <= size - 4_000
+    assert 16 < len(page_data(folder)["conversations"]) < page_data(folder)["total"]
+
+
 def test_plotly_can_stand_once_beside_all_runs(tmp_path: Path) -> None:
     runs = [finished_run(tmp_path, steps=2) for _ in range(2)]
     for folder in runs:

@@ -3,7 +3,8 @@
 const T = data.trajectories, count = T.returns.length;
 settings({ strategy: data.begin.strategy, parts: 4, seed: 0, round: 20, x: data.begin.x, y: data.begin.y, overlay: "part", boundaries: [], centres: [] });
 
-const COLUMNS = [...data.feature_names.map((name, at) => [name, T.features.map((row) => row[at])]), ["return", T.returns], ["length", T.lengths], ["raw advantage", T.raw]];
+const [OF_RETURN, OF_LENGTH] = data.outcome_names;
+const COLUMNS = [...data.feature_names.map((name, at) => [name, T.features.map((row) => row[at])]), [OF_RETURN, T.returns], [OF_LENGTH, T.lengths], ["raw advantage", T.raw]];
 const STRATEGIES = { none: "none: PPO, one part", task: "task", auto: "auto: k-means of what is known before", random: "random: the control", difficulty: "difficulty: quantiles of return", length: "length: quantiles", auto_outcome: "auto_outcome: k-means of return and length" };
 const OUTCOMES = ["difficulty", "length", "auto_outcome"], LLOYD = 20;
 const byCentres = () => view.strategy === "auto" || view.strategy === "auto_outcome";
@@ -51,14 +52,14 @@ section("parts", "1. Which part each trajectory belongs to", [
     slider("round", "Lloyd’s iterations", { min: 0, max: LLOYD, step: 1, text: (value) => (value >= LLOYD ? "until still" : String(value)), when: byCentres }),
     h("div", { class: "row" }, player(() => { if (!byCentres()) return false; const next = view.round >= LLOYD ? 0 : view.round + 1; set({ round: next >= (now.rounds ?? 0) + 2 && next > 1 ? LLOYD : next }); return view.round < LLOYD; }, { label: "Play k-means" }), press("One iteration", () => set({ round: view.round >= LLOYD ? 0 : view.round + 1 })), press("As it was", () => set(fresh({})))),
     dropdown("x", "Across", COLUMNS.map(([name], at) => [at, name])), dropdown("y", "Up", COLUMNS.map(([name], at) => [at, name])),
-    choice("overlay", "Colour", [["part", "part"], ["task", "task"], ["return", "return"], ["length", "length"]])),
+    choice("overlay", "Colour", [["part", "part"], ["task", "task"], ["return", OF_RETURN], ["length", OF_LENGTH]])),
   live(() => [OUTCOMES.includes(view.strategy) ? h("span", { class: "warning", style: "display:block", role: "status" }, "This key is an outcome of the actions. Parts made of outcomes push good members of the best part down: for diagnosis, never for training.") : view.strategy === "random" ? "Random parts are the control that any other strategy has to beat." : view.strategy === "task" && data.task_names.length === 1 ? "There is one task, so this is one part: nothing changes." : ""], "div"),
   live(() => ["The sign of ", share("flips", signFlipShare(T.raw, now.normalised, T.tasks)), " of the advantages is turned around, against ", share("plain-flips", signFlipShare(T.raw, now.plain, T.tasks)), " in one part. Parts: ", num("used", now.members.filter((own) => own.length).length, 0), " of ", num("parts", now.K, 0), " are in use.", ...(now.rounds === null ? [] : [" k-means took ", num("rounds", now.rounds, 0), " iterations."])]),
   aside("A sign is turned where a trajectory that did better than the mean of its task is pushed down, or a worse one up."),
 ], [
   figure("scatter", "Trajectories", {
     height: (width) => Math.min(400, width * 0.7),
-    key: live(() => legend(...(view.overlay === "part" ? now.names.map((name, k) => [tint(k), name]) : view.overlay === "task" ? data.task_names.map((name, k) => [tint(k), name]) : [["var(--new)", `more ${view.overlay}`], ["var(--raw)", "less"]])), "div"),
+    key: live(() => legend(...(view.overlay === "part" ? now.names.map((name, k) => [tint(k), name]) : view.overlay === "task" ? data.task_names.map((name, k) => [tint(k), name]) : [["var(--new)", `more ${view.overlay === "length" ? OF_LENGTH : OF_RETURN}`], ["var(--raw)", "less"]])), "div"),
     draw: (width, height, grip) => {
       const [xs, ys] = [COLUMNS[view.x][1], COLUMNS[view.y][1]];
       const range = (values) => { const [low, high] = values.reduce(([a, b], value) => [Math.min(a, value), Math.max(b, value)], [Infinity, -Infinity]); const pad = 0.06 * (high - low || 1); return [low - pad, high + pad]; };
@@ -85,7 +86,7 @@ section("parts", "1. Which part each trajectory belongs to", [
       const values = keyValues(), low = Math.min(...values), high = Math.max(...values), bins = 40, step = (high - low) / bins || 1;
       const heights = Array.from({ length: bins }, () => 0);
       for (const value of values) heights[Math.min(bins - 1, Math.floor((value - low) / step))] += 1;
-      const frame = axes(width, height, { x: [low - step, high + step], y: [0, Math.max(...heights) * 1.1], across: view.strategy === "length" ? "length" : "return", up: "trajectories" });
+      const frame = axes(width, height, { x: [low - step, high + step], y: [0, Math.max(...heights) * 1.1], across: view.strategy === "length" ? OF_LENGTH : OF_RETURN, up: "trajectories" });
       const put = (k, value) => set({ boundaries: now.boundaries.map((old, at) => (at === k ? Number(clamp(value, low, high).toPrecision(6)) : old)) });
       return [frame.nodes, heights.map((tall, at) => s("rect", { x: place(frame.px(low + at * step)), width: place(Math.max(1, frame.px(low + step) - frame.px(low) - 1)), y: place(frame.py(tall)), height: place(frame.py(0) - frame.py(tall)), fill: tint(labelsBetween([low + (at + 0.5) * step], now.boundaries)[0]) })),
         now.boundaries.map((boundary, k) => [s("path", { d: `M${place(frame.px(boundary))},${frame.top}V${frame.bottom}`, class: "line dashed", style: "--own: var(--ink)" }),

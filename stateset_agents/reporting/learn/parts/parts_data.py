@@ -1,7 +1,8 @@
 """What `formation.html` and `advantages.html` hold: trajectories of a run, or made-up ones with two tasks.
 
 `trajectories` have `features` [n][d] that are known before acting, and `returns`, `lengths`, `tasks`,
-`raw` (the advantage before any normalisation) [n]; `steps` is one batch of a made-up control task.
+`raw` (the advantage before any normalisation) [n]; `outcome_names` says what returns and lengths are;
+`steps` is one batch of a made-up control task.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ def run_parts(log: RunLog) -> dict[str, Any]:
         "source": f"{len(rows)} conversations of {data['run']}; a task is a family of scenarios",
         "task_names": families,
         "feature_names": ["earlier success", "family", "step"],
+        "outcome_names": ["reward", "sampled tokens"],
         "begin": {"strategy": "task", "x": _LENGTH, "y": _RETURN},
         "trajectories": {name: [row[name] for row in rows] for name in rows[0]},
         "steps": None,
@@ -101,6 +103,7 @@ def toy_parts(seed: int = 0) -> dict[str, Any]:
         "source": f"{2 * count} made-up trajectories of two tasks, drawn with seed {seed}",
         "task_names": list(_TASKS),
         "feature_names": ["angle", "speed", "time of day"],
+        "outcome_names": ["return", "environment steps"],
         "begin": {"strategy": "auto", "x": 0, "y": 1},
         "trajectories": {
             "features": np.round(features, 4).tolist(),

@@ -2,13 +2,15 @@
 
 const CHUNK = 60; // list entries at a time
 
+const unitKey = (one) => (one.stage === "train" ? `${one.step}|${one.group}` : `held-out|${one.scenario}`);
+
 /** Conversations that are read side by side: a group of training, or a held-out scenario over time. Branches are
  *  apart, for they count in no reward or success. */
 function units(conversations) {
   const found = new Map();
   for (const one of conversations) {
     const training = one.stage === "train";
-    const key = training ? `${one.step}|${one.group}` : `held-out|${one.scenario}`;
+    const key = unitKey(one);
     if (!found.has(key)) found.set(key, { key, training, scenario: one.scenario, family: one.family, step: one.step, members: [], branches: [] });
     found.get(key)[one.branch_of ? "branches" : "members"].push(one);
   }
@@ -56,6 +58,8 @@ class Browser {
     this.about = h("div");
     this.controls = h("div");
     this.found = [];
+    this.fetched = { conversations: [], tokens: {} }; // on a live page: asked for later, beside the page's
+    this.cell = null; // of a heatmap: its filters, and how many conversations of the run it has
     this.hits = h("span", { class: "hits" });
     this.chips = h("span", { class: "chips" });
     this.save = h("button", { type: "button", class: "save", "aria-label": "The conversations that fit, as CSV", onclick: () => this.saveList() }, "CSV");
@@ -82,8 +86,10 @@ class Browser {
   /** Other data; what is chosen and typed stays. */
   update(data) {
     this.data = data;
-    this.units = units(data.conversations);
-    this.view.tokens = data.tokens;
+    const own = new Set(data.conversations.map(unitKey));
+    const more = this.fetched.conversations.filter((one) => !own.has(unitKey(one)));
+    this.units = units(more.length ? [...data.conversations, ...more].sort((a, b) => a.step - b.step) : data.conversations);
+    this.view.tokens = { ...this.fetched.tokens, ...data.tokens };
     this.about.replaceChildren(this.words());
     for (const element of [this.controls, this.count.parentElement, this.panes]) element.hidden = !data.total;
     const isFirst = !this.ready; // a live page gets its conversations later than its form
@@ -107,14 +113,22 @@ class Browser {
   words() {
     const { total, moved } = this.data;
     if (!total) return note("No conversation was recorded yet.");
-    const shown = this.units.reduce((sum, unit) => sum + unit.members.length + unit.branches.length, 0);
-    const kept = shown === total ? `All ${total.toLocaleString("en")} conversations are in this page.`
-      : [`${shown.toLocaleString("en")} of ${total.toLocaleString("en")} conversations are in this page: whole groups, evenly spaced over the run. All are in rollouts.jsonl; `, h("code", {}, "report --conversations N"), " takes more."];
+    const kept = this.held() === total ? `All ${total.toLocaleString("en")} conversations are in this page.`
+      : [`${this.share()} are in this page: whole groups, those with failures first, then those whose rewards differ, spread over the run. `, ...("live" in document.body.dataset ? ["The others are fetched where a list lacks some."] : ["All are in rollouts.jsonl; ", h("code", {}, "report --conversations N"), " takes more, ", h("code", {}, "report --live"), " serves all."])];
     const only = (outcome, text) => h("button", { type: "button", class: "link", onclick: () => this.ask({ outcome }) }, text);
     const of = moved.n > moved.scenarios ? `${moved.n} tries on ${moved.scenarios} held-out scenarios` : `${moved.n} held-out scenarios`;
     const changes = moved.n ? [` Of ${of}, `, only("gained", `${moved.gained} went from failure to success`), " and ", only("lost", `${moved.lost} the other way`), "."] : [];
     const keys = h("span", { class: "keys" }, " Keys: ", h("kbd", {}, "/"), " search, ", h("kbd", {}, "Esc"), " clear it, ", h("kbd", {}, "n"), " ", h("kbd", {}, "N"), " next and previous hit, ", h("kbd", {}, "j"), " ", h("kbd", {}, "k"), " next and previous group, ", h("kbd", {}, "t"), " tokens.");
     return note(...[kept].flat(), ...changes, keys);
+  }
+
+  /** How many conversations the page holds, branches included. */
+  held() {
+    return this.units.reduce((sum, unit) => sum + unit.members.length + unit.branches.length, 0);
+  }
+
+  share() {
+    return `${this.held().toLocaleString("en")} of ${plural(this.data.total, "conversation")}`;
   }
 
   filters(typed) {
@@ -151,9 +165,11 @@ class Browser {
     this.filter();
   }
 
-  /** Set filters from elsewhere in the page, and go to the list; "back" leads to where it came from. */
-  show(filters) {
+  /** Set filters from elsewhere in the page, and go to the list; "back" leads to where it came from. `of`: how many
+   *  conversations of the run fit them, where it is known. */
+  show(filters, of = null) {
     remember({}, { jump: true, anchor: "conversations" });
+    this.cell = { of, filters: null };
     this.ask(filters);
     remember({}, { anchor: "conversations" });
     this.place.scrollIntoView({ block: "start" });
@@ -188,8 +204,7 @@ class Browser {
     }
     if (rank) this.found = this.found.filter((unit) => unit.rewards.length).sort((a, b) => rank(a) - rank(b));
     const number = this.found.reduce((sum, unit) => sum + unit.fitting.size, 0);
-    this.count.textContent = number ? `${plural(number, "conversation")} in ${plural(this.found.length, "group")}` : "No conversation fits: widen the filters.";
-    if (query.error) this.count.textContent = query.error;
+    this.count.replaceChildren(...(query.error ? [query.error] : this.countOf(number, asked)));
     this.terms = terms;
     this.sayHits(this.found.reduce((sum, unit) => sum + [...unit.fitting].reduce((own, one) => own + (hits.get(one) ?? 0), 0), 0));
     this.sayFilters(asked);
@@ -199,12 +214,52 @@ class Browser {
     this.extend();
     const wanted = key ?? (stays ? this.selected : null);
     const again = wanted ? this.found.findIndex((unit) => unit.key === wanted) : 0;
-    if (again < 0 && key) this.count.textContent += ". The group that the address names is not among them.";
+    if (again < 0 && key) this.count.append(". The group that the address names is not among them.");
     if (again < 0 && stays && this.selected) this.at = -1;
     else this.select(Math.max(0, again), false);
     if (again <= 0) this.list.scrollTop = 0;
     else this.list.children[again].scrollIntoView({ block: "nearest" });
     if (!stays) remember({ ...Object.fromEntries([...asked].map(([name, value]) => [name, name === "order" && value === "written" ? null : value])), ...(key ? {} : { group: null, member: null, token: null }) }, this.place.contains(document.activeElement) ? { anchor: "conversations" } : {});
+  }
+
+  /** How many conversations fit, of how many of the run, and where the others are. */
+  countOf(number_, asked) {
+    const listed = `${plural(number_, "conversation")} in ${plural(this.found.length, "group")}`;
+    if (this.held() === this.data.total) return [number_ ? listed : "No conversation fits: widen the filters."];
+    const of = this.fittingOfRun(asked);
+    if (of === null) return [number_ ? `${listed}, among the ${this.share()} that are in this page. ` : `No conversation fits among the ${this.share()} that are in this page. `, ...this.others(asked)];
+    if (number_ >= of) return [number_ ? listed : "No conversation of the run fits: widen the filters."];
+    const groups = ` in ${plural(this.found.length, "group")}. `;
+    return [number_ ? `${number_.toLocaleString("en")} of ${plural(of, "conversation")}${groups}` : `None of ${plural(of, "conversation")} that fit is in this page. `, ...this.others(asked)];
+  }
+
+  /** How many conversations of the run fit the filters; null where they ask for what the page knows of its own alone. */
+  fittingOfRun(asked) {
+    const filters = JSON.stringify([...asked].filter(([name]) => name !== "order"));
+    if (this.cell) this.cell.filters ??= filters;
+    if (this.cell?.filters === filters && this.cell.of !== null) return this.cell.of;
+    const { text, stage, family, outcome, ...rest } = Object.fromEntries(asked);
+    if (text.trim() || rest["reward-from"] || rest["reward-to"] || ["gained", "lost", "missed"].includes(outcome)) return null;
+    const [first, last] = [rest["step-from"] || -Infinity, rest["step-to"] || Infinity].map(Number);
+    return this.data.counts.filter(([stage_, step, family_, success]) => (!stage || stage_ === stage) && (!family || family_ === family) && (!outcome || verdict({ success }) === outcome) && step >= first && step <= last)
+      .reduce((sum, row) => sum + row.at(-1), 0);
+  }
+
+  /** Where the conversations are that the page lacks. */
+  others(asked) {
+    if ("live" in document.body.dataset) return [h("button", { type: "button", class: "link", onclick: () => this.fetch(asked) }, "Fetch the others")];
+    return ["The others are in rollouts.jsonl; ", h("code", {}, "stateset-agents report RUN --live"), " shows them."];
+  }
+
+  /** From the server of a live page: the groups of the steps, or of the stage, that the filters name. */
+  async fetch(asked) {
+    const query = new URLSearchParams({ stage: asked.get("stage"), first: asked.get("step-from"), last: asked.get("step-to") });
+    const { conversations, tokens } = await (await fetch(`steps.json?${query}`)).json();
+    const own = new Set(conversations.map(unitKey));
+    const held = this.held();
+    this.fetched = { conversations: [...this.fetched.conversations.filter((one) => !own.has(unitKey(one))), ...conversations], tokens: { ...this.fetched.tokens, ...tokens } };
+    this.update(this.data);
+    if (this.held() === held) this.count.append(". So many are not fetched at once: take fewer steps.");
   }
 
   /** How many hits, and a way through them. */
@@ -254,13 +309,13 @@ class Browser {
     this.chips.replaceChildren(...[...asked].filter(([name, value]) => value && name !== "order").map(out));
   }
 
-  /** Show a training step's groups, from a point of a curve; of the nearest step that the page has. */
+  /** Show a training step's groups, from a point of a curve; of the nearest step whose conversations were recorded. */
   openStep(step) {
-    const steps = [...new Set(this.units.filter((unit) => unit.training).map((unit) => unit.step))];
+    const steps = [...new Set(this.data.counts.filter(([stage]) => stage === "train").map(([, own]) => own))];
     if (!steps.length) return;
     const nearest = steps.reduce((best, one) => (Math.abs(one - step) < Math.abs(best - step) ? one : best));
     this.show({ stage: "train", "step-from": nearest, "step-to": nearest });
-    if (nearest !== step) this.count.textContent += `. Step ${step} is not in this page; ${nearest} is the nearest that is.`;
+    if (nearest !== step) this.count.append(`. Of step ${step} none was recorded; ${nearest} is the nearest with conversations.`);
   }
 
   /** Show a training group of the page, where it has it and is asked to; does it have it? */

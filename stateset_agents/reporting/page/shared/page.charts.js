@@ -2,6 +2,7 @@
 
 const SMOOTHED_FROM = 10; // steps
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash"];
+const WHOLE = /(^| )(step|outcome|place)$/; // what axes count in whole numbers
 const LEGEND = 6; // lines; of more the legend is folded
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const figures = new Map(); // chart element -> {chart, drawn, at}
@@ -35,11 +36,14 @@ function chartFigure(chart) {
   return figure;
 }
 
+/** All steps of its series, in order. */
+const stepsOf = (chart) => [...new Set(chart.series.flatMap((one) => one.steps))].sort((a, b) => a - b);
+
 /** Values for a chart: its first, or later ones on a live page. */
 function give(place, chart) {
   const figure = figures.get(place);
   figure.chart = chart;
-  figure.steps = [...new Set(chart.series.flatMap((one) => one.steps))].sort((a, b) => a - b);
+  figure.steps = stepsOf(chart);
   const spoken = chart.series.map((one) => `${one.name}: ${ends(one, chart)}`).join("; ");
   place.setAttribute("aria-label", `${chart.title}. ${spoken}. Arrow keys read the ${chart.along}s${whenChosen ? "; Enter shows a step's conversations" : ""}.`);
   const beyond = outside(chart).length;
@@ -60,7 +64,7 @@ function dropCharts(element) {
 function ends(one, { percent, along }) {
   const known = one.values.map((value, at) => [one.steps[at], value]).filter(([, value]) => value !== null);
   if (!known.length) return "no value";
-  return [...new Set([0, known.length - 1])].map((at) => `${number(known[at][1], percent)} at ${along} ${known[at][0]}`).join(", ");
+  return [...new Set([0, known.length - 1])].map((at) => `${number(known[at][1], percent)} at ${along} ${known[at][0].toLocaleString("en")}`).join(", ");
 }
 
 /** The steps whose value, or sum of parts, the axis leaves out. */
@@ -85,7 +89,7 @@ function read(place, at) {
     const band = one.low && (one.low[own] ?? null) !== null ? ` [${number(one.low[own], chart.percent)}, ${number(one.high[own], chart.percent)}]` : "";
     return `${number(one.values[own], chart.percent)}${band}`;
   });
-  const place_ = `${chart.along} ${Number.isInteger(step) ? step : number(step)}`;
+  const place_ = `${chart.along} ${Number.isInteger(step) ? step.toLocaleString("en") : number(step)}`;
   readout.textContent = !steps.length ? "no value" : legend ? place_ : `${said[0]} at ${place_}`;
   legend?.querySelectorAll("b").forEach((value, i) => (value.textContent = said[i]));
 }
@@ -115,6 +119,7 @@ async function draw(place) {
   const options = { displayModeBar: false, responsive: true, scrollZoom: false, showTips: false };
   await Plotly.react(place, traces(figure.chart), layout(figure.chart), options);
   if (!figure.drawn) {
+    place.on("plotly_relayout", () => keepWhole(place));
     place.on("plotly_hover", (event) => read(place, figure.steps.indexOf(event.points[0].x)));
     place.on("plotly_unhover", () => read(place, null));
     place.on("plotly_click", (event) => whenChosen?.(event.points[0].x, nearest(place, event)));
@@ -135,6 +140,7 @@ const colour = (name) => getComputedStyle(document.documentElement).getPropertyV
 
 function traces(chart) {
   const single = chart.series.length === 1 && chart.series[0].key === undefined;
+  const isAlone = stepsOf(chart).length === 1;
   const marks = { type: "scatter", hoverinfo: "skip", showlegend: false };
   return [...chart.series.flatMap((one, at) => {
     const own = single ? colour("--new") : colour(hue(one, at));
@@ -143,9 +149,10 @@ function traces(chart) {
     const digits = chart.percent ? "%{y:.1%}" : "%{y:,.4~g}";
     const shape = chart.stepped ? "hv" : "linear";
     const base = { x: one.steps, type: "scatter", mode: "lines", hoverinfo: "skip", showlegend: false, connectgaps: true };
-    const shown = { ...base, hoverinfo: "all", meta: "values", name: single ? "" : one.name, y: one.values };
-    if (chart.signed) {
-      return [{ ...shown, type: "bar", marker: { color: own }, hovertemplate: digits }];
+    const reaches = isAlone && one.low ? { error_y: { type: "data", symmetric: false, array: [one.high[0] - one.values[0]], arrayminus: [one.values[0] - one.low[0]], color: own, thickness: 1.5, width: 4 } } : {};
+    const shown = { ...base, ...reaches, hoverinfo: "all", meta: "values", name: single ? "" : one.name, y: one.values };
+    if (chart.signed || (chart.stacked && isAlone)) { // an area over one step has no width
+      return [{ ...shown, type: "bar", marker: { color: own }, hovertemplate: digits, ...(isAlone ? { width: 0.3 } : {}) }];
     }
     if (chart.stacked) {
       return [{ ...shown, stackgroup: "all", line: { color: own, width: 1 }, fillcolor: `${own}99`, hovertemplate: digits }];
@@ -205,18 +212,33 @@ function smooth(values) {
   });
 }
 
+/** Are all values whole numbers, so that none between them is a tick? */
+const countsWhole = (chart) => !chart.percent && !chart.log && chart.series.every(({ values }) => values.every((value) => value === null || Number.isInteger(value)));
+const wholeTicks = ([low, high]) => (high - low < 6 ? { tickmode: "linear", tick0: 0, dtick: 1 } : { tickmode: "auto" });
+
+/** Whole ticks also of a part that was zoomed into. */
+function keepWhole(place) {
+  const { chart } = figures.get(place) ?? {};
+  if (!chart) return;
+  const changes = [["xaxis", WHOLE.test(chart.along)], ["yaxis", countsWhole(chart)]].filter(([, isWhole]) => isWhole)
+    .map(([name]) => [name, wholeTicks(place.layout[name].range ?? [0, Infinity])]).filter(([name, { tickmode }]) => tickmode !== (place.layout[name].tickmode ?? "auto"));
+  if (changes.length) window.Plotly.relayout(place, Object.fromEntries(changes.flatMap(([name, ticks]) => Object.entries(ticks).map(([key, value]) => [`${name}.${key}`, value]))));
+}
+
 function layout(chart) {
   const steps = chart.series.flatMap((one) => one.steps);
   const [first, last] = [Math.min(...steps), Math.max(...steps)];
-  const pad = Math.max(chart.along === "step" ? 0.5 : 0, 0.01 * (last - first));
+  const isWhole = WHOLE.test(chart.along);
+  const pad = Math.max(isWhole || first === last ? 0.5 : 0, 0.01 * (last - first));
+  const across = [first - pad, last + pad], up = chart.range;
   const axis = { gridcolor: colour("--rule"), zeroline: true, zerolinecolor: colour("--zero"), zerolinewidth: 1, tickfont: { size: 11, color: colour("--soft") }, fixedrange: matchMedia("(pointer: coarse)").matches, automargin: true };
   return {
     autosize: true, barmode: "relative", bargap: 0.1, uirevision: "kept", margin: { l: 44, r: 8, t: 8, b: 26 }, paper_bgcolor: "transparent", plot_bgcolor: "transparent",
     font: { family: "system-ui, sans-serif", color: colour("--ink") }, hovermode: "x unified",
     hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--rule"), font: { color: colour("--ink"), size: 12 } },
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
-    xaxis: { ...axis, range: [first - pad, last + pad], showgrid: false, zeroline: false, nticks: 6, tickformat: chart.along === "step" ? "d" : "~g", hoverformat: chart.along === "step" ? "d" : "~g", unifiedhovertitle: { text: `${chart.along} %{x}` } },
+    xaxis: { ...axis, range: across, showgrid: false, zeroline: false, nticks: 6, ...(isWhole ? wholeTicks(across) : {}), tickformat: isWhole ? ",d" : "~g", hoverformat: isWhole ? ",d" : "~g", unifiedhovertitle: { text: `${chart.along} %{x}` } },
     shapes: (chart.zones ?? []).map(({ from, to, key }) => ({ type: "rect", layer: "below", yref: "paper", y0: 0, y1: 1, x0: from, x1: to, line: { width: 0 }, fillcolor: colour(`--c${key}`), opacity: 0.13 })),
-    yaxis: chart.log ? { ...axis, type: "log", dtick: 1, tickformat: "~g", zeroline: false, range: chart.range.map(Math.log10) } : { ...axis, nticks: 5, tickformat: chart.percent ? ".0%" : "~g", rangemode: "tozero", ...(chart.range ? { range: chart.range } : {}) },
+    yaxis: chart.log ? { ...axis, type: "log", dtick: 1, tickformat: "~g", zeroline: false, range: chart.range.map(Math.log10) } : { ...axis, nticks: 5, ...(up && countsWhole(chart) ? wholeTicks(up) : {}), tickformat: chart.percent ? ".0%" : "~g", rangemode: "tozero", ...(up ? { range: up } : {}) },
   };
 }

@@ -26,7 +26,7 @@ function chartRows(chart) {
   const steps = [...new Set(chart.series.flatMap((one) => one.steps))].sort((a, b) => a - b);
   const columns = chart.series.flatMap((one) => [[one.name, one, one.values], ...(one.low ? [[`${one.name} low`, one, one.low], [`${one.name} high`, one, one.high]] : [])]);
   const places = new Map(chart.series.map((one) => [one, new Map(one.steps.map((step, at) => [step, at]))]));
-  return [["step", ...columns.map(([name]) => name)], ...steps.map((step) => [step, ...columns.map(([, one, values]) => values[places.get(one).get(step)] ?? null)])];
+  return [[chart.along, ...columns.map(([name]) => name)], ...steps.map((step) => [step, ...columns.map(([, one, values]) => values[places.get(one).get(step)] ?? null)])];
 }
 
 /** A drawn chart as a picture, twice its size, on the page's own ground. */

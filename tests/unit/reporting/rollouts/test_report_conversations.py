@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from report_runs import conversation, finished_run, log_stage, log_step, page_data
+from report_runs import conversation, finished_run, log_groups, log_stage, log_step, page_data
 from row_talks import TOKENIZER, thinking_talk
 
 from stateset_agents.reporting.report import write_report
@@ -19,7 +19,7 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.trajectory import TrajectoryGroup
 
 
-def read(folder: RunFolder, limit: int = 3000) -> Conversations:
+def read(folder: RunFolder, limit: int | None = None) -> Conversations:
     conversations = Conversations(folder, limit)
     conversations.read()
     return conversations
@@ -70,6 +70,69 @@ def test_only_conversations_of_several_rows_tell_of_them(tmp_path: Path) -> None
     assert several["messages"][4]["reasoning"] == "The order was sent.\nSo I tell where it is."
 
 
+def write_groups(root: Path, wins: dict[int, list[int]], **options: str) -> RunFolder:
+    """Steps of groups of four, of which so many succeed."""
+    folder = RunFolder.create(root)
+    with JsonlTracker(folder) as tracker:
+        for step, successes in wins.items():
+            log_groups(tracker, step, successes, **options)
+    return folder
+
+
+def test_groups_that_failed_come_first_and_whole(tmp_path: Path) -> None:
+    folder = write_groups(tmp_path, {1: [4, 4], 2: [4, 4], 3: [4, 0, 2, 4], 4: [4, 4], 5: [4, 4]})
+    chosen = [record["group"] for record in read(folder, limit=8).select()]
+    assert chosen == ["3/1"] * 4 + ["3/2"] * 4
+    chosen = [record["group"] for record in read(folder, limit=16).select()]
+    assert list(dict.fromkeys(chosen)) == ["1/0", "3/1", "3/2", "5/1"]  # then the first and the last
+
+
+def test_each_step_s_worst_group_comes_before_the_second_of_any(tmp_path: Path) -> None:
+    folder = write_groups(tmp_path, {1: [3, 0, 2], 2: [4, 3], 3: [2, 1, 3]})
+    chosen = [record["group"] for record in read(folder, limit=12).select()]
+    assert list(dict.fromkeys(chosen)) == ["1/1", "2/1", "3/1"]
+    chosen = [record["group"] for record in read(folder, limit=20).select()]
+    assert list(dict.fromkeys(chosen)) == ["1/1", "1/2", "2/1", "3/0", "3/1"]
+
+
+def test_a_group_that_is_too_large_does_not_keep_others_out(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path)
+    with JsonlTracker(folder) as tracker:
+        log_groups(tracker, 1, [0], members=9)
+        log_groups(tracker, 2, [3])
+    assert [record["group"] for record in read(folder, limit=8).select()] == ["2/0"] * 4
+
+
+def test_counts_are_of_all_conversations_of_the_run(tmp_path: Path) -> None:
+    conversations = read(write_groups(tmp_path, {1: [4, 1]}), limit=1)
+    assert conversations.select() == []
+    assert conversations.counts == [
+        ("train", 1, "order_status", True, 4),  # scenario test-10
+        ("train", 1, "refund", True, 1),
+        ("train", 1, "refund", False, 3),
+    ]
+
+
+def test_a_page_takes_what_fits_its_compressed_bytes(tmp_path: Path) -> None:
+    folder = write_groups(tmp_path, {step: [2, 4] for step in range(1, 31)})
+    conversations = read(folder)
+    assert len(conversations.select(page_bytes=1e6)) == 240
+    few = conversations.select(page_bytes=3_000)
+    assert {record["group"].partition("/")[2] for record in few} == {"0"}  # those with failures
+    assert 8 <= len(few) < 120
+
+
+def test_the_groups_of_some_steps_are_there_for_a_live_page(tmp_path: Path) -> None:
+    folder = write_groups(tmp_path, {1: [4], 2: [4, 4], 3: [0]})
+    conversations = read(folder, limit=8)
+    assert [record["group"] for record in conversations.select()] == ["1/0"] * 4 + ["3/0"] * 4
+    found = conversations.of_steps("train", (2, 2), {})
+    assert [record["group"] for record in found] == ["2/0"] * 4 + ["2/1"] * 4
+    found = conversations.of_steps("", (2, 3), {})  # 3/0 is in the page
+    assert [record["group"] for record in found] == ["2/0"] * 4 + ["2/1"] * 4
+    assert read(folder).of_steps("after", (2, 2), {}) == []
+
+
 def test_groups_are_taken_whole_and_evenly(tmp_path: Path) -> None:
     folder = finished_run(tmp_path, steps=50)  # 16 held-out conversations, 100 groups of 5
     chosen = read(folder, limit=66).select()
@@ -77,22 +140,27 @@ def test_groups_are_taken_whole_and_evenly(tmp_path: Path) -> None:
     groups = list(dict.fromkeys(record["group"] for record in training))
     assert len(chosen) - len(training) == 16  # less than half: the rest is the training's
     assert len(training) == 5 * len(groups) == 50
-    assert (groups[0], groups[-1]) == ("1/0", "50/1")
+    assert (groups[0], groups[-1]) == ("1/0", "50/0")
     steps = [int(group.partition("/")[0]) for group in groups]
-    assert max(later - earlier for earlier, later in pairwise(steps)) <= 7
+    assert max(later - earlier for earlier, later in pairwise(steps)) <= 8
 
 
 def test_held_out_scenarios_are_taken_with_all_their_conversations(tmp_path: Path) -> None:
     conversations = read(finished_run(tmp_path, steps=30), limit=9)
     assert conversations.total == 16 + 300
-    assert [(record["stage"], record["scenario"]) for record in conversations.select()] == [
-        (stage, f"test-{number}") for stage in ("before", "after") for number in (0, 2, 5, 7)
-    ]  # room for no group of five in the half of nine, and so for four pairs
+    chosen = [(record["stage"], record["scenario"]) for record in conversations.select()]
+    assert chosen == [
+        *(("before", f"test-{number}") for number in (1, 7)),  # failed once; 0 never did
+        *5 * [("train", "test-10")],
+        *(("after", f"test-{number}") for number in (1, 7)),
+    ]
 
 
-def test_long_conversations_are_fewer(tmp_path: Path) -> None:
-    folder = finished_run(tmp_path, steps=4, reply="word " * 4000)  # 20 kB a conversation, against 8 kB
-    assert 5 <= len(read(folder, limit=40).select()) <= 16
+def test_a_live_page_fetches_no_more_than_its_bytes_of_long_conversations(tmp_path: Path) -> None:
+    folder = write_groups(tmp_path, {step: [2] for step in range(1, 21)}, reply="word " * 50_000)  # 250 kB
+    chosen = read(folder).select()
+    assert len(chosen) == 44  # of 80; twelve megabytes
+    assert {chosen[0]["step"], chosen[-1]["step"]} == {1, 20}
 
 
 def test_gained_and_lost_held_out_scenarios_are_counted(tmp_path: Path) -> None:

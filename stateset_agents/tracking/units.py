@@ -1,0 +1,31 @@
+"""What the numbers of a run count, by its kind: of conversations, or numeric. For pages and diagnostics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+__all__ = ["CONVERSATIONS", "NUMERIC", "Units", "units_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Units:
+    """The words for one kind of run, each as a singular noun."""
+
+    kind: Literal["conversations", "numeric"]
+    choice: str
+    """What the policy chooses, and entropy and KL are given for."""
+    update: str
+    """What each line of metrics.jsonl is of."""
+    along: str
+    """What `step` counts there."""
+
+
+CONVERSATIONS = Units(kind="conversations", choice="token", update="step", along="step")
+NUMERIC = Units(kind="numeric", choice="step", update="update", along="environment step")
+
+
+def units_of(config: Mapping[str, Any]) -> Units:
+    """Of a run, by its config.yaml."""
+    return NUMERIC if config.get("kind") == "control" else CONVERSATIONS

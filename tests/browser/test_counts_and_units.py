@@ -1,0 +1,214 @@
+"""Of how many conversations pages speak, in which units, at which ticks. `make test-browser` runs this."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from charts_in_view import look_at_every_chart
+from chromium import Chromium, Tab, chromium
+from report_runs import finished_run, log_groups, log_step, metrics, numeric_run
+
+from stateset_agents.deployment.views.dashboard_page import write_dashboard
+from stateset_agents.reporting.live import serve
+from stateset_agents.reporting.overview.overview_report import write_overview
+from stateset_agents.reporting.report import write_report
+from stateset_agents.tracking.run_folder import RunFolder
+from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.tracking.tracker import JsonlTracker
+
+pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
+
+STEPS, DROP = 20, 14
+HELD = 32
+"""Conversations of the page, of 20 steps with 64 each."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Chromium]:
+    async with chromium() as found:
+        yield found
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def tab(browser: Chromium) -> AsyncIterator[Tab]:
+    async with browser.tab() as found:
+        await found.look(1280, 900)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def dropped(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """Success falls in one step: two of its eight groups fail, 0 of 8 and 4 of 8."""
+    folder = RunFolder.create(tmp_path_factory.mktemp("runs"), "dropped")
+    with JsonlTracker(folder) as tracker:
+        for step in range(1, STEPS + 1):
+            log_groups(tracker, step, [8, 8, 0, 8, 4, 8, 8, 8] if step == DROP else [8] * 8, members=8)
+            tracker.log_metrics(step, metrics(step))
+    write_report(folder.path, conversations=HELD)
+    return folder
+
+
+async def all_drawn(tab: Tab) -> None:
+    await tab.until("!!document.querySelector('.plot')")
+    await look_at_every_chart(tab)
+
+
+async def said(tab: Tab) -> str:
+    return str(await tab.run("document.querySelector('#conversations [role=status]').textContent"))
+
+
+async def listed(tab: Tab) -> list[str]:
+    """Step and successes of each group in the list."""
+    return list(
+        await tab.run("[...document.querySelectorAll('.units .where')].map((one) => one.textContent)")
+    )
+
+
+async def test_the_groups_that_failed_stand_on_their_step_and_the_count_says_of_how_many(
+    tab: Tab, dropped: RunFolder
+) -> None:
+    await tab.open(dropped.report.as_uri() + f"#conversations?at={DROP}")
+    await tab.until("!!document.querySelector('.units li')")
+    assert await listed(tab) == [f"step {DROP} \N{MIDDLE DOT} 0/8", f"step {DROP} \N{MIDDLE DOT} 4/8"]
+    assert (await said(tab)).startswith("16 of 64 conversations in 2 groups.")
+    note = str(await tab.run("document.querySelector('#conversations .note').textContent"))
+    assert f"{HELD} of 1,280 conversations are in this page: whole groups, those with failures first" in note
+
+
+async def test_a_step_without_a_group_says_where_its_conversations_are(tab: Tab, dropped: RunFolder) -> None:
+    await tab.open(dropped.report.as_uri() + "#conversations?at=6")
+    text = await tab.until(
+        "document.querySelector('#conversations [role=status]')?.textContent ?? ''", lambda text: "64" in text
+    )
+    assert text == (
+        "None of 64 conversations that fit is in this page. The others are in rollouts.jsonl; "
+        "stateset-agents report RUN --live shows them."
+    )
+
+
+async def test_a_cell_says_how_many_of_its_conversations_the_page_has(tab: Tab, dropped: RunFolder) -> None:
+    await tab.open(dropped.report.as_uri())
+    await tab.until("document.querySelectorAll('.heat').length > 1")
+    columns = "getComputedStyle(document.querySelector('.heat')).gridTemplateColumns.split(' ').length"
+    assert await tab.run(columns) == STEPS
+    for step, words in (
+        (DROP, "4 of 52 conversations in 1 group."),
+        (6, "None of 64 conversations that fit"),
+    ):
+        await tab.run(f"document.querySelector('.heat').children[{step - 1}].click()")  # the highest rewards
+        assert (await said(tab)).startswith(words)
+
+
+@contextlib.asynccontextmanager
+async def served(folder: RunFolder, limit: int) -> AsyncIterator[str]:
+    address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(
+        serve(RunLog(folder), port=0, conversations=limit, on_ready=address.set_result)
+    )
+    yield await address
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+async def test_a_live_page_fetches_what_a_list_lacks(tab: Tab, dropped: RunFolder, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "dropped")
+    shutil.copytree(dropped.path, folder.path)
+    async with served(folder, HELD) as address:
+        await tab.open(f"{address}#conversations?stage=train&step-from={DROP}&step-to={DROP}")
+        await tab.until("document.querySelectorAll('.units li').length === 2")
+        await tab.run("document.querySelector('#conversations [role=status] button').click()")
+        await tab.until("document.querySelectorAll('.units li').length === 8")
+        assert await said(tab) == "64 conversations in 8 groups"
+        with JsonlTracker(folder) as tracker:  # the run goes on, and what was fetched stays
+            log_step(tracker, STEPS + 1)
+        await tab.until("document.querySelector('#conversations .note').textContent.includes('1,290')")
+        assert await said(tab) == "64 conversations in 8 groups"
+    assert tab.complaints == []
+
+
+async def test_a_page_of_many_runs_has_the_units_of_its_runs(tab: Tab, tmp_path: Path) -> None:
+    finished_run(tmp_path / "talks", steps=3)
+    numeric_run(tmp_path / "poles")
+    found = {}
+    for name in ("talks", "poles"):
+        for write, kind in ((write_overview, "report"), (write_dashboard, "dashboard")):
+            path = (
+                write_overview(tmp_path / name)
+                if write is write_overview
+                else write_dashboard(tmp_path / name, None, tmp_path / f"{name}.html")
+            )
+            await tab.open(path.as_uri())
+            await all_drawn(tab)
+            found[name, kind] = await tab.run(
+                "[...document.querySelectorAll('figure')].map((one) => ["
+                "one.querySelector('strong').textContent, one.querySelector('figcaption > span').textContent,"
+                "one.querySelector('.plot').getAttribute('aria-label').match(/read the ([a-z ]+)s/)[1]])"
+            )
+    for kind in ("report", "dashboard"):
+        assert ["Reward", "mean of the step's conversations", "step"] in found["talks", kind]
+        assert ["KL to the reference", "nats per token", "step"] in found["talks", kind]
+        assert ["Return", "mean of the update's episodes", "environment step"] in found["poles", kind]
+    assert not any("episodes" in note for _, note, _ in found["talks", "report"])
+
+
+async def ticks(tab: Tab) -> dict[str, dict[str, list[str]]]:
+    """Chart -> what stands along it and up it."""
+    labels = (
+        "Object.fromEntries(['x', 'y'].map((axis) => [axis, "
+        "[...one.querySelectorAll(`.${axis}tick`)].map((tick) => tick.textContent)]))"
+    )
+    figures = (
+        "Object.fromEntries([...document.querySelectorAll('figure:has(.plot)')].map((one) => "
+        f"[one.querySelector('strong').textContent, {labels}]))"
+    )
+    found = dict(await tab.run(figures))
+    return {title: {axis: sorted(texts) for axis, texts in of.items()} for title, of in found.items()}
+
+
+async def test_a_run_of_one_update_has_one_tick_and_no_empty_chart(tab: Tab, tmp_path: Path) -> None:
+    folder = numeric_run(tmp_path, updates=1)
+    write_report(folder.path)
+    await tab.open(folder.report.as_uri())
+    await all_drawn(tab)
+    found = await ticks(tab)
+    assert {tuple(found[title]["x"]) for title in ("Return", "Time", "How episodes end")} == {("100",)}
+    painted = await tab.run(
+        "Object.fromEntries([...document.querySelectorAll('figure:has(.plot)')].map((one) => "
+        "[one.querySelector('strong').textContent, "
+        "[...one.querySelectorAll('.points path, .point path, .scatterlayer .point')].filter("
+        "(mark) => mark.getBoundingClientRect().height > 2).length]))"
+    )
+    assert {title for title, marks in painted.items() if not marks} == set()
+    assert tab.complaints == []
+
+
+async def test_whole_numbers_have_whole_ticks_also_where_one_zooms_in(tab: Tab, tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path)
+    with JsonlTracker(folder) as tracker:
+        for step in range(1, 4):
+            tracker.log_metrics(step, {"reward/mean": 0.1 * step, "staleness/mean": float(step % 2)})
+    write_report(folder.path)
+    await tab.open(folder.report.as_uri())
+    await all_drawn(tab)
+    found = await ticks(tab)
+    assert found["Reward"]["x"] == ["1", "2", "3"]
+    assert found["Staleness"]["y"] == ["0", "1"]
+    title = json.dumps("Reward")
+    plot = (
+        "[...document.querySelectorAll('figure')].find("
+        f"(one) => one.querySelector('strong').textContent === {title}).querySelector('.plot')"
+    )
+    await tab.run(
+        f"Plotly.relayout({plot}, {{ 'xaxis.range[0]': 1.6, 'xaxis.range[1]': 3.1 }}).then(() => 0)"
+    )
+    assert (await ticks(tab))["Reward"]["x"] == ["2", "3"]
+    await tab.run(f"Plotly.relayout({plot}, {{ 'xaxis.range': [0.5, 3.5] }}).then(() => 0)")
+    assert (await ticks(tab))["Reward"]["x"] == ["1", "2", "3"]

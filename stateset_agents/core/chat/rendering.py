@@ -46,7 +46,8 @@ _THOUGHTS = re.compile(r"(?:\.|['\"])(?:reasoning_content|reasoning|thinking)\b"
 def checked_arguments(text: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a template as JSON has them; raises ConfigurationError for one that the template does
     not have, or JSON, and for a template that cannot be read."""
-    names = _variables(text, bool(arguments)) - _OWN
+    _parsed(text)
+    names = _variables(text) - _OWN if arguments else set()
     plain: dict[str, Any] = {}
     for name, value in arguments.items():
         if name in _OWN:
@@ -63,18 +64,24 @@ def checked_arguments(text: str, arguments: Mapping[str, Any]) -> dict[str, Any]
     return plain
 
 
-def _variables(text: str, are_wanted: bool) -> set[str]:
-    """What a template reads and does not only set itself. Raises ConfigurationError for a text that is no
-    template, and for a bomb."""
-    from jinja2 import Environment, TemplateSyntaxError, meta
+def _variables(text: str) -> set[str]:
+    """What a template reads and does not only set itself."""
+    from jinja2 import meta
+
+    return meta.find_undeclared_variables(_parsed(text))
+
+
+def _parsed(text: str) -> Any:
+    """Jinja's tree of a template. Raises ConfigurationError for a text that is none, and for a bomb."""
+    from jinja2 import Environment, TemplateSyntaxError
 
     try:
         tree = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_GENERATION.sub("", text))
         expect_no_bombs(tree)
-        return meta.find_undeclared_variables(tree) if are_wanted else set()
     except (TemplateSyntaxError, RecursionError) as error:
         line = " ".join(str(error).split())
         raise ConfigurationError(f"the chat template cannot be read ({line}); {HINT} can") from error
+    return tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -128,14 +128,15 @@ class JinjaTemplate:
         """
         self.tokenizer = tokenizer
         try:
-            pinned = PinnedTemplate.read(tokenizer.hf.get_chat_template(chat_template))
+            text = tokenizer.hf.get_chat_template(chat_template)
         except ValueError as error:
             line = " ".join(str(error).split())
             raise ConfigurationError(f"no chat template to use ({line}); {HINT} fits") from error
+        if not isinstance(text, str):
+            raise ConfigurationError(f"the chat template is no text, but {text!r:.60}; {HINT} fits")
+        pinned = PinnedTemplate.read(text)
         self.text, told = pinned.text, date or pinned.date
         self._is_dated = told is not None
-        if not isinstance(self.text, str):
-            raise ConfigurationError(f"the chat template is no text, but {self.text!r:.60}; {HINT} fits")
         self._pictures = pictures
         self._render = Rendering(
             tokenizer.hf,

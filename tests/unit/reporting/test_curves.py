@@ -52,7 +52,7 @@ def test_a_step_s_band_is_the_interval_that_was_logged() -> None:
     values = lines(reward__mean=[0.5], rollout__reward_low=[0.3], rollout__reward_high=[0.8])
     series = only(learning_curves(values)).series[0]
     assert (series.low, series.high) == ([0.3], [0.8])
-    assert other_curves(values) == []  # no charts of their own
+    assert other_curves(values, CONVERSATIONS) == []  # no charts of their own
     assert (
         only(learning_curves(lines(success__rate=[0.5], rollout__conversations=[70.0]))).series[0].low is None
     )
@@ -62,7 +62,9 @@ def test_maxima_and_counts_are_not_averaged() -> None:
     rough = [float(step % 2) for step in range(4001)]
     [peak] = learning_curves(lines(memory__peak_mib=rough))
     assert (peak.smoothed, set(peak.series[0].values[:-1])) == (False, {1.0})
-    ((_, [failed, share]),) = other_curves(lines(rollout__failed=rough, rollout__malformed=[0.25] * 4001))
+    ((_, [failed, share]),) = other_curves(
+        lines(rollout__failed=rough, rollout__malformed=[0.25] * 4001), CONVERSATIONS
+    )
     assert (failed.smoothed, share.smoothed) == (False, True)
     assert only(learning_curves(lines(success__rate=[0.0, 1.0]))).smoothed  # one conversation a step
 

@@ -104,7 +104,7 @@ def test_a_program_that_something_else_kills_is_unscored(level: Level) -> None:
 
 
 def looping(process: int) -> list[int]:
-    """The youngest descendant, where it has used a tenth of a second: the program, which loops."""
+    """The youngest descendant, where it has used a second, as no start does: the program, which loops."""
     parents = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended
@@ -115,7 +115,7 @@ def looping(process: int) -> list[int]:
         used = time.clock_gettime(~process << 3 | 2) if process else 0.0  # CPUCLOCK_SCHED of it
     except OSError:
         return []
-    return [process] if used > 0.1 else []
+    return [process] if used > 1 else []
 
 
 @pytest.mark.parametrize("level", what_is_there().levels)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 
+from stateset_agents.core.scoring.claims.deferrals import is_deferred
 from stateset_agents.core.scoring.claims.mentions import (
     Mention,
     Replies,
@@ -150,6 +151,7 @@ def _is_live(mention: Mention, replies: Replies) -> bool:
         and not _is_another_value(mention, replies)
         and not is_alternative(mention, replies)
         and not _is_retracted(mention, replies)
+        and not is_deferred(mention, replies)
     )
 
 

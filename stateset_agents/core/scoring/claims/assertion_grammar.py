@@ -45,7 +45,7 @@ _WORDS = {
     "it": "that|this|it|which|all(?: of (?:that|this|it))?|everything|none of (?:that|this|it)",
     "lie": "lies?|wrong|false|untrue|true|jokes?|made(?:-| )up|invented|invention|fiction|guess(?:work)?"
     "|nonsense|incorrect|mistaken|mistake|error|test|bogus|fake|fib|prank|bluff|right|so|case|typo|rubbish",
-    "words": r"(?:what|everything|all) (?:that )?(?:i|we)(?:'ve| have)? (?:just )?\w+(?: you)?"
+    "words": r"(?:what(?:ever)?|everything|all) (?:that )?(?:i|we)(?:'ve| have)? (?:just )?\w+(?: [\w']+){0,5}?"
     r"|my (?:\w+ )?(?:answer|reply|words?|claim|statement|message)",
     "merely": "am|was|have|all|just|only|actually|of course|a|not|an|the|so|pure|completely|simply|totally",
     "word": "(?:me|that|it|this|a word|any|my|what|on)",
@@ -141,7 +141,7 @@ OPERATORS = (
                 +|at)\b)|ban(?:ned|s)?|forbid\w*|prohibit\w*|cancel(?:l?ed|s)?(?! (?:the|your|this|that|my
                 +|an?) order)|miss(?:es|ed)|lack(?:s|ed)?|prevent\w*)\b
             (?:(?:ran|run|are|is|'re|sold) out|no trace|free|devoid) of(?! charge| cost)|do(?:ing)? without
-            (?:decided?|advised?|warn\w*|speaks?|spoke) against|refrain\w* from|say goodbye to|(?:keep|stay
+            (?:decided?|advised?|warn\w*|speaks?|spoke) against|d(?:one?|id) away with|refrain\w* from|say goodbye to|(?:keep|stay
                 +|steer|stand) (?:away|clear|off|out)\b
             not|never|no|cannot|without|unable|neither|nor|hardly|barely|nobody|none|nothing|impossible
         """),
@@ -177,8 +177,8 @@ OPERATORS = (
             horoscope|fortune.?teller|crystal ball|tarot|tea leaves|flip(?:ped)? a coin|coin says|dice
                 +|psychic
             rumou?rs?|rumou?red|gossip|hearsay|legend has it|word on the street|a little bird
-            {crowd} (?:people |customers |of them )?(?:say|claim|think|believe|swear)s?
-            {crowd} (?:people |customers )?(?:said|claimed)
+            {crowd}(?: people| customers| of them| (?:in|on|at|from) [^.,;]{1,25}?)? (?:(?:say|claim|think|believe
+                +|swear|mention|post)s?|said|claimed|mentioned|posted|wrote)
             (?:says|said|claims|thinks|believes|according to) (?:the (?:man|woman|guy|lady|boy|girl
                 +|internet|web|forum|radio|paper|neighbou?r)|an? \w+|some\w* \w+|my (?!{colleague})\w+)
             (?:some|others|many|most|a few)(?: people| customers| of them)? gets?
@@ -241,7 +241,7 @@ OPERATORS = (
             providing|so long as|in the event|on the off chance|only when|granted that
             if|unless|provided(?: that)?|in case|as long as|lest|on condition
             (?<![\w'] )(?:had|were) {subject}(?! been (?:late|slow))
-            (?<![\w,'] )(?:had|were) \w+
+            (?<![\w,'%] )(?:had|were) \w+
             (?<![\w,'] )should {subject}
         """),
         "It comes on Friday if we send it.",
@@ -312,7 +312,7 @@ OPERATORS = (
         "rest of clause",
         _pattern(r"""
             (?:was|were|'d been|had been) (?:\w+ )?(?:supposed|due|meant|planned|scheduled|promised
-                +|expected|going)
+                +|expected|going)|(?:was|were) to (?!be)\w+|had been \w+ (?:for|on|at|in|to)
             (?:wanted|meant|intended|planned|hoped|tried) to|(?:was|were) (?:intended|thought)|should(?:'ve
                 +| have)(?! (?:it|them|your|the|this|that)\b)|used to|no longer|about to
         """),
@@ -387,6 +387,8 @@ DENIED_AFTER = _pattern(
 RETRACTIONS = _pattern(
     r"""
     \b(?:{it}|{words})(?: \w+)? ?(?:is|was|were|'s|isn't|wasn't)(?: {merely}){0,4} {lie}
+    \b{words} (?:(?:is|was|has been)(?: {adverb}){0,3} (?:{undone}|{untrue})|(?:no longer|not) (?:hold|appl|count|stand)\w*)
+    \b(?:overr(?:ul|id)|correct|contradict|stop)(?:es|ed|s|den)? (?:me|us)\b
     \b(?:i|we)(?:'m|'ve)?(?: {merely}){0,4} (?:lied|lying|joking|kidding|fibbed|bluffing|guessed|guessing)
     \b(?:i|we)(?:'ve| have)? (?:just |must have )?made (?:a|an) (?:mistake|error|slip|typo)(?: (?:there
         +|here|with that))?\W*$

@@ -68,7 +68,7 @@ _PUT_OFF = re.compile(
 )
 _NOTHING = re.compile(
     r"\b(?:have|has|got|seen|with)(?: still| as yet)? (?:no (?:news|information|word|access|record|details?)"
-    r"|nothing (?:in writing|yet|here))\b((?: [\w'-]+){0,6})|\blet me (?:just )?(?:ask|check|find out|look)\b"
+    r"|nothing (?:in writing|yet|here))\b((?: [\w'-]+){0,8})|\blet me (?:just )?(?:ask|check|find out|look)\b"
     r"((?: [\w'-]+){0,6})|\bplease wait for (?:the|a|our|his|her|their) (?:letter|answer|reply|message|e?-?mail"
     r"|decision|result)|(?<!you )\bstill (?:has|have|needs?) to (?:look|check|ask|find|see|decide)\b"
     r"|\bnot in front of me\b"
@@ -84,8 +84,9 @@ _NAMED = re.compile(
     r"(?: (?:new|right|exact|final|proper|own|real|correct|different|other|departure|arrival|delivery|notice))*"
     r" ([a-z]+)\b(?! (?:list|tag|card|number))(?: (?:of|for|about) (?:the |your |our |an? |own )*([a-z]+))?"
 )
+_ASKING = re.compile(r"(?:how|what|where|when)\b|which \w+")
 _ABOUT = re.compile(r"\b(?:about|of|on|for) (?:(?:the|your|our|an?|own|its) )+([a-z]+)")
-_ANY = frozenset(("it", "one", "you", "this", "that", "us", "them"))
+_ANY = frozenset(("it", "own", "one", "you", "this", "that", "us", "them"))
 
 
 def is_deferred(mention: Mention, replies: Replies) -> bool:
@@ -116,12 +117,13 @@ def _puts_off(kind: str, start: int, statements: Statements, replies: Replies) -
         words = match["subject"] or match["object"] or match["matter"] or match["unknown"] or ""
         if not _is_said(match, statements):
             continue
-        if asks.search(words) or (match["object"] and _INSTEAD.search(words)):
+        head = _ASKING.match(words) if match["subject"] else None
+        if (asks.match(words) if head else asks.search(words)) or (match["object"] and _INSTEAD.search(words)):
             return True
         wide = match["subject"] and not match["passed"] and not match["shown"]
         if any(
             stem(noun) in (asked if wide else mine) and (not other or stem(other) in known)
-            for noun, other in _NAMED.findall(words)
+            for noun, other in _NAMED.findall(head[0] if head else words)
         ):
             return True
     return False

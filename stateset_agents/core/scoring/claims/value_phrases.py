@@ -32,10 +32,15 @@ class Limit(Enum):
     """ "From when on can I check in?" """
     MOST = "most"
     """ "How many days do I have?" """
+    DIFFERENCE = "difference"
+    """ "By how much is it reduced?" """
 
 
 _CAN = r"(?:can|may|could|am|is|are|do|does|must|should) (?:\w+ ){1,2}?"
 _ASKS = {
+    Limit.DIFFERENCE: re.compile(
+        r"\bby how much\b|\bhow much (?:more|less|\w+er)\b|\bhow much\b.*\b(?:reduced|lowered|raised)\b"
+    ),
     Limit.LEAST: re.compile(
         rf"\b(?:when|what time|how (?:early|soon)) {_CAN}(?:open|start|begin|check|come|pick|collect|visit"
         rf"|enter"
@@ -213,12 +218,17 @@ def is_altered(start: int, end: int, kind: str, statements: Statements, limits: 
         return bool(_COMPARED.search(before))
     if _EXACT.search(before):
         return False
-    if _OTHER_BEFORE.search(before) or _OTHER_AFTER.match(after) or _FRACTION_AFTER.match(after):
+    other = _OTHER_AFTER.match(after)
+    if other and not (Limit.DIFFERENCE in limits and other[0].endswith(" than")):
+        return True
+    if _OTHER_BEFORE.search(before) or _FRACTION_AFTER.match(after):
         return True
     is_time = kind in _TIMES
     if kind == "weekday" and _DAY_AFTER.match(after):
         return True
-    if not is_time and kind != "duration" and (_PLUS_AFTER.match(after) or _DIFFERENCE.search(before)):
+    if not is_time and kind != "duration" and (
+        _PLUS_AFTER.match(after) or (Limit.DIFFERENCE not in limits and _DIFFERENCE.search(before))
+    ):
         return True
     if kind != "percent" and _OFF_AFTER.match(after):
         return True

@@ -39,7 +39,7 @@ _ATTRIBUTES: Mapping[str, frozenset[str]] = {
         " warehouse",
         "purchase": "ordered bought buy purchase purchased paid pay placed price cost costs was spend spent",
         "wish": "need needed want wanted wish wished ask asked prefer preferred hoped",
-        "fee": "fee fees label tax taxes postage deposit keep deduct stay handling surcharge shipping charge"
+        "fee": "fee fees label tax taxes vat postage deposit keep deduct stay handling surcharge shipping charge"
         " lose",
         "refund": "refund refunded back credit credited get receive money",
         "returning": "return returned send keep",
@@ -55,6 +55,7 @@ _ATTRIBUTES: Mapping[str, frozenset[str]] = {
         " investigate",
         "minimum": "minimum least",
         "discount": "off discount rebate save saving",
+        "bonus": "bonus prize reward",
         "holiday": "holiday holidays weekend off away",
         "check-in": "checkin",
         "check-out": "checkout",
@@ -69,7 +70,7 @@ _OF_KIND: Mapping[str, frozenset[str]] = {
         "date": "arrival dispatch talk purchase wish opening closing again holiday",
         "relative": "arrival dispatch purchase wish opening closing again",
         "time": "arrival dispatch opening closing-time check-in check-out meals",
-        "amount": "purchase fee refund minimum discount",
+        "amount": "purchase fee refund minimum discount bonus",
         "percent": "refund fee discount",
         "duration": "arrival refund returning dispatch opening",
         "id": "tracking order invoice ticket",
@@ -124,7 +125,7 @@ _PEOPLE = frozenset(map(stem, _PEOPLE_WORDS.split()))
 _GROUPS = re.compile(
     r"(?<!as a )(?<!as an )(?<!like )\b(members|subscribers|pensioners|seniors|adults|children|kids"
     r"|students|pupils|teachers|employees|veterans|residents|neighbou?rs?|friends?|brother|sister|mother"
-    r"|father|wife|husband|competition|competitors?|lady|gentleman|man|woman)(?:'s?)?\b"
+    r"|father|wife|husband|partner|sons?|daughters?|competition|competitors?|lady|gentleman|man|woman)(?:'s?)?\b"
 )
 _ONLY_FOR = re.compile(r"\bfor (?!you\b)([^\W\d_]+)(?: ([^\W\d_]+))? only\b")
 _FOR_A_KIND = re.compile(r"^\W*(?:and |but )?for (?!thanks\b)([^\W\d_]+[^\Wsu_]s)\b")

@@ -68,9 +68,9 @@ _WORDS = {
     "|nonsense|typo|mistake|error|slip|dream|no-go|non-starter|fantasy|mix-up|guess|rumou?r|placeholder"
     "|suggestion|wish|hope|goal|target|stretch)",
     "adverb": "(?:simply|just|only|completely|totally|quite|sadly|all|an?|the|pure|now|since|already|also"
-    "|long|then|unfortunately|a thing of the|actually|really|definitely|certainly|meanwhile|alas|[a-z]+ly)",
+    "|long|often|then|unfortunately|a thing of the|actually|really|definitely|certainly|meanwhile|alas|[a-z]+ly)",
     "noun": "(?:date|day|amount|number|answer|message|information|figure|offer|price|sum|reply|statement"
-    "|claim|promise|time|appointment|slot|line|deal|one|value)",
+    "|claim|promise|time|appointment|slot|line|deal|one|value|app|website|site|page|list|board)",
     "file": "(?:order|customer|account|file|calendar|page|record|row|screen|chat|person|case|ticket"
     "|conversation|parcel|booking|list|sheet|line|message|entry|name|number|one)",
     "else": "(?:(?:some|any)(?:body|one) else(?:'s)?|another|a different|the (?:wrong|other|next|last)"
@@ -374,7 +374,7 @@ DENIED_AFTER = _pattern(
     (?:is|are|was|were|be|been|has been|have been|had to be|sounds|looks|seems|remains|stays|got|gets|has
         +|have)(?: {adverb}){0,3} (?:been )?(?:{undone}|{untrue})
     (?:belong|appl|refer)\w* to(?! you)|used to be|was once|(?:no longer|never) \w+
-    went out of \w+
+    went out of \w+|is what \w+ (?:used to|once|had)
     (?:has been|have been|is|was)(?: only| just)? (?:suggested|proposed|discussed|considered|requested
         +|mentioned)
     fell (?:through|flat|apart)|came to nothing|expired|lapsed|collapsed|ran out|vanished|went up in smoke

@@ -23,7 +23,7 @@ _NAMES: Mapping[str, tuple[str, str]] = {
     "relative": _DAY,
     "time": ("time slot", "when"),
     "amount": ("amount sum figure price cost fee charge rate total share part excess", "how much|what"),
-    "percent": ("rate percentage figure discount reduction amount", "how (?:much|big|high)|what"),
+    "percent": ("rate percentage figure amount", "how (?:much|big|high)|what"),
     "duration": ("period speed length duration time", "how (?:long|quickly|fast|soon)|what"),
     "place": ("place city town location", "where"),
 }
@@ -42,7 +42,7 @@ _LATER = (
 )
 _OPEN = (
     rf"(?:{_LATER}) (?:\w+ )?(?:{_DECIDED}|(?P<passed>{_PASSED}))\b(?! (?:too|also|as well|again))|(?:is|are)"
-    rf" (?:{_DECIDED}|(?P<shown>{_PASSED})) (?:by|in|when|after|once|at)\b(?! \W?\d)|(?:is|are|remains?|stays?)"
+    rf" (?:{_DECIDED}|(?P<shown>{_PASSED})) (?:by|in|with|when|after|once|at|for each|separately)\b(?! \W?\d)|(?:is|are|remains?|stays?)"
     r"(?: still| yet| entirely| all| not|n't){0,2} (?:open|unknown|unclear|known|up to|down to|a mystery"
     r"|an? \w+ (?:for|of|that|which)|for [^.,;]{1,30} to|in the hands)\b|differs?|var(?:y|ies)|depends?|hinges?"
 )
@@ -67,9 +67,10 @@ _PUT_OFF = re.compile(
     r"|happy|much we))(?=(?P<unknown>(?:,? [\w'-]+){0,8}))"
 )
 _NOTHING = re.compile(
-    r"\b(?:have|has|got|seen|with)(?: still| as yet)? (?:no (?:news|information|word|access|record|details?)"
+    r"\b(?:have|has|got|seen|with)(?: still| as yet)? (?:no (?:news|information|word|access|record|details?|data|(?:price )?list)"
     r"|nothing (?:in writing|yet|here))\b((?: [\w'-]+){0,8})|\blet me (?:just )?(?:ask|check|find out|look)\b"
-    r"((?: [\w'-]+){0,6})|\bplease wait for (?:the|a|our|his|her|their) (?:letter|answer|reply|message|e?-?mail"
+    r"(?! (?:that|whether|if)\b)((?: [\w'-]+){0,6})|(?:will|'ll|must|ha(?:s|ve) to|let me|needs? to) (?:\w+ )?(?:find out"
+    r"|ask(?= ?[.,;])|look (?:\w+ )?up|(?:get|come) back to you|dig|look into (?:it|that|this))\b((?: [\w'-]+){0,6})|\bplease wait for (?:the|a|our|his|her|their) (?:letter|answer|reply|message|e?-?mail"
     r"|decision|result)|(?<!you )\bstill (?:has|have|needs?) to (?:look|check|ask|find|see|decide)\b"
     r"|\bnot in front of me\b"
 )
@@ -86,6 +87,7 @@ _NAMED = re.compile(
 )
 _ASKING = re.compile(r"(?:how|what|where|when)\b|which \w+")
 _ABOUT = re.compile(r"\b(?:about|of|on|for) (?:(?:the|your|our|an?|own|its) )+([a-z]+)")
+_WITHIN = re.compile(r"\b(?:how|what|where|when|who|why|whether|if|that|to)\b")
 _ANY = frozenset(("it", "own", "one", "you", "this", "that", "us", "them"))
 
 
@@ -118,12 +120,15 @@ def _puts_off(kind: str, start: int, statements: Statements, replies: Replies) -
         if not _is_said(match, statements):
             continue
         head = _ASKING.match(words) if match["subject"] else None
-        if (asks.match(words) if head else asks.search(words)) or (match["object"] and _INSTEAD.search(words)):
+        is_asked = asks.match(words) if head else asks.search(words)  # "let you know when" puts nothing off
+        if is_asked and not (match["object"] and questions == "when"):
+            return True
+        if match["object"] and _INSTEAD.search(words):
             return True
         wide = match["subject"] and not match["passed"] and not match["shown"]
         if any(
             stem(noun) in (asked if wide else mine) and (not other or stem(other) in known)
-            for noun, other in _NAMED.findall(head[0] if head else words)
+            for noun, other in _NAMED.findall(head[0] if head else _WITHIN.split(words)[0])
         ):
             return True
     return False

@@ -46,7 +46,7 @@ _TO_COME = re.compile(
 
 _IF = re.compile(r"\b(?:if|when|in case|unless) ([^.,;:?!]+)")
 _CHANGES = ("weekday", "date", "time", "amount", "percent", "duration")
-_WAS = re.compile(r"\b(?:(?:was|were)(?! \w+ed\b)|had|stood|thought|when you)\b")
+_WAS = re.compile(r"\b(?:(?:was|were)(?! \w+ed\b)|had|stood|thought|took|went|paid|when you)\b")
 _NOW = re.compile(
     r"\b(?:have|has|just|today|now|this|is|are|will|can|comes?|gets?|costs|takes|arrives)\b|'(?:ve|ll|re)\b"
 )

@@ -117,7 +117,7 @@ _SOMEBODY = re.compile(
     r"|previous)) (?:other )?([^\W\d_]+)(?: ([^\W\d_]+))?|\b(?:some|any|every)(?:one|body) (else)\b"
 )
 _PEOPLE_WORDS = """
-    else customer client buyer person people user guest member subscriber pensioner senior adult child
+    else customer client buyer shopper person people user guest member subscriber pensioner senior adult child
     children kid student pupil teacher employee veteran neighbour neighbor friend brother sister mother
     father wife husband cousin lady gentleman man woman passenger traveller resident folk shop store seller
     company competitor maker brand manufacturer supplier airline hotel city country"""
@@ -130,8 +130,8 @@ _GROUPS = re.compile(
 _ONLY_FOR = re.compile(r"\bfor (?!you\b)([^\W\d_]+)(?: ([^\W\d_]+))? only\b")
 _FOR_A_KIND = re.compile(r"^\W*(?:and |but )?for (?!thanks\b)([^\W\d_]+[^\Wsu_]s)\b")
 _ALL_OF_A_KIND = re.compile(
-    r"^\W*(?:and |but |so |all |most |many |some )?([^\W\d_]+s) (?:to|from|for|over|above|under|in|with"
-    r"|without|of|by) "
+    r"^\W*(?:and |but |so )?(?:(?=(?:all|most|many|some|several|other) )\w+ ([^\W\d_]+s)|([^\W\d_]+s) (?:to|from"
+    r"|for|over|above|under|in|with|without|of|by)) "
 )
 PERSON = re.compile(r"\b(?:dr|mr|mrs|ms|miss|prof|professor|doctor)\.? ([a-z]+)")
 
@@ -188,16 +188,15 @@ def is_of_another(value: Value, reply: int, replies: Replies) -> bool:
         return True
     if any(stem(word) not in replies.topic for words in _ONLY_FOR.findall(clause) for word in words if word):
         return True
-    if any(
-        stem(word) in replies.topic and word not in replies.topic for word in _ALL_OF_A_KIND.findall(clause)
-    ):
+    plurals = [word for words in _ALL_OF_A_KIND.findall(clause) for word in words if word]
+    if any(stem(word) in replies.topic and word not in replies.topic for word in plurals):
         return True
     return _has_another_key(value, reply, clause, replies)
 
 
 def _has_another_unit(unit: str | None, replies: Replies, *, is_price: bool) -> bool:
     """Is it the price of another unit than the user asked about: "$12 a day" of the price a month?"""
-    if unit is None or unit in replies.topic - replies.counted:
+    if unit in (None, "tim") or unit in replies.topic - replies.counted:
         return False
     if unit in PERIODS:
         return is_price and bool(replies.topic & PERIODS)

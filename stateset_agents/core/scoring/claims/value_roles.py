@@ -133,6 +133,14 @@ _ALL_OF_A_KIND = re.compile(
     r"^\W*(?:and |but |so )?(?:(?=(?:all|most|many|some|several|other) )\w+ ([^\W\d_]+s)|([^\W\d_]+s) (?:to|from"
     r"|for|over|above|under|in|with|without|of|by)) "
 )
+_TOPIC = re.compile(
+    r"\W*(?:(?:and|but|while|whereas) )?(?:(?:as )?(?:for|about|on|to|with|of) )?(?:the|your|our|this) (?:own )?"
+    r"([a-z]+(?: [a-z]+)?)"
+)
+_PRONOUN = re.compile(r"\b(?:it|its|you|they|them|one|that|this|yours)\b")
+_GENERIC = frozenset(
+    map(stem, "courier driver van truck carrier team order parcel package delivery shipment item refund".split())
+)
 PERSON = re.compile(r"\b(?:dr|mr|mrs|ms|miss|prof|professor|doctor)\.? ([a-z]+)")
 
 
@@ -191,7 +199,22 @@ def is_of_another(value: Value, reply: int, replies: Replies) -> bool:
     plurals = [word for words in _ALL_OF_A_KIND.findall(clause) for word in words if word]
     if any(stem(word) in replies.topic and word not in replies.topic for word in plurals):
         return True
-    return _has_another_key(value, reply, clause, replies)
+    return _has_another_key(value, reply, clause, replies) or _is_contrasted(value, reply, replies)
+
+
+def _is_contrasted(value: Value, reply: int, replies: Replies) -> bool:
+    """Is the thing asked about named afterwards only: "Your sofa has K27. For the desk I am still looking"?"""
+    statements = replies.statements[reply]
+    before, after = statements.around(value.start, value.end)
+    subject = own_subject(value.start, value.end, asked_attributes(value.kind, replies), statements)
+    if not subject or subject in _GENERIC or _PRONOUN.search(before + after):
+        return False
+    topic = replies.topic - _COMMON - FUNCTION_WORDS
+    end = statements.sentence(value.start).end
+    if topic & {stem(word) for word, start, _ in statements.words if start < end}:
+        return False
+    named = (_TOPIC.match(statements.low, span.start) for span in statements.sentences if span.start >= end)
+    return any(topic & set(map(stem, match[1].split())) for match in named if match)
 
 
 def _has_another_unit(unit: str | None, replies: Replies, *, is_price: bool) -> bool:

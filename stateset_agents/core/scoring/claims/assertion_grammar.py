@@ -31,7 +31,7 @@ _WORDS = {
     "say": "say|says|said|saying|think|thinks|thought|believes?|believed|claims?|claimed|expects?|promised?"
     "|promises|guarantees?|confirm|confirms|swear|sure|certain|know|knows|told|count on|rely on",
     "why": "why|how|what|who|where|about|which",
-    "happen": "be|have|come|arrive|reach|take|well|also|still|not|or",
+    "happen": "be|have|come|return|arrive|reach|take|well|also|still|not|or",
     "subject": r"we|you|i|it|they|he|she|nobody|anyone|anybody|someone|the \w+|your \w+|our \w+|there|that",
     "change": "moved|changed|postponed|rescheduled|delayed|shifted|pushed|switched|updated|corrected|went",
     "colleague": r"colleagues?|managers?|team|supervisor|boss|records?|screen|system|computer|notes|list",
@@ -138,10 +138,10 @@ OPERATORS = (
             (?<!the )(?<!your )(?:drop(?:ped)?|scrap(?:ped)?|turn(?:ed)? down|call(?:ed)? off
                 +|g[ia]ven? up(?: on)?|abandon(?:ed)?|reject(?:ed)?|exclude[sd]?|withdr[ae]wn?|skip(?:ped)?
                 +|veto(?:ed)?|discontinued?|abolish(?:ed)?|revoked?|ceased?|quit|stop(?:ped|s)?(?! (?:by
-                +|at)\b)|ban(?:ned|s)?|forbid\w*|prohibit\w*|cancel(?:l?ed|s)?(?! (?:the|your|this|that|my
+                +|at)\b)|ban(?:ned|s)?|forbid\w*|prohibit\w*|(?<!you can )(?<!you may )cancel(?:l?ed|s)?(?! (?:the|your|this|that|my
                 +|an?) order)|miss(?:es|ed)|lack(?:s|ed)?|prevent\w*)\b
             (?:(?:ran|run|are|is|'re|sold) out|no trace|free|devoid) of(?! charge| cost)|do(?:ing)? without
-            (?:decided?|advised?|warn\w*|speaks?|spoke) against|d(?:one?|id) away with|refrain\w* from|say goodbye to|(?:keep|stay
+            (?:decided?|advised?|warn\w*|speaks?|spoke) against|d(?:one?|id) away with|refrain\w* from|say goodbye to|forget about|(?:closed|shut|on holiday) on|(?:keep|stay
                 +|steer|stand) (?:away|clear|off|out)\b
             not|never|no|cannot|without|unable|neither|nor|hardly|barely|nobody|none|nothing|impossible
         """),
@@ -287,7 +287,7 @@ OPERATORS = (
                 +|need|expect)s?(?: to (?:hear|see|get))?
             on average|average|as a rule|in general|in most cases|most of the time|more often than not
                 +|tends? to
-            in (?:[\w%]+ ){1,5}cases
+            in (?:[\w%]+ ){1,5}cases|(?:at|with|for|by|to|in) (?:most|many) [a-z]+s\b
         """),
         "Parcels usually come on Friday.",
     ),
@@ -377,7 +377,7 @@ DENIED_AFTER = _pattern(
     went out of \w+|is what \w+ (?:used to|once|had)
     (?:has been|have been|is|was)(?: only| just)? (?:suggested|proposed|discussed|considered|requested
         +|mentioned)
-    fell (?:through|flat|apart)|came to nothing|expired|lapsed|collapsed|ran out|vanished|went up in smoke
+    fell (?:through|flat|apart)|came to nothing|expired|ended|lapsed|collapsed|ran out|vanished|went up in smoke
     """,
     before=r"(?:,? (?:and|or|nor) (?:on )?[\w$]+)?,?(?: (?!(?:that|which|who|we|you|i|they|it|and|but|so|as"
     r"|because|since|after|when|once|if|while|where)\b)[\w$#-]+){0,4}? ",
@@ -395,6 +395,8 @@ RETRACTIONS = _pattern(
     \b(?:that|it)(?: is|'s) what (?:i|we) (?:tell|say|told|said)(?: \w+)?\W*$
     \b(?:i|we)(?:'m|'ve)?(?: {merely}){0,4} (?:not serious|pulling your leg|misread|misspoke|wrong)
     \b(?:i|we)(?:'ve)?(?: {merely}){0,3} (?:made|got|had) (?:all )?(?:that|it|this) (?:all )?(?:up|wrong)
+    \b(?:i|we)(?:'ve| have)? (?:just )?(?:mixed|confused|muddled|mistook)\b
+    ^\W*(?:oh\W+)?(?:wait|hold on|hang on)\W+(?:that|this|it|no)\b
     \b(?:i|we) (?:just )?invented (?:that|it|this|all)
     \b(?:i|we) (?:have to )?take (?:that|it|this|everything) back
     \b(?:i|we) (?:have no (?:idea|clue)|haven't (?:a|any) (?:clue|idea))\b(?! (?:{why}|that)\b)

@@ -72,7 +72,7 @@ _NOTHING = re.compile(
     r"(?! (?:that|whether|if)\b)((?: [\w'-]+){0,6})|(?:will|'ll|must|ha(?:s|ve) to|let me|needs? to) (?:\w+ )?(?:find out"
     r"|ask(?= ?[.,;])|look (?:\w+ )?up|(?:get|come) back to you|dig|look into (?:it|that|this))\b((?: [\w'-]+){0,6})|\bplease wait for (?:the|a|our|his|her|their) (?:letter|answer|reply|message|e?-?mail"
     r"|decision|result)|(?<!you )\bstill (?:has|have|needs?) to (?:look|check|ask|find|see|decide)\b"
-    r"|\bnot in front of me\b"
+    r"|\bnot in front of me\b|(?:can(?:no|')t|cannot) (?:confirm|vouch for|promise) (?:it|that|this|them)\b"
 )
 """It says that nothing is known, whatever was asked."""
 _INSTEAD = re.compile(

@@ -91,7 +91,7 @@ _MORE_TIME = _before(r"after|since|from|as of|following")
 _LESS_TIME = _before(r"before|prior to|ahead of|until|till")
 _FEWER = _before(r"(?:less|fewer|shorter) than|before|prior to|ahead of", r"(?<!no )(?<!not )\b")
 _SUBJECT_BOUND = re.compile(
-    r"\b(?:(minimum|least|floor|earliest|starting price)|(maximum|most|ceiling|cap|limit))"
+    r"\b(?:(minimum|least|floor|earliest|cheapest|lowest|starting price)|(maximum|most|ceiling|cap|limit))"
     r"(?: [\w']+){0,6}? (?:is|of|at|was|would be|will be) ?$"
 )
 _NEGATED = re.compile(rf"{_NOT}$")
@@ -119,7 +119,7 @@ _NEAR = _before(
     r"|on (?:its|the) way to|left|leaving|(?:begin|start|end)(?:s|ing)? with|the same(?: \w+)? as|equal to"
     r"|(?:leaves?|heads?|headed|bound|off|destined) (?:for|to|towards?)|(?:one|two|three|four|five"
     r"|\d+) \w+ (?:after|before|past|from|behind|below|above)|passed|off from|away from|opposite|behind"
-    r"|beside|yet to be|remains? to be|waits? to be|waiting to be|just off"
+    r"|beside|across [^.,]{1,15} from|yet to be|remains? to be|waits? to be|waiting to be|just off"
 )
 _COMPARED = _before(r"(?:\w+er|more|less|other|rather|different) than|compared (?:to|with)")
 _OTHER_BEFORE = _before(
@@ -226,8 +226,10 @@ def is_altered(start: int, end: int, kind: str, statements: Statements, limits: 
     is_time = kind in _TIMES
     if kind == "weekday" and _DAY_AFTER.match(after):
         return True
-    if not is_time and kind != "duration" and (
-        _PLUS_AFTER.match(after) or (Limit.DIFFERENCE not in limits and _DIFFERENCE.search(before))
+    if (
+        not is_time
+        and kind != "duration"
+        and (_PLUS_AFTER.match(after) or (Limit.DIFFERENCE not in limits and _DIFFERENCE.search(before)))
     ):
         return True
     if kind != "percent" and _OFF_AFTER.match(after):

@@ -36,7 +36,7 @@ _ATTRIBUTES: Mapping[str, frozenset[str]] = {
         "arrival": "arrive arrival deliver delivery come reach expect expected land receive door there"
         " eta visit",
         "dispatch": "ship shipped sent dispatch dispatched left leave out packed handed pickup departed"
-        " warehouse",
+        " warehouse depot",
         "purchase": "ordered bought buy purchase purchased paid pay placed price cost costs was spend spent",
         "wish": "need needed want wanted wish wished ask asked prefer preferred hoped",
         "fee": "fee fees label tax taxes vat postage deposit keep deduct stay handling surcharge shipping charge"
@@ -114,7 +114,7 @@ _OTHERS = re.compile(
 )
 _SOMEBODY = re.compile(
     r"\b(?:an?|one|some|many|most|few|the (?:last|first|next"
-    r"|previous)) (?:other )?([^\W\d_]+)(?: ([^\W\d_]+))?|\b(?:some|any|every)(?:one|body) (else)\b"
+    r"|previous)) (?:other )?([^\W\d_]+)(?: ([^\W\d_]+))?|\b(?:some|any|every)(?:one|body) (else)\b|\b([a-z]+s) who\b"
 )
 _PEOPLE_WORDS = """
     else customer client buyer shopper person people user guest member subscriber pensioner senior adult child
@@ -125,7 +125,7 @@ _PEOPLE = frozenset(map(stem, _PEOPLE_WORDS.split()))
 _GROUPS = re.compile(
     r"(?<!as a )(?<!as an )(?<!like )\b(members|subscribers|pensioners|seniors|adults|children|kids"
     r"|students|pupils|teachers|employees|veterans|residents|neighbou?rs?|friends?|brother|sister|mother"
-    r"|father|wife|husband|partner|sons?|daughters?|competition|competitors?|lady|gentleman|man|woman)(?:'s?)?\b"
+    r"|father|wife|husband|partner|sons?|daughters?|competition|competitors?|lady|gentleman|man|woman)(?:'s?)?\b(?! like you)"
 )
 _ONLY_FOR = re.compile(r"\bfor (?!you\b)([^\W\d_]+)(?: ([^\W\d_]+))? only\b")
 _FOR_A_KIND = re.compile(r"^\W*(?:and |but )?for (?!thanks\b)([^\W\d_]+[^\Wsu_]s)\b")
@@ -139,7 +139,10 @@ _TOPIC = re.compile(
 )
 _PRONOUN = re.compile(r"\b(?:it|its|you|they|them|one|that|this|yours)\b")
 _GENERIC = frozenset(
-    map(stem, "courier driver van truck carrier team order parcel package delivery shipment item refund".split())
+    map(
+        stem,
+        "courier driver van truck carrier team order parcel package delivery shipment item refund".split(),
+    )
 )
 PERSON = re.compile(r"\b(?:dr|mr|mrs|ms|miss|prof|professor|doctor)\.? ([a-z]+)")
 
@@ -176,6 +179,8 @@ def is_of_another(value: Value, reply: int, replies: Replies) -> bool:
     """Is it surely said of something else than was asked: "another customer gets $40", "the label is $40"?"""
     statements = replies.statements[reply]
     asked, stated = asked_attributes(value.kind, replies), said_of(value, statements)
+    if "fee" in asked:  # "an overdraft costs $25"
+        asked |= {"purchase"}
     if asked - {"again"} and stated and not stated & (asked | _VAGUE):
         return True
     unit = rate_unit(value.start, value.end, statements) if value.kind.startswith(_RATED) else None

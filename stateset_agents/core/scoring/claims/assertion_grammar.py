@@ -282,7 +282,7 @@ OPERATORS = (
             usually|normally|typically|generally|ordinarily|commonly|mostly|often|sometimes|occasionally
                 +|rarely|seldom
             (?<![\w'] )you(?:'ve|'d| have| had)? (?:just |also )?(?:said|wrote|ask|asked|wanted|thought
-                +|hoped|requested|wished|mentioned|claimed|demanded)
+                +|hoped|requested|wished|mentioned|claimed|demanded|typed|entered|heard|read)
             what (?:you|we|everyone|everybody|people) (?:would |might |may )?(?:like|love|want|wish|hope
                 +|need|expect)s?(?: to (?:hear|see|get))?
             on average|average|as a rule|in general|in most cases|most of the time|more often than not
@@ -374,7 +374,7 @@ DENIED_AFTER = _pattern(
     (?:is|are|was|were|be|been|has been|have been|had to be|sounds|looks|seems|remains|stays|got|gets|has
         +|have)(?: {adverb}){0,3} (?:been )?(?:{undone}|{untrue})
     (?:belong|appl|refer)\w* to(?! you)|used to be|was once|(?:no longer|never) \w+
-    went out of \w+|is what \w+ (?:used to|once|had)
+    went out of \w+|stopped \w+ing|ceased to|is what \w+ (?:used to|once|had)
     (?:has been|have been|is|was)(?: only| just)? (?:suggested|proposed|discussed|considered|requested
         +|mentioned)
     fell (?:through|flat|apart)|came to nothing|expired|ended|lapsed|collapsed|ran out|vanished|went up in smoke

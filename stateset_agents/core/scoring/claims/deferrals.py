@@ -51,8 +51,8 @@ _AGENT = (
     r"|'m|'re)(?: still| now| just)?|has|have|and|before i can|(?:we|i)(?= need)"
 )
 _FIND = (
-    r"tell|name|set|fix|decide|announce|post|offer|find|work out|look up|send|text|e?-?mail|write|call|ring|give"
-    r"|get|come back|suggest|inform|look (?:at|for|into)|check|determine|choose|publish|need|issue|assign|let"
+    r"(?P<firm>name|decide|announce|determine|publish)|tell|set|fix|post|offer|find|work out|look up|send|text|e?-?mail|write|call|ring|give"
+    r"|get|come back|suggest|inform|look (?:at|for|into)|check|choose|need|issue|assign|let"
     r"|search|preparing|searching|looking|checking|asked|asking|working out|provide|show|explain|settle"
 )
 _PUT_OFF = re.compile(
@@ -110,7 +110,7 @@ def _puts_off(kind: str, start: int, statements: Statements, replies: Replies) -
         mine &= replies.questions
     known = replies.topic | mine | _ANY
     asked = {word for word in replies.questions if word not in _NOUNS | FUNCTION_WORDS} | mine
-    asks = re.compile(rf"\b(?:{questions}) (?:you|it|the|your|they|our|we|i|is)\b")
+    asks = re.compile(rf"\b(?:{questions}) (?:you|it|the|your|they|our|we|i|is (?:right|due|best))\b")
     for match in _NOTHING.finditer(statements.low, start):
         words = " ".join(filter(None, match.groups()))
         if _is_said(match, statements) and known.issuperset(map(stem, _ABOUT.findall(words))):
@@ -125,7 +125,7 @@ def _puts_off(kind: str, start: int, statements: Statements, replies: Replies) -
             return True
         if match["object"] and _INSTEAD.search(words):
             return True
-        wide = match["subject"] and not match["passed"] and not match["shown"]
+        wide = match["firm"] or (match["subject"] and not match["passed"] and not match["shown"])
         if any(
             stem(noun) in (asked if wide else mine) and (not other or stem(other) in known)
             for noun, other in _NAMED.findall(head[0] if head else _WITHIN.split(words)[0])

@@ -45,8 +45,9 @@ _TO_COME = re.compile(
 )
 
 _IF = re.compile(r"\b(?:if|when|in case|unless) ([^.,;:?!]+)")
-_CHANGES = ("weekday", "date", "time", "amount", "percent", "duration")
+_CHANGES = ("weekday", "date", "time", "amount", "percent", "duration", "number:")
 _WAS = re.compile(r"\b(?:(?:was|were)(?! \w+ed\b)|had|stood|thought|took|went|paid|when you)\b")
+_ONCE = re.compile(r"\b(?:yesterday|last (?:week|month|year|time))\b")
 _NOW = re.compile(
     r"\b(?:have|has|just|today|now|this|is|are|will|can|comes?|gets?|costs|takes|arrives)\b|'(?:ve|ll|re)\b"
 )
@@ -191,10 +192,10 @@ def _is_to_come(mention: Mention, statements: Statements) -> bool:
 def _is_over(mention: Mention, replies: Replies) -> bool:
     """Is it what was, where the user asks for what is: "the fee was $25 when you joined"?"""
     timed = any(value.kind.startswith(_CHANGES) for value in mention.values)
-    if not (timed and mention.modality.past) or replies.questions & {"was", "wer", "did", "had"}:
+    if not mention.modality.past or replies.questions & {"was", "wer", "did", "had"}:
         return False
     clause = replies.statements[mention.reply].clause(mention.start)
-    return bool(_WAS.search(clause)) and not _NOW.search(clause)
+    return bool(_WAS.search(clause) and (timed or _ONCE.search(clause))) and not _NOW.search(clause)
 
 
 def _is_retracted(mention: Mention, replies: Replies) -> bool:

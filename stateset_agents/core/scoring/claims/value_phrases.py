@@ -50,7 +50,7 @@ _ASKS = {
     Limit.MOST: re.compile(
         rf"\bhow (?:\w+ )(?:\w+ ){{0,2}}?{_CAN}(?:have|take|bring|carry|wait|keep|be|get hot|heat|stay|use"
         rf"|return|go)"
-        r"|\bhow (?:hot|late|far|fast|high|heavy|big|large|deep|loud) (?:can|may)\b|\b(?:until when"
+        r"|\bhow (?:hot|late|far|fast|high|heavy|big|large|deep|loud) (?:can|may)\b|\b(?:when do i have to|when must i|until when"
         r"|till when|by when|how late|latest|deadline|maximum|max|at most|limit|up to)\b"
         r"|\bwhen\b.*\b(?:ends?|closes?|expires?|finish(?:es)?|runs? out)\b"
     ),
@@ -140,7 +140,7 @@ _INDEFINITE = re.compile(
 )
 _OTHER_AFTER = re.compile(
     r"-?ish\b|,? or (?:so|thereabouts|near|about|around|(?:a (?:bit|little|touch)|slightly|somewhat) \w+)\b"
-    r"|,? give or take\b| (?:\w+er|more|less|other) than\b| (?:more|less|fewer|short|too \w+|worth of"
+    r"|,? give or take\b| (?:\w+er|more|less|other) than\b| (?:ago|more|less|fewer|short|too \w+|worth of"
     r"|on top of)\b"
     r"(?! (?:and|or)\b)| (?:is|was|would be) (?:\w+ )?(?:more|less|\w+er) than (?!enough|fair)"
 )

@@ -125,17 +125,17 @@ _PEOPLE = frozenset(map(stem, _PEOPLE_WORDS.split()))
 _GROUPS = re.compile(
     r"(?<!as a )(?<!as an )(?<!like )\b(members|subscribers|pensioners|seniors|adults|children|kids"
     r"|students|pupils|teachers|employees|veterans|residents|neighbou?rs?|friends?|brother|sister|mother"
-    r"|father|wife|husband|partner|sons?|daughters?|competition|competitors?|lady|gentleman|man|woman)(?:'s?)?\b(?! like you)"
+    r"|father|wife|husband|cousin|partner|sons?|daughters?|competition|competitors?|lady|gentleman|man|woman)(?:'s?)?\b(?! like you)"
 )
 _ONLY_FOR = re.compile(r"\bfor (?!you\b)([^\W\d_]+)(?: ([^\W\d_]+))? only\b")
-_FOR_A_KIND = re.compile(r"^\W*(?:and |but )?for (?!thanks\b)([^\W\d_]+[^\Wsu_]s)\b")
+_FOR_A_KIND = re.compile(r"^\W*(?:and |but )?for (?!thanks\b|this\b)([^\W\d_]+[^\Wsu_]s)\b")
 _ALL_OF_A_KIND = re.compile(
     r"^\W*(?:and |but |so )?(?:(?=(?:all|most|many|some|several|other) )\w+ ([^\W\d_]+s)|([^\W\d_]+s) (?:to|from"
     r"|for|over|above|under|in|with|without|of|by)) "
 )
 _TOPIC = re.compile(
-    r"\W*(?:(?:and|but|while|whereas) )?(?:(?:as )?(?:for|about|on|to|with|of) )?(?:the|your|our|this) (?:own )?"
-    r"([a-z]+(?: [a-z]+)?)"
+    r"\W*(?:(?:and|but|while|whereas) )?(?:(?:as )?(?:for|about|on|to|with|of) )?(?:(yours\b(?! \w+ly)|the one"
+    r" (?:for|with|of|that))\b|(?:the|your|our|this) (?:own )?([a-z]+(?: [a-z]+)?))"
 )
 _PRONOUN = re.compile(r"\b(?:it|its|you|they|them|one|that|this|yours)\b")
 _GENERIC = frozenset(
@@ -216,10 +216,13 @@ def _is_contrasted(value: Value, reply: int, replies: Replies) -> bool:
         return False
     topic = replies.topic - _COMMON - FUNCTION_WORDS
     end = statements.sentence(value.start).end
+    later = [_TOPIC.match(statements.low, span.start) for span in statements.sentences if span.start >= end]
+    named = [match for match in later if match]
+    if any(match[1] for match in named):
+        return True
     if topic & {stem(word) for word, start, _ in statements.words if start < end}:
         return False
-    named = (_TOPIC.match(statements.low, span.start) for span in statements.sentences if span.start >= end)
-    return any(topic & set(map(stem, match[1].split())) for match in named if match)
+    return any(topic & set(map(stem, match[2].split())) for match in named)
 
 
 def _has_another_unit(unit: str | None, replies: Replies, *, is_price: bool) -> bool:

@@ -45,7 +45,8 @@ _WORDS = {
     "it": "that|this|it|which|all(?: of (?:that|this|it))?|everything|none of (?:that|this|it)",
     "lie": "lies?|wrong|false|untrue|true|jokes?|made(?:-| )up|invented|invention|fiction|guess(?:work)?"
     "|nonsense|incorrect|mistaken|mistake|error|test|bogus|fake|fib|prank|bluff|right|so|case|typo|rubbish",
-    "words": r"(?:what(?:ever)?|everything|all) (?:that )?(?:i|we)(?:'ve| have)? (?:just )?\w+(?: [\w']+){0,5}?"
+    "words": r"(?:what(?:ever)?|everything|all) (?:that )?(?:i|we)(?:'ve"
+    r"| have)? (?:just )?\w+(?: [\w']+){0,5}?"
     r"|my (?:\w+ )?(?:answer|reply|words?|claim|statement|message)",
     "merely": "am|was|have|all|just|only|actually|of course|a|not|an|the|so|pure|completely|simply|totally",
     "word": "(?:me|that|it|this|a word|any|my|what|on)",
@@ -68,7 +69,8 @@ _WORDS = {
     "|nonsense|typo|mistake|error|slip|dream|no-go|non-starter|fantasy|mix-up|guess|rumou?r|placeholder"
     "|suggestion|wish|hope|goal|target|stretch)",
     "adverb": "(?:simply|just|only|completely|totally|quite|sadly|all|an?|the|pure|now|since|already|also"
-    "|long|often|then|unfortunately|a thing of the|actually|really|definitely|certainly|meanwhile|alas|[a-z]+ly)",
+    "|long|often|then|unfortunately|a thing of the|actually|really|definitely|certainly|meanwhile|alas"
+    "|[a-z]+ly)",
     "noun": "(?:date|day|amount|number|answer|message|information|figure|offer|price|sum|reply|statement"
     "|claim|promise|time|appointment|slot|line|deal|one|value|app|website|site|page|list|board)",
     "file": "(?:order|customer|account|file|calendar|page|record|row|screen|chat|person|case|ticket"
@@ -138,10 +140,12 @@ OPERATORS = (
             (?<!the )(?<!your )(?:drop(?:ped)?|scrap(?:ped)?|turn(?:ed)? down|call(?:ed)? off
                 +|g[ia]ven? up(?: on)?|abandon(?:ed)?|reject(?:ed)?|exclude[sd]?|withdr[ae]wn?|skip(?:ped)?
                 +|veto(?:ed)?|discontinued?|abolish(?:ed)?|revoked?|ceased?|quit|stop(?:ped|s)?(?! (?:by
-                +|at)\b)|ban(?:ned|s)?|forbid\w*|prohibit\w*|(?<!you can )(?<!you may )cancel(?:l?ed|s)?(?! (?:the|your|this|that|my
+                +|at)\b)|ban(?:ned|s)?|forbid\w*|prohibit\w*|(?<!you can )(?<!you may )cancel(?:l?ed
+                +|s)?(?! (?:the|your|this|that|my
                 +|an?) order)|miss(?:es|ed)|lack(?:s|ed)?|prevent\w*)\b
             (?:(?:ran|run|are|is|'re|sold) out|no trace|free|devoid) of(?! charge| cost)|do(?:ing)? without
-            (?:decided?|advised?|warn\w*|speaks?|spoke) against|d(?:one?|id) away with|refrain\w* from|say goodbye to|forget about|(?:closed|shut|on holiday) on|(?:keep|stay
+            (?:decided?|advised?|warn\w*|speaks?|spoke) against|d(?:one?|id) away with|refrain\w* from
+                +|say goodbye to|forget about|(?:closed|shut|on holiday) on|(?:keep|stay
                 +|steer|stand) (?:away|clear|off|out)\b
             not|never|no|cannot|without|unable|neither|nor|hardly|barely|nobody|none|nothing|impossible
         """),
@@ -177,7 +181,8 @@ OPERATORS = (
             horoscope|fortune.?teller|crystal ball|tarot|tea leaves|flip(?:ped)? a coin|coin says|dice
                 +|psychic
             rumou?rs?|rumou?red|gossip|hearsay|legend has it|word on the street|a little bird
-            {crowd}(?: people| customers| of them| (?:in|on|at|from) [^.,;]{1,25}?)? (?:(?:say|claim|think|believe
+            {crowd}(?: people| customers| of them| (?:in|on|at|from) [^.,;]{1,25}?)? (?:(?:say|claim
+                +|think|believe
                 +|swear|mention|post)s?|said|claimed|mentioned|posted|wrote)
             (?:says|said|claims|thinks|believes|according to) (?:the (?:man|woman|guy|lady|boy|girl
                 +|internet|web|forum|radio|paper|neighbou?r)|an? \w+|some\w* \w+|my (?!{colleague})\w+)
@@ -377,7 +382,8 @@ DENIED_AFTER = _pattern(
     went out of \w+|stopped \w+ing|ceased to|is what \w+ (?:used to|once|had)
     (?:has been|have been|is|was)(?: only| just)? (?:suggested|proposed|discussed|considered|requested
         +|mentioned)
-    fell (?:through|flat|apart)|came to nothing|expired|ended|lapsed|collapsed|ran out|vanished|went up in smoke
+    fell (?:through|flat|apart)|came to nothing|expired|ended|lapsed|collapsed|ran out|vanished
+        +|went up in smoke
     """,
     before=r"(?:,? (?:and|or|nor) (?:on )?[\w$]+)?,?(?: (?!(?:that|which|who|we|you|i|they|it|and|but|so|as"
     r"|because|since|after|when|once|if|while|where)\b)[\w$#-]+){0,4}? ",
@@ -387,7 +393,8 @@ DENIED_AFTER = _pattern(
 RETRACTIONS = _pattern(
     r"""
     \b(?:{it}|{words})(?: \w+)? ?(?:is|was|were|'s|isn't|wasn't)(?: {merely}){0,4} {lie}
-    \b{words} (?:(?:is|was|has been)(?: {adverb}){0,3} (?:{undone}|{untrue})|(?:no longer|not) (?:hold|appl|count|stand)\w*)
+    \b{words} (?:(?:is|was|has been)(?: {adverb}){0,3} (?:{undone}|{untrue})|(?:no longer|not) (?:hold
+        +|appl|count|stand)\w*)
     \b(?:overr(?:ul|id)|correct|contradict|stop)(?:es|ed|s|den)? (?:me|us)\b
     \b(?:i|we)(?:'m|'ve)?(?: {merely}){0,4} (?:lied|lying|joking|kidding|fibbed|bluffing|guessed|guessing)
     \b(?:i|we)(?:'ve| have)? (?:just |must have )?made (?:a|an) (?:mistake|error|slip|typo)(?: (?:there

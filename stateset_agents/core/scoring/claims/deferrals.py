@@ -1,7 +1,7 @@
 """Does a reply put the answer off: "the date will be announced", "how much you get is up to your bank"?
 
-A value before such words was said of something else. What is put off is named by a noun of the value's type, by
-one of the question, or by a question word, so "the driver will tell you the hour" takes no day back.
+A value before such words was said of something else. What is put off is named by a noun of the value's type,
+by one of the question, or by a question word, so "the driver will tell you the hour" takes no day back.
 """
 
 from __future__ import annotations
@@ -42,47 +42,61 @@ _LATER = (
 )
 _OPEN = (
     rf"(?:{_LATER}) (?:\w+ )?(?:{_DECIDED}|(?P<passed>{_PASSED}))\b(?! (?:too|also|as well|again))|(?:is|are)"
-    rf" (?:{_DECIDED}|(?P<shown>{_PASSED})) (?:by|in|with|when|after|once|at|for each|separately)\b(?! \W?\d)|(?:is|are|remains?|stays?)"
+    rf" (?:{_DECIDED}|(?P<shown>{_PASSED})) (?:by|in|with|when|after|once|at|for each"
+    rf"|separately)\b(?! \W?\d)|(?:is|are|remains?|stays?)"
     r"(?: still| yet| entirely| all| not|n't){0,2} (?:open|unknown|unclear|known|up to|down to|a mystery"
-    r"|an? \w+ (?:for|of|that|which)|for [^.,;]{1,30} to|in the hands)\b|differs?|var(?:y|ies)|depends?|hinges?"
+    r"|an? \w+ (?:for|of|that|which)|for [^.,;]{1,30} to|in the hands)\b|differs?|var(?:y|ies)|depends?"
+    r"|hinges?"
 )
 _AGENT = (
-    r"will|'ll|can|shall|going to|ha(?:s|ve)(?: still)? to|must|needs? to|let (?:me|us)|would have to|(?:am|is|are"
+    r"will|'ll|can|shall|going to|ha(?:s|ve)(?: still)? to|must|needs? to|let (?:me|us)|would have to"
+    r"|(?:am|is|are"
     r"|'m|'re)(?: still| now| just)?|has|have|and|before i can|(?:we|i)(?= need)"
 )
 _FIND = (
-    r"(?P<firm>name|decide|announce|determine|publish)|tell|set|fix|post|offer|find|work out|look up|send|text|e?-?mail|write|call|ring|give"
+    r"(?P<firm>name|decide|announce|determine|publish)|tell|set|fix|post|offer|find|work out|look up"
+    r"|send|text|e?-?mail|write|call|ring|give"
     r"|get|come back|suggest|inform|look (?:at|for|into)|check|choose|need|issue|assign|let"
     r"|search|preparing|searching|looking|checking|asked|asking|working out|provide|show|explain|settle"
 )
 _PUT_OFF = re.compile(
-    r"\b(?P<subject>(?:the|your|our|its|which|this|a|how (?:much|long|quickly|fast|soon|big|high)|what|when|where)"
+    r"\b(?P<subject>(?:the|your|our|its|which|this|a|how (?:much|long|quickly|fast|soon|big|high)|what"
+    r"|when|where)"
     rf"(?:,? [\w'-]+){{1,12}}?) (?:{_OPEN})"
-    rf"|(?:\b|(?='))(?:{_AGENT}) (?:(?!(?:what|which|how|when|where|you|it|that)\b)[\w']+ ){{0,3}}?(?:{_FIND})"
+    rf"|(?:\b|(?='))(?:{_AGENT}) (?:(?!(?:what|which|how|when|where|you|it"
+    rf"|that)\b)[\w']+ ){{0,3}}?(?:{_FIND})"
     r"(?=(?P<object>(?: [\w'-]+){1,9}))"
-    r"|\b(?:decides?|determines?|chooses?|fixes|lays? down|works? out|sets (?:its|the|their)|settles?|explains?)"
+    r"|\b(?:decides?|determines?|chooses?|fixes|lays? down|works? out|sets (?:its|the|their)|settles?"
+    r"|explains?)"
     r"(?=(?P<matter>(?: [\w'-]+){1,8}))"
-    r"|\b(?:i|we|nobody|no one)(?: [\w']+){0,3}? (?:can|cannot|can't|has|has not|hasn't|was not|wasn't|were not"
+    r"|\b(?:i|we|nobody|no one)(?: [\w']+){0,3}? (?:can|cannot|can't|has|has not|hasn't|was not|wasn't"
+    r"|were not"
     r"|do not|don't)(?: [\w']+){0,2}? (?:say|tell|told|name|given|see|have|vouch|know)(?! how (?:sorry|glad"
     r"|happy|much we))(?=(?P<unknown>(?:,? [\w'-]+){0,8}))"
 )
 _NOTHING = re.compile(
-    r"\b(?:have|has|got|seen|with)(?: still| as yet)? (?:no (?:news|information|word|access|record|details?|data|(?:price )?list)"
+    r"\b(?:have|has|got|seen|with)(?: still| as yet)? (?:no (?:news|information|word|access|record"
+    r"|details?|data|(?:price )?list)"
     r"|nothing (?:in writing|yet|here))\b((?: [\w'-]+){0,8})|\blet me (?:just )?(?:ask|check|find out|look)\b"
-    r"(?! (?:that|whether|if)\b)((?: [\w'-]+){0,6})|(?:will|'ll|must|ha(?:s|ve) to|let me|needs? to) (?:\w+ )?(?:find out"
-    r"|ask(?= ?[.,;])|look (?:\w+ )?up|(?:get|come) back to you|dig|look into (?:it|that|this))\b((?: [\w'-]+){0,6})|\bplease wait for (?:the|a|our|his|her|their) (?:letter|answer|reply|message|e?-?mail"
+    r"(?! (?:that|whether|if)\b)((?: [\w'-]+){0,6})|(?:will|'ll|must|ha(?:s|ve) to|let me"
+    r"|needs? to) (?:\w+ )?(?:find out"
+    r"|ask(?= ?[.,;])|look (?:\w+ )?up|(?:get|come) back to you|dig|look into (?:it|that"
+    r"|this))\b((?: [\w'-]+){0,6})|\bplease wait for (?:the|a|our|his|her|their) (?:letter|answer|reply"
+    r"|message|e?-?mail"
     r"|decision|result)|(?<!you )\bstill (?:has|have|needs?) to (?:look|check|ask|find|see|decide)\b"
     r"|\bnot in front of me\b|(?:can(?:no|')t|cannot) (?:confirm|vouch for|promise) (?:it|that|this|them)\b"
 )
 """It says that nothing is known, whatever was asked."""
 _INSTEAD = re.compile(
     r"\b(?:some(?:thing|where) else|another (?:way|key|room|date|day|time|offer)|the one (?:that|which|with)"
-    r"|which (?:of|one)|(?:right|proper|real|correct) [a-z]+|a (?:new|different) (?:one for you|date|day|time|slot"
+    r"|which (?:of|one)|(?:right|proper|real|correct) [a-z]+|a (?:new|different) (?:one for you|date"
+    r"|day|time|slot"
     r"|room|code|price|plan))\b"
 )
 _NAMED = re.compile(
     r"(?<!on )(?<!at )(?<!by )\b(?:the|an?|your|our|its|his|her|another|which|this|any|own)"
-    r"(?: (?:new|right|exact|final|proper|own|real|correct|different|other|departure|arrival|delivery|notice))*"
+    r"(?: (?:new|right|exact|final|proper|own|real|correct|different|other|departure|arrival|delivery"
+    r"|notice))*"
     r" ([a-z]+)\b(?! (?:list|tag|card|number))(?: (?:of|for|about) (?:the |your |our |an? |own )*([a-z]+))?"
 )
 _ASKING = re.compile(r"(?:how|what|where|when)\b|which \w+")

@@ -50,7 +50,8 @@ _ASKS = {
     Limit.MOST: re.compile(
         rf"\bhow (?:\w+ )(?:\w+ ){{0,2}}?{_CAN}(?:have|take|bring|carry|wait|keep|be|get hot|heat|stay|use"
         rf"|return|go)"
-        r"|\bhow (?:hot|late|far|fast|high|heavy|big|large|deep|loud) (?:can|may)\b|\b(?:when do i have to|when must i|until when"
+        r"|\bhow (?:hot|late|far|fast|high|heavy|big|large|deep|loud) (?:can|may)\b"
+        r"|\b(?:when do i have to|when must i|until when"
         r"|till when|by when|how late|latest|deadline|maximum|max|at most|limit|up to)\b"
         r"|\bwhen\b.*\b(?:ends?|closes?|expires?|finish(?:es)?|runs? out)\b"
     ),

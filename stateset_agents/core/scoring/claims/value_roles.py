@@ -39,7 +39,8 @@ _ATTRIBUTES: Mapping[str, frozenset[str]] = {
         " warehouse depot",
         "purchase": "ordered bought buy purchase purchased paid pay placed price cost costs was spend spent",
         "wish": "need needed want wanted wish wished ask asked prefer preferred hoped",
-        "fee": "fee fees label tax taxes vat postage deposit keep deduct stay handling surcharge shipping charge"
+        "fee": "fee fees label tax taxes vat postage deposit keep deduct stay handling surcharge"
+        " shipping charge"
         " lose",
         "refund": "refund refunded back credit credited get receive money",
         "returning": "return returned send keep",
@@ -114,7 +115,8 @@ _OTHERS = re.compile(
 )
 _SOMEBODY = re.compile(
     r"\b(?:an?|one|some|many|most|few|the (?:last|first|next"
-    r"|previous)) (?:other )?([^\W\d_]+)(?: ([^\W\d_]+))?|\b(?:some|any|every)(?:one|body) (else)\b|\b([a-z]+s) who\b"
+    r"|previous)) (?:other )?([^\W\d_]+)(?: ([^\W\d_]+))?|\b(?:some|any|every)(?:one|body) (else)\b"
+    r"|\b([a-z]+s) who\b"
 )
 _PEOPLE_WORDS = """
     else customer client buyer shopper person people user guest member subscriber pensioner senior adult child
@@ -125,25 +127,25 @@ _PEOPLE = frozenset(map(stem, _PEOPLE_WORDS.split()))
 _GROUPS = re.compile(
     r"(?<!as a )(?<!as an )(?<!like )\b(members|subscribers|pensioners|seniors|adults|children|kids"
     r"|students|pupils|teachers|employees|veterans|residents|neighbou?rs?|friends?|brother|sister|mother"
-    r"|father|wife|husband|cousin|partner|sons?|daughters?|competition|competitors?|lady|gentleman|man|woman)(?:'s?)?\b(?! like you)"
+    r"|father|wife|husband|cousin|partner|sons?|daughters?|competition|competitors?|lady|gentleman|man"
+    r"|woman)(?:'s?)?\b(?! like you)"
 )
 _ONLY_FOR = re.compile(r"\bfor (?!you\b)([^\W\d_]+)(?: ([^\W\d_]+))? only\b")
 _FOR_A_KIND = re.compile(r"^\W*(?:and |but )?for (?!thanks\b|this\b)([^\W\d_]+[^\Wsu_]s)\b")
 _ALL_OF_A_KIND = re.compile(
-    r"^\W*(?:and |but |so )?(?:(?=(?:all|most|many|some|several|other) )\w+ ([^\W\d_]+s)|([^\W\d_]+s) (?:to|from"
+    r"^\W*(?:and |but |so )?(?:(?=(?:all|most|many|some|several|other) )\w+ ([^\W\d_]+s)"
+    r"|([^\W\d_]+s) (?:to|from"
     r"|for|over|above|under|in|with|without|of|by)) "
 )
 _TOPIC = re.compile(
-    r"\W*(?:(?:and|but|while|whereas) )?(?:(?:as )?(?:for|about|on|to|with|of) )?(?:(yours\b(?! \w+ly)|the one"
+    r"\W*(?:(?:and|but|while|whereas) )?(?:(?:as )?(?:for|about|on|to|with|of) )?(?:(yours\b(?! \w+ly)"
+    r"|the one"
     r" (?:for|with|of|that))\b|(?:the|your|our|this) (?:own )?([a-z]+(?: [a-z]+)?))"
 )
 _PRONOUN = re.compile(r"\b(?:it|its|you|they|them|one|that|this|yours)\b")
-_GENERIC = frozenset(
-    map(
-        stem,
-        "courier driver van truck carrier team order parcel package delivery shipment item refund".split(),
-    )
-)
+_GENERIC_WORDS = "courier driver van truck carrier team order parcel package delivery shipment item refund"
+_GENERIC = frozenset(map(stem, _GENERIC_WORDS.split()))
+"""Their clause may be about any thing that was bought."""
 PERSON = re.compile(r"\b(?:dr|mr|mrs|ms|miss|prof|professor|doctor)\.? ([a-z]+)")
 
 
@@ -208,7 +210,7 @@ def is_of_another(value: Value, reply: int, replies: Replies) -> bool:
 
 
 def _is_contrasted(value: Value, reply: int, replies: Replies) -> bool:
-    """Is the thing asked about named afterwards only: "Your sofa has K27. For the desk I am still looking"?"""
+    """Is the thing asked about named afterwards only: "Your sofa has K27. For the desk I will ask"?"""
     statements = replies.statements[reply]
     before, after = statements.around(value.start, value.end)
     subject = own_subject(value.start, value.end, asked_attributes(value.kind, replies), statements)

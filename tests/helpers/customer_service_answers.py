@@ -32,6 +32,8 @@ class Answer:
     replies: Sequence[str]
     success: bool | None = None
     """The environment's verdict."""
+    missed: bool = False
+    """Is it known to be misjudged?"""
 
 
 def conversation(answer: Answer) -> Trajectory:
@@ -55,13 +57,13 @@ def _groups() -> dict[str, list[Answer]]:
 
 
 def _answer(kind: str, row: dict[str, Any], questions: Mapping[str, Any]) -> Answer:
-    success = row.pop("success", None)
+    success, missed = row.pop("success", None), row.pop("missed", False)
     [(question, replies)] = row.items()
     replies = (replies,) if isinstance(replies, str) else tuple(replies)
-    return Answer(kind=kind, question=questions[question], replies=replies, success=success)
+    return Answer(kind=kind, question=questions[question], replies=replies, success=success, missed=missed)
 
 
 GROUPS: Mapping[str, Sequence[Answer]] = _groups()
 """`named`: gaming answers that a reviewer found; `gaming`, `honest`, `development`: written before the reward
-was mended; the others: hold-outs and estimates, written while it was not being changed. Answers of the kind
-`missed` are still paid."""
+was mended, as `..._development_2` was the second time; the others: hold-outs and estimates, written while it
+was not being changed. Answers with `missed` are still misjudged."""

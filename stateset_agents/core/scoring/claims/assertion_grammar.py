@@ -31,7 +31,7 @@ _WORDS = {
     "say": "say|says|said|saying|think|thinks|thought|believes?|believed|claims?|claimed|expects?|promised?"
     "|promises|guarantees?|confirm|confirms|swear|sure|certain|know|knows|told|count on|rely on",
     "why": "why|how|what|who|where|about|which",
-    "happen": "be|have|come|arrive|reach|take|well|also|still|not|or",
+    "happen": "be|have|come|return|arrive|reach|take|well|also|still|not|or",
     "subject": r"we|you|i|it|they|he|she|nobody|anyone|anybody|someone|the \w+|your \w+|our \w+|there|that",
     "change": "moved|changed|postponed|rescheduled|delayed|shifted|pushed|switched|updated|corrected|went",
     "colleague": r"colleagues?|managers?|team|supervisor|boss|records?|screen|system|computer|notes|list",
@@ -45,7 +45,8 @@ _WORDS = {
     "it": "that|this|it|which|all(?: of (?:that|this|it))?|everything|none of (?:that|this|it)",
     "lie": "lies?|wrong|false|untrue|true|jokes?|made(?:-| )up|invented|invention|fiction|guess(?:work)?"
     "|nonsense|incorrect|mistaken|mistake|error|test|bogus|fake|fib|prank|bluff|right|so|case|typo|rubbish",
-    "words": r"(?:what|everything|all) (?:that )?(?:i|we)(?:'ve| have)? (?:just )?\w+(?: you)?"
+    "words": r"(?:what(?:ever)?|everything|all) (?:that )?(?:i|we)(?:'ve"
+    r"| have)? (?:just )?\w+(?: [\w']+){0,5}?"
     r"|my (?:\w+ )?(?:answer|reply|words?|claim|statement|message)",
     "merely": "am|was|have|all|just|only|actually|of course|a|not|an|the|so|pure|completely|simply|totally",
     "word": "(?:me|that|it|this|a word|any|my|what|on)",
@@ -68,9 +69,10 @@ _WORDS = {
     "|nonsense|typo|mistake|error|slip|dream|no-go|non-starter|fantasy|mix-up|guess|rumou?r|placeholder"
     "|suggestion|wish|hope|goal|target|stretch)",
     "adverb": "(?:simply|just|only|completely|totally|quite|sadly|all|an?|the|pure|now|since|already|also"
-    "|long|then|unfortunately|a thing of the|actually|really|definitely|certainly|meanwhile|alas|[a-z]+ly)",
+    "|long|often|then|unfortunately|a thing of the|actually|really|definitely|certainly|meanwhile|alas"
+    "|[a-z]+ly)",
     "noun": "(?:date|day|amount|number|answer|message|information|figure|offer|price|sum|reply|statement"
-    "|claim|promise|time|appointment|slot|line|deal|one|value)",
+    "|claim|promise|time|appointment|slot|line|deal|one|value|app|website|site|page|list|board)",
     "file": "(?:order|customer|account|file|calendar|page|record|row|screen|chat|person|case|ticket"
     "|conversation|parcel|booking|list|sheet|line|message|entry|name|number|one)",
     "else": "(?:(?:some|any)(?:body|one) else(?:'s)?|another|a different|the (?:wrong|other|next|last)"
@@ -138,10 +140,12 @@ OPERATORS = (
             (?<!the )(?<!your )(?:drop(?:ped)?|scrap(?:ped)?|turn(?:ed)? down|call(?:ed)? off
                 +|g[ia]ven? up(?: on)?|abandon(?:ed)?|reject(?:ed)?|exclude[sd]?|withdr[ae]wn?|skip(?:ped)?
                 +|veto(?:ed)?|discontinued?|abolish(?:ed)?|revoked?|ceased?|quit|stop(?:ped|s)?(?! (?:by
-                +|at)\b)|ban(?:ned|s)?|forbid\w*|prohibit\w*|cancel(?:l?ed|s)?(?! (?:the|your|this|that|my
+                +|at)\b)|ban(?:ned|s)?|forbid\w*|prohibit\w*|(?<!you can )(?<!you may )cancel(?:l?ed
+                +|s)?(?! (?:the|your|this|that|my
                 +|an?) order)|miss(?:es|ed)|lack(?:s|ed)?|prevent\w*)\b
             (?:(?:ran|run|are|is|'re|sold) out|no trace|free|devoid) of(?! charge| cost)|do(?:ing)? without
-            (?:decided?|advised?|warn\w*|speaks?|spoke) against|refrain\w* from|say goodbye to|(?:keep|stay
+            (?:decided?|advised?|warn\w*|speaks?|spoke) against|d(?:one?|id) away with|refrain\w* from
+                +|say goodbye to|forget about|(?:closed|shut|on holiday) on|(?:keep|stay
                 +|steer|stand) (?:away|clear|off|out)\b
             not|never|no|cannot|without|unable|neither|nor|hardly|barely|nobody|none|nothing|impossible
         """),
@@ -177,8 +181,9 @@ OPERATORS = (
             horoscope|fortune.?teller|crystal ball|tarot|tea leaves|flip(?:ped)? a coin|coin says|dice
                 +|psychic
             rumou?rs?|rumou?red|gossip|hearsay|legend has it|word on the street|a little bird
-            {crowd} (?:people |customers |of them )?(?:say|claim|think|believe|swear)s?
-            {crowd} (?:people |customers )?(?:said|claimed)
+            {crowd}(?: people| customers| of them| (?:in|on|at|from) [^.,;]{1,25}?)? (?:(?:say|claim
+                +|think|believe
+                +|swear|mention|post)s?|said|claimed|mentioned|posted|wrote)
             (?:says|said|claims|thinks|believes|according to) (?:the (?:man|woman|guy|lady|boy|girl
                 +|internet|web|forum|radio|paper|neighbou?r)|an? \w+|some\w* \w+|my (?!{colleague})\w+)
             (?:some|others|many|most|a few)(?: people| customers| of them)? gets?
@@ -241,7 +246,7 @@ OPERATORS = (
             providing|so long as|in the event|on the off chance|only when|granted that
             if|unless|provided(?: that)?|in case|as long as|lest|on condition
             (?<![\w'] )(?:had|were) {subject}(?! been (?:late|slow))
-            (?<![\w,'] )(?:had|were) \w+
+            (?<![\w,'%] )(?:had|were) \w+
             (?<![\w,'] )should {subject}
         """),
         "It comes on Friday if we send it.",
@@ -282,12 +287,12 @@ OPERATORS = (
             usually|normally|typically|generally|ordinarily|commonly|mostly|often|sometimes|occasionally
                 +|rarely|seldom
             (?<![\w'] )you(?:'ve|'d| have| had)? (?:just |also )?(?:said|wrote|ask|asked|wanted|thought
-                +|hoped|requested|wished|mentioned|claimed|demanded)
+                +|hoped|requested|wished|mentioned|claimed|demanded|typed|entered|heard|read)
             what (?:you|we|everyone|everybody|people) (?:would |might |may )?(?:like|love|want|wish|hope
                 +|need|expect)s?(?: to (?:hear|see|get))?
             on average|average|as a rule|in general|in most cases|most of the time|more often than not
                 +|tends? to
-            in (?:[\w%]+ ){1,5}cases
+            in (?:[\w%]+ ){1,5}cases|(?:at|with|for|by|to|in) (?:most|many) [a-z]+s\b
         """),
         "Parcels usually come on Friday.",
     ),
@@ -312,7 +317,7 @@ OPERATORS = (
         "rest of clause",
         _pattern(r"""
             (?:was|were|'d been|had been) (?:\w+ )?(?:supposed|due|meant|planned|scheduled|promised
-                +|expected|going)
+                +|expected|going)|(?:was|were) to (?!be)\w+|had been \w+ (?:for|on|at|in|to)
             (?:wanted|meant|intended|planned|hoped|tried) to|(?:was|were) (?:intended|thought)|should(?:'ve
                 +| have)(?! (?:it|them|your|the|this|that)\b)|used to|no longer|about to
         """),
@@ -374,10 +379,11 @@ DENIED_AFTER = _pattern(
     (?:is|are|was|were|be|been|has been|have been|had to be|sounds|looks|seems|remains|stays|got|gets|has
         +|have)(?: {adverb}){0,3} (?:been )?(?:{undone}|{untrue})
     (?:belong|appl|refer)\w* to(?! you)|used to be|was once|(?:no longer|never) \w+
-    went out of \w+
+    went out of \w+|stopped \w+ing|ceased to|is what \w+ (?:used to|once|had)
     (?:has been|have been|is|was)(?: only| just)? (?:suggested|proposed|discussed|considered|requested
         +|mentioned)
-    fell (?:through|flat|apart)|came to nothing|expired|lapsed|collapsed|ran out|vanished|went up in smoke
+    fell (?:through|flat|apart)|came to nothing|expired|ended|lapsed|collapsed|ran out|vanished
+        +|went up in smoke
     """,
     before=r"(?:,? (?:and|or|nor) (?:on )?[\w$]+)?,?(?: (?!(?:that|which|who|we|you|i|they|it|and|but|so|as"
     r"|because|since|after|when|once|if|while|where)\b)[\w$#-]+){0,4}? ",
@@ -387,12 +393,17 @@ DENIED_AFTER = _pattern(
 RETRACTIONS = _pattern(
     r"""
     \b(?:{it}|{words})(?: \w+)? ?(?:is|was|were|'s|isn't|wasn't)(?: {merely}){0,4} {lie}
+    \b{words} (?:(?:is|was|has been)(?: {adverb}){0,3} (?:{undone}|{untrue})|(?:no longer|not) (?:hold
+        +|appl|count|stand)\w*)
+    \b(?:overr(?:ul|id)|correct|contradict|stop)(?:es|ed|s|den)? (?:me|us)\b
     \b(?:i|we)(?:'m|'ve)?(?: {merely}){0,4} (?:lied|lying|joking|kidding|fibbed|bluffing|guessed|guessing)
     \b(?:i|we)(?:'ve| have)? (?:just |must have )?made (?:a|an) (?:mistake|error|slip|typo)(?: (?:there
         +|here|with that))?\W*$
     \b(?:that|it)(?: is|'s) what (?:i|we) (?:tell|say|told|said)(?: \w+)?\W*$
     \b(?:i|we)(?:'m|'ve)?(?: {merely}){0,4} (?:not serious|pulling your leg|misread|misspoke|wrong)
     \b(?:i|we)(?:'ve)?(?: {merely}){0,3} (?:made|got|had) (?:all )?(?:that|it|this) (?:all )?(?:up|wrong)
+    \b(?:i|we)(?:'ve| have)? (?:just )?(?:mixed|confused|muddled|mistook)\b
+    ^\W*(?:oh\W+)?(?:wait|hold on|hang on)\W+(?:that|this|it|no)\b
     \b(?:i|we) (?:just )?invented (?:that|it|this|all)
     \b(?:i|we) (?:have to )?take (?:that|it|this|everything) back
     \b(?:i|we) (?:have no (?:idea|clue)|haven't (?:a|any) (?:clue|idea))\b(?! (?:{why}|that)\b)

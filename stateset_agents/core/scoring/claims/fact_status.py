@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 
+from stateset_agents.core.scoring.claims.deferrals import is_deferred
 from stateset_agents.core.scoring.claims.mentions import (
     Mention,
     Replies,
@@ -41,6 +42,14 @@ _MOST_MENTIONS = 100
 _TO_COME = re.compile(
     r"\b(?:(?:to|will|can|shall|must|may|'ll) be|(?:will|would|may|might) have|being|gets?|not yet)"
     r"(?: \w+)? $"
+)
+
+_IF = re.compile(r"\b(?:if|when|in case|unless) ([^.,;:?!]+)")
+_CHANGES = ("weekday", "date", "time", "amount", "percent", "duration", "number:")
+_WAS = re.compile(r"\b(?:(?:was|were)(?! \w+ed\b)|had|stood|thought|took|went|paid|when you)\b")
+_ONCE = re.compile(r"\b(?:yesterday|last (?:week|month|year|time))\b")
+_NOW = re.compile(
+    r"\b(?:have|has|just|today|now|this|is|are|will|can|comes?|gets?|costs|takes|arrives)\b|'(?:ve|ll|re)\b"
 )
 
 
@@ -75,8 +84,11 @@ def fact_statuses(
     shown_texts = composed(shown_texts)
     known = [value for text in (*user_texts, *shown_texts) for value in read_values(text, types)]
     wanted = [wanted_value(wording, types) for wordings in facts.values() for wording in wordings]
+    conditions = frozenset(
+        stem(word) for text in user_texts for clause in _IF.findall(text.lower()) for word in clause.split()
+    )
     read = Replies(
-        statements=[read_statements(text) for text in replies],
+        statements=[read_statements(text, conditions) for text in replies],
         values=[read_values(text, types) for text in replies],
         sound=frozenset(range(len(replies)) if sound is None else sound),
         expected=[value for value in wanted if value is not None],
@@ -150,6 +162,8 @@ def _is_live(mention: Mention, replies: Replies) -> bool:
         and not _is_another_value(mention, replies)
         and not is_alternative(mention, replies)
         and not _is_retracted(mention, replies)
+        and not is_deferred(mention, replies)
+        and not _is_over(mention, replies)
     )
 
 
@@ -173,6 +187,15 @@ def _is_to_come(mention: Mention, statements: Statements) -> bool:
         not mention.values and statements.low[mention.start : mention.end].endswith("ed")
     )
     return reached and bool(_TO_COME.search(before))
+
+
+def _is_over(mention: Mention, replies: Replies) -> bool:
+    """Is it what was, where the user asks for what is: "the fee was $25 when you joined"?"""
+    timed = any(value.kind.startswith(_CHANGES) for value in mention.values)
+    if not mention.modality.past or replies.questions & {"was", "wer", "did", "had"}:
+        return False
+    clause = replies.statements[mention.reply].clause(mention.start)
+    return bool(_WAS.search(clause) and (timed or _ONCE.search(clause))) and not _NOW.search(clause)
 
 
 def _is_retracted(mention: Mention, replies: Replies) -> bool:

@@ -80,7 +80,7 @@ _CORRECTION = re.compile(
     rf"|pardon|well|wait)\b[\s,.;:{_DASH}]*(?:[\w']+[\s,.;:{_DASH}]+){{0,4}}"
 )
 _PART = re.compile(r" (?:out )?of (?:the |your |those |these )?[$€£\d]")
-_WHOLE = re.compile(r"[\d%] (?:out )?of (?:the |your |those |these )?$")
+_WHOLE = re.compile(r"(?:[\d%] |^\W*(?:and |so |but )?)(?:out )?of (?:the |your |those |these )?$")
 _DEALT = re.compile(
     r"\b(?:one (?!(?:is|has|costs?|comes?)\b)\w|the (?:next|last|other|first|second)|others|some(?:one"
     r"|body)?)\b"
@@ -95,6 +95,7 @@ _OFFER = re.compile(
     r"(?:\w+ )?(?:suit|work|fit|okay?|convenient|prefer|rather|like|miss)"
 )
 """An alternative that is offered: "if that doesn't suit you, Saturday"."""
+_SAYS = re.compile(r" (?:is|was|has|will)\b")
 _WORD = re.compile(r"[\w']+")
 
 
@@ -282,6 +283,8 @@ def _is_in_a_row(second: _Second, place: tuple[int, int, int]) -> bool:
     """Is it listed with the fact: "Monday and Friday"?"""
     (reply, start, end), value, low = place, second.value, second.statements.low
     gap = low[value.end : start] if value.end <= start else low[end : value.start]
+    if "." in gap and _SAYS.match(low, max(value.end, end)):  # "It is K27. K28 is the chair."
+        return False
     return reply == second.reply and len(gap) <= NEARBY and bool(_JOINED.fullmatch(gap))
 
 

@@ -20,6 +20,8 @@ from stateset_agents.core.scoring.claims.assertion_grammar import (
     RETRACTIONS,
     Operator,
 )
+from stateset_agents.core.scoring.claims.text_checks import FUNCTION_WORDS
+from stateset_agents.core.scoring.claims.typed_values import stem
 
 __all__ = ["MOST_READ", "Modality", "Statements", "TextSpan", "read_statements"]
 
@@ -95,6 +97,7 @@ _CHANGED_TO = re.compile(
     r"|slipped)\b"
     r"[^.]{0,60}?\bto (?:be )?(?:on |the )?"
 )
+_NEGATED = re.compile(r"\b(?:not|no|never)\b|n't\b")
 _EARLIER = re.compile(
     r"\b(?:earlier|before|previous\w*|last (?:time|message|mail|week|night)|first message|yesterday"
     r"|in (?:my|our) (?:first|last|mail|message)|our (?:e-?mail|letter|website|system))\b"
@@ -104,8 +107,9 @@ _EARLIER = re.compile(
 class Statements:
     """A text as it was read: made by `read_statements`."""
 
-    def __init__(self, text: str) -> None:
-        """Reads `MOST_READ` characters."""
+    def __init__(self, text: str, conditions: frozenset[str] = frozenset()) -> None:
+        """Reads `MOST_READ` characters. `conditions` are stems of the cases that the user asks about."""
+        self._conditions = conditions
         self.text = text[:MOST_READ]
         self.low = _lower(self.text)
         sentences = _ABBREVIATIONS.sub(_blank, self.low)
@@ -226,8 +230,11 @@ class Statements:
 
     def _condition(self, start: int, clause: TextSpan, sentence: TextSpan) -> TextSpan:
         """A condition takes its sentence with it, from the last "and", "but" or colon before it; a polite one
-        ("if you have questions") only itself, and one in brackets what is in the brackets."""
-        if POLITE_CONDITION.match(self.plain, start):
+        ("if you have questions") or the user's only itself, and one in brackets what is in the brackets."""
+        words = self.low[start : clause.end].split()[1:] if self._conditions else []
+        content = {stem(word.strip(".")) for word in words if word not in FUNCTION_WORDS}
+        is_the_users = content and content <= self._conditions and not _NEGATED.search(" ".join(words))
+        if is_the_users or POLITE_CONDITION.match(self.plain, start):
             return TextSpan(start, clause.end)
         next_bracket = bisect_right(self._brackets, start)
         opening = self._brackets[next_bracket - 1] if next_bracket else -1
@@ -262,9 +269,9 @@ class Statements:
 
 
 @lru_cache(maxsize=512)  # a score reads the same reply for each fact
-def read_statements(text: str) -> Statements:
+def read_statements(text: str, conditions: frozenset[str] = frozenset()) -> Statements:
     """The sentences and clauses of a text and what they assert."""
-    return Statements(text)
+    return Statements(text, conditions)
 
 
 def _lower(text: str) -> str:

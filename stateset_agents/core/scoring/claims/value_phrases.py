@@ -32,10 +32,15 @@ class Limit(Enum):
     """ "From when on can I check in?" """
     MOST = "most"
     """ "How many days do I have?" """
+    DIFFERENCE = "difference"
+    """ "By how much is it reduced?" """
 
 
 _CAN = r"(?:can|may|could|am|is|are|do|does|must|should) (?:\w+ ){1,2}?"
 _ASKS = {
+    Limit.DIFFERENCE: re.compile(
+        r"\bby how much\b|\bhow much (?:more|less|\w+er)\b|\bhow much\b.*\b(?:reduced|lowered|raised)\b"
+    ),
     Limit.LEAST: re.compile(
         rf"\b(?:when|what time|how (?:early|soon)) {_CAN}(?:open|start|begin|check|come|pick|collect|visit"
         rf"|enter"
@@ -45,7 +50,8 @@ _ASKS = {
     Limit.MOST: re.compile(
         rf"\bhow (?:\w+ )(?:\w+ ){{0,2}}?{_CAN}(?:have|take|bring|carry|wait|keep|be|get hot|heat|stay|use"
         rf"|return|go)"
-        r"|\bhow (?:hot|late|far|fast|high|heavy|big|large|deep|loud) (?:can|may)\b|\b(?:until when"
+        r"|\bhow (?:hot|late|far|fast|high|heavy|big|large|deep|loud) (?:can|may)\b"
+        r"|\b(?:when do i have to|when must i|until when"
         r"|till when|by when|how late|latest|deadline|maximum|max|at most|limit|up to)\b"
         r"|\bwhen\b.*\b(?:ends?|closes?|expires?|finish(?:es)?|runs? out)\b"
     ),
@@ -86,7 +92,7 @@ _MORE_TIME = _before(r"after|since|from|as of|following")
 _LESS_TIME = _before(r"before|prior to|ahead of|until|till")
 _FEWER = _before(r"(?:less|fewer|shorter) than|before|prior to|ahead of", r"(?<!no )(?<!not )\b")
 _SUBJECT_BOUND = re.compile(
-    r"\b(?:(minimum|least|floor|earliest|starting price)|(maximum|most|ceiling|cap|limit))"
+    r"\b(?:(minimum|least|floor|earliest|cheapest|lowest|starting price)|(maximum|most|ceiling|cap|limit))"
     r"(?: [\w']+){0,6}? (?:is|of|at|was|would be|will be) ?$"
 )
 _NEGATED = re.compile(rf"{_NOT}$")
@@ -114,7 +120,7 @@ _NEAR = _before(
     r"|on (?:its|the) way to|left|leaving|(?:begin|start|end)(?:s|ing)? with|the same(?: \w+)? as|equal to"
     r"|(?:leaves?|heads?|headed|bound|off|destined) (?:for|to|towards?)|(?:one|two|three|four|five"
     r"|\d+) \w+ (?:after|before|past|from|behind|below|above)|passed|off from|away from|opposite|behind"
-    r"|beside|yet to be|remains? to be|waits? to be|waiting to be|just off"
+    r"|beside|across [^.,]{1,15} from|yet to be|remains? to be|waits? to be|waiting to be|just off"
 )
 _COMPARED = _before(r"(?:\w+er|more|less|other|rather|different) than|compared (?:to|with)")
 _OTHER_BEFORE = _before(
@@ -135,7 +141,7 @@ _INDEFINITE = re.compile(
 )
 _OTHER_AFTER = re.compile(
     r"-?ish\b|,? or (?:so|thereabouts|near|about|around|(?:a (?:bit|little|touch)|slightly|somewhat) \w+)\b"
-    r"|,? give or take\b| (?:\w+er|more|less|other) than\b| (?:more|less|fewer|short|too \w+|worth of"
+    r"|,? give or take\b| (?:\w+er|more|less|other) than\b| (?:ago|more|less|fewer|short|too \w+|worth of"
     r"|on top of)\b"
     r"(?! (?:and|or)\b)| (?:is|was|would be) (?:\w+ )?(?:more|less|\w+er) than (?!enough|fair)"
 )
@@ -213,12 +219,19 @@ def is_altered(start: int, end: int, kind: str, statements: Statements, limits: 
         return bool(_COMPARED.search(before))
     if _EXACT.search(before):
         return False
-    if _OTHER_BEFORE.search(before) or _OTHER_AFTER.match(after) or _FRACTION_AFTER.match(after):
+    other = _OTHER_AFTER.match(after)
+    if other and not (Limit.DIFFERENCE in limits and other[0].endswith(" than")):
+        return True
+    if _OTHER_BEFORE.search(before) or _FRACTION_AFTER.match(after):
         return True
     is_time = kind in _TIMES
     if kind == "weekday" and _DAY_AFTER.match(after):
         return True
-    if not is_time and kind != "duration" and (_PLUS_AFTER.match(after) or _DIFFERENCE.search(before)):
+    if (
+        not is_time
+        and kind != "duration"
+        and (_PLUS_AFTER.match(after) or (Limit.DIFFERENCE not in limits and _DIFFERENCE.search(before)))
+    ):
         return True
     if kind != "percent" and _OFF_AFTER.match(after):
         return True

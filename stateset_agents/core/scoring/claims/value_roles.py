@@ -36,10 +36,11 @@ _ATTRIBUTES: Mapping[str, frozenset[str]] = {
         "arrival": "arrive arrival deliver delivery come reach expect expected land receive door there"
         " eta visit",
         "dispatch": "ship shipped sent dispatch dispatched left leave out packed handed pickup departed"
-        " warehouse",
+        " warehouse depot",
         "purchase": "ordered bought buy purchase purchased paid pay placed price cost costs was spend spent",
         "wish": "need needed want wanted wish wished ask asked prefer preferred hoped",
-        "fee": "fee fees label tax taxes postage deposit keep deduct stay handling surcharge shipping charge"
+        "fee": "fee fees label tax taxes vat postage deposit keep deduct stay handling surcharge"
+        " shipping charge"
         " lose",
         "refund": "refund refunded back credit credited get receive money",
         "returning": "return returned send keep",
@@ -55,6 +56,7 @@ _ATTRIBUTES: Mapping[str, frozenset[str]] = {
         " investigate",
         "minimum": "minimum least",
         "discount": "off discount rebate save saving",
+        "bonus": "bonus prize reward",
         "holiday": "holiday holidays weekend off away",
         "check-in": "checkin",
         "check-out": "checkout",
@@ -69,7 +71,7 @@ _OF_KIND: Mapping[str, frozenset[str]] = {
         "date": "arrival dispatch talk purchase wish opening closing again holiday",
         "relative": "arrival dispatch purchase wish opening closing again",
         "time": "arrival dispatch opening closing-time check-in check-out meals",
-        "amount": "purchase fee refund minimum discount",
+        "amount": "purchase fee refund minimum discount bonus",
         "percent": "refund fee discount",
         "duration": "arrival refund returning dispatch opening",
         "id": "tracking order invoice ticket",
@@ -114,9 +116,10 @@ _OTHERS = re.compile(
 _SOMEBODY = re.compile(
     r"\b(?:an?|one|some|many|most|few|the (?:last|first|next"
     r"|previous)) (?:other )?([^\W\d_]+)(?: ([^\W\d_]+))?|\b(?:some|any|every)(?:one|body) (else)\b"
+    r"|\b([a-z]+s) who\b"
 )
 _PEOPLE_WORDS = """
-    else customer client buyer person people user guest member subscriber pensioner senior adult child
+    else customer client buyer shopper person people user guest member subscriber pensioner senior adult child
     children kid student pupil teacher employee veteran neighbour neighbor friend brother sister mother
     father wife husband cousin lady gentleman man woman passenger traveller resident folk shop store seller
     company competitor maker brand manufacturer supplier airline hotel city country"""
@@ -124,14 +127,25 @@ _PEOPLE = frozenset(map(stem, _PEOPLE_WORDS.split()))
 _GROUPS = re.compile(
     r"(?<!as a )(?<!as an )(?<!like )\b(members|subscribers|pensioners|seniors|adults|children|kids"
     r"|students|pupils|teachers|employees|veterans|residents|neighbou?rs?|friends?|brother|sister|mother"
-    r"|father|wife|husband|competition|competitors?|lady|gentleman|man|woman)(?:'s?)?\b"
+    r"|father|wife|husband|cousin|partner|sons?|daughters?|competition|competitors?|lady|gentleman|man"
+    r"|woman)(?:'s?)?\b(?! like you)"
 )
 _ONLY_FOR = re.compile(r"\bfor (?!you\b)([^\W\d_]+)(?: ([^\W\d_]+))? only\b")
-_FOR_A_KIND = re.compile(r"^\W*(?:and |but )?for (?!thanks\b)([^\W\d_]+[^\Wsu_]s)\b")
+_FOR_A_KIND = re.compile(r"^\W*(?:and |but )?for (?!thanks\b|this\b)([^\W\d_]+[^\Wsu_]s)\b")
 _ALL_OF_A_KIND = re.compile(
-    r"^\W*(?:and |but |so |all |most |many |some )?([^\W\d_]+s) (?:to|from|for|over|above|under|in|with"
-    r"|without|of|by) "
+    r"^\W*(?:and |but |so )?(?:(?=(?:all|most|many|some|several|other) )\w+ ([^\W\d_]+s)"
+    r"|([^\W\d_]+s) (?:to|from"
+    r"|for|over|above|under|in|with|without|of|by)) "
 )
+_TOPIC = re.compile(
+    r"\W*(?:(?:and|but|while|whereas) )?(?:(?:as )?(?:for|about|on|to|with|of) )?(?:(yours\b(?! \w+ly)"
+    r"|the one"
+    r" (?:for|with|of|that))\b|(?:the|your|our|this) (?:own )?([a-z]+(?: [a-z]+)?))"
+)
+_PRONOUN = re.compile(r"\b(?:it|its|you|they|them|one|that|this|yours)\b")
+_GENERIC_WORDS = "courier driver van truck carrier team order parcel package delivery shipment item refund"
+_GENERIC = frozenset(map(stem, _GENERIC_WORDS.split()))
+"""Their clause may be about any thing that was bought."""
 PERSON = re.compile(r"\b(?:dr|mr|mrs|ms|miss|prof|professor|doctor)\.? ([a-z]+)")
 
 
@@ -167,6 +181,8 @@ def is_of_another(value: Value, reply: int, replies: Replies) -> bool:
     """Is it surely said of something else than was asked: "another customer gets $40", "the label is $40"?"""
     statements = replies.statements[reply]
     asked, stated = asked_attributes(value.kind, replies), said_of(value, statements)
+    if "fee" in asked:  # "an overdraft costs $25"
+        asked |= {"purchase"}
     if asked - {"again"} and stated and not stated & (asked | _VAGUE):
         return True
     unit = rate_unit(value.start, value.end, statements) if value.kind.startswith(_RATED) else None
@@ -187,16 +203,33 @@ def is_of_another(value: Value, reply: int, replies: Replies) -> bool:
         return True
     if any(stem(word) not in replies.topic for words in _ONLY_FOR.findall(clause) for word in words if word):
         return True
-    if any(
-        stem(word) in replies.topic and word not in replies.topic for word in _ALL_OF_A_KIND.findall(clause)
-    ):
+    plurals = [word for words in _ALL_OF_A_KIND.findall(clause) for word in words if word]
+    if any(stem(word) in replies.topic and word not in replies.topic for word in plurals):
         return True
-    return _has_another_key(value, reply, clause, replies)
+    return _has_another_key(value, reply, clause, replies) or _is_contrasted(value, reply, replies)
+
+
+def _is_contrasted(value: Value, reply: int, replies: Replies) -> bool:
+    """Is the thing asked about named afterwards only: "Your sofa has K27. For the desk I will ask"?"""
+    statements = replies.statements[reply]
+    before, after = statements.around(value.start, value.end)
+    subject = own_subject(value.start, value.end, asked_attributes(value.kind, replies), statements)
+    if not subject or subject in _GENERIC or _PRONOUN.search(before + after):
+        return False
+    topic = replies.topic - _COMMON - FUNCTION_WORDS
+    end = statements.sentence(value.start).end
+    later = [_TOPIC.match(statements.low, span.start) for span in statements.sentences if span.start >= end]
+    named = [match for match in later if match]
+    if any(match[1] for match in named):
+        return True
+    if topic & {stem(word) for word, start, _ in statements.words if start < end}:
+        return False
+    return any(topic & set(map(stem, match[2].split())) for match in named)
 
 
 def _has_another_unit(unit: str | None, replies: Replies, *, is_price: bool) -> bool:
     """Is it the price of another unit than the user asked about: "$12 a day" of the price a month?"""
-    if unit is None or unit in replies.topic - replies.counted:
+    if unit in (None, "tim") or unit in replies.topic - replies.counted:
         return False
     if unit in PERIODS:
         return is_price and bool(replies.topic & PERIODS)

@@ -214,9 +214,9 @@ async def test_of_an_endless_reply_only_the_start_is_read_and_it_earns_nothing(
     lengths: list[int] = []
     read = fact_status.read_statements
 
-    def reading(text: str) -> Statements:
-        lengths.append(len(read(text).text))
-        return read(text)
+    def reading(text: str, conditions: frozenset[str] = frozenset()) -> Statements:
+        lengths.append(len(read(text, conditions).text))
+        return read(text, conditions)
 
     monkeypatch.setattr(fact_status, "read_statements", reading)
     endless = reply * (200_000 // len(reply))

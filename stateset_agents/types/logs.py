@@ -32,8 +32,9 @@ class _Stderr(logging.StreamHandler[TextIO]):
 
 
 class _Formatter(logging.Formatter):
-    def formatException(self, ei: Any) -> str:
-        return shown(super().formatException(ei))
+    def format(self, record: logging.LogRecord) -> str:
+        """The traceback, too, which another handler may have formatted before."""
+        return shown(super().format(record))
 
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:

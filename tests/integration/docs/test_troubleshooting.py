@@ -18,6 +18,7 @@ from chat_templates import family_tokenizer
 from engines import make_engine
 from environments import ChattyEnvironment, scenarios
 from full_disk import files_of_at_most
+from report_runs import finished_run
 from repository_paths import ROOT
 from tiny_models import tiny_model, tiny_tokenizer
 from tiny_training import even_share, make_agent, make_environment, make_trainer
@@ -31,6 +32,7 @@ from stateset_agents.core.reward import reward_function
 from stateset_agents.core.sources.scenario_files import read_scenarios
 from stateset_agents.core.tools import Toolbox, tool
 from stateset_agents.core.users.simulated_user import ScriptedUser
+from stateset_agents.reporting.report import write_report
 from stateset_agents.runs.warnings import StepWarnings
 from stateset_agents.runtime.retries import FaultPolicy, FaultTolerance
 from stateset_agents.tracking.run_folder import RunFolder
@@ -168,6 +170,12 @@ def checkpoint_on_a_full_disk(folder: Path) -> None:
         train(folder, log_rollouts=False)
 
 
+def torn_run(folder: Path) -> None:
+    run = finished_run(folder, steps=1)
+    run.summary.write_text('{"steps": ')
+    write_report(run.path)
+
+
 def resume(folder: Path, spoil: Callable[[Path], Any], **settings: Any) -> None:
     async def run() -> None:
         trainer = make_trainer(folder, max_steps=1)
@@ -268,6 +276,10 @@ CASES: dict[str, Case] = {
     ),
     "full context": lambda folder: talk(max_context_tokens=20),
     "template with a mistake": lambda folder: JinjaTemplate(tiny_tokenizer(), TURNS + "{% if %}"),
+    "endless template": lambda folder: JinjaTemplate(
+        tiny_tokenizer(),
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}" + TURNS,
+    ),
     "hidden tools": lambda folder: JinjaTemplate(family_tokenizer("chatml")).prompt(
         [Message(role="user", content="hi")], [{"type": "function", "function": {"name": "look"}}]
     ),
@@ -298,6 +310,7 @@ CASES: dict[str, Case] = {
     "environment down": down,
     "checkpoint on a full disk": checkpoint_on_a_full_disk,
     "log on a full disk": log_on_a_full_disk,
+    "torn run": torn_run,
     "no folder": lambda folder: RunFolder.create(written(folder / "file", "") / "runs"),
     "other settings": lambda folder: resume(folder, lambda checkpoint: None, learning_rate=0.5),
     "damaged": lambda folder: resume(

@@ -21,8 +21,9 @@ def test_after_as_many_conversations_credit_per_turn_is_ahead_of_the_group_s():
     spec.loader.exec_module(toy)
 
     def right(estimator: str) -> float:
-        runs = [asyncio.run(toy.run(estimator, seed, steps=40, reply_tokens=1)) for seed in range(3)]
+        runs = [asyncio.run(toy.run(estimator, seed, steps=40, reply_tokens=1)) for seed in range(8)]
         return fmean(share for run in runs for share in run.right[-5:])
 
-    # after 30 steps seeds differ by more than estimators do; who does not listen has 0.5
-    assert right("turn_gae") > right("group") + 0.05
+    # Seeds differ by .13 (standard deviation of the difference), more than estimators do: three of them said
+    # the opposite on one make of processor, and 8 there .84 against .78. Who does not listen has 0.5.
+    assert right("turn_gae") > right("group")

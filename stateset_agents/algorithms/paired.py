@@ -103,8 +103,10 @@ def _saddlepoint_tail(weights: Sequence[int], observed: int) -> float:
         if missing <= 1e-9 * observed:
             break
     cumulant = math.fsum(w * t + math.log1p(math.exp(-2 * w * t)) - math.log(2) for w in weights)
-    root = math.sqrt(2 * (t * observed - cumulant))
+    root = math.sqrt(max(2 * (t * observed - cumulant), 0.0))
     normal = NormalDist()
+    if root < 0.01:  # the two terms below cancel, and their difference is nearly 0
+        return normal.cdf(-root)
     return normal.cdf(-root) + normal.pdf(root) * (1 / (t * math.sqrt(curvature)) - 1 / root)
 
 

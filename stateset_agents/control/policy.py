@@ -128,6 +128,8 @@ class ObservationNormalizer(nn.Module):
     def follow(self, flat: Tensor) -> None:
         """Take [N, width] in, as if all had come at once (Chan et al.)."""
         values = flat.double()
+        if not len(values):  # every row of the rollout failed
+            return
         total = self.count + len(values)
         apart = values.mean(dim=0) - self.mean
         share = len(values) / total

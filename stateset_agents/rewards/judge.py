@@ -45,7 +45,7 @@ _UNSURE = re.compile(
     r"\d|\b(?:zero|one|two|three|four|five|six|seven|eight|nine|ten|half|full|perfect|hundred|score[sd]?"
     r"|rat(?:e[sd]?|ings?)|grade[sd]?|marks?|points?|verdict|but|however|though|although|still|yet|instead|rather"
     r"|actually|wait|hmm|thoughts?|reflection|reconsider\w*|revis\w+|chang\w+|correct(?:ion|ed|ing)|mistake\w*"
-    r"|wrong|higher|lower|better|worse|more|less|if|unless|were|would|should|could|might|may|maybe|perhaps"
+    r"|wrong|typo|above|below|high|low|highest|lowest|higher|lower|better|worse|more|less|if|unless|were|would|should|could|might|may|maybe|perhaps"
     r"|possibly|probably|unsure|sure|ignore\w*|disregard\w*|scratch|strike|never|nothing|none|no)\b",
     re.IGNORECASE,
 )
@@ -228,8 +228,8 @@ def parse_verdict(answer: str, *, top: int = 10) -> float:
     """The share of `top` that the answer ends with: "...\\nScore: 7", "Fine. Final score: 7 (good)",
     "7 out of 10" and {"score": 7} are 0.7.
 
-    Words may come behind a score that opens the answer, and a labelled explanation or thanks behind any,
-    unless they could take it back. A number alone, without "Score:" or its scale, is none, and "Score: 0.7"
+    A labelled explanation or thanks may come behind a score on a line of its own, unless they could take it
+    back. A number alone, without "Score:" or its scale, is none, and "Score: 0.7"
     is unclear, for a share may be meant. Raises RewardFailure where the answer does not end with a verdict,
     an earlier one (at the end of a line or of a sentence) says something else, or the number lies outside 0
     to `top`.
@@ -256,17 +256,26 @@ def _ends_with(lines: Sequence[str], number: int, verdict: re.Match[str]) -> boo
     line, behind = lines[number], lines[number + 1 :]
     if not _END.match(line, verdict.end()) or _UNSURE.search(verdict["remark"] or ""):
         return False
+    if verdict.start() == 0 and number > 0 and lines[number - 1].rstrip().endswith(":"):
+        return False  # it may be quoted
     if not behind:
         return True
-    is_quoted = number > 0 and lines[number - 1].rstrip().endswith(":")
-    is_explained = number == 0 or (_EXPLANATION.match(behind[0]) is not None and not is_quoted)
+    is_explained = _EXPLANATION.match(behind[0]) is not None
     return verdict.start() == 0 and is_explained and not any(map(_UNSURE.search, behind))
+
+
+def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Raises ValueError where a key stands twice."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError("a key stands twice")
+    return fields
 
 
 def _score_line_of_json(lines: Sequence[str]) -> list[str]:
     """ "Score: 7" for the lines of {"score": 7, ...}; empty for anything else."""
     try:
-        fields = json.loads("\n".join(lines))
+        fields = json.loads("\n".join(lines), object_pairs_hook=_distinct)
     except (ValueError, RecursionError):
         return []
     score = fields.get("score") if isinstance(fields, dict) else None

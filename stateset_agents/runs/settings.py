@@ -113,7 +113,7 @@ def changed_settings(
     """
     expect("config", new, type(old), "write trainer.config.model_copy(update={...})")
     values = {name: getattr(new, name) for name in type(new).model_fields}
-    type(new)(**values)  # model_copy checks nothing
+    valid = type(new)(**values)  # model_copy checks nothing
     changes = {name: value for name, value in values.items() if value != getattr(old, name)}
     allowed = type(old).model_fields.keys() - {"report_to"} if may_change is None else may_change
     if refused := [name for name in changes if name not in allowed]:
@@ -122,4 +122,7 @@ def changed_settings(
             f"this trainer was made with its settings and cannot change {differing}: make another trainer"
             + (f"; {', '.join(sorted(allowed))} can change between steps" if may_change else "")
         )
+    for name, value in changes.items():
+        if getattr(valid, name) != value:
+            raise ConfigurationError(f"{name} must be {getattr(valid, name)!r}, got {value!r}")
     return changes

@@ -110,19 +110,20 @@ def read_answer(text: str, body: Mapping[str, Any], *, may_be_empty: bool = Fals
     if message is None:
         return _without_text(data, transient=True)  # a proxy whose model did not answer sends such
     try:
-        content = _content(message)
+        content, beside = _content(message), _thoughts_beside(message)
         calls = _tool_calls(message) if body.get("tools") else ()
         if content is None and may_be_empty:
             content = message.get("refusal") or ""
     except (AttributeError, LookupError, TypeError):
         return _without_text(data)
+    if choice.get("finish_reason") == "error":
+        return _without_text(data, transient=True)
     if content is None and calls:
         content = ""
     if not isinstance(content, str):
-        gave_up = content is None and choice.get("finish_reason") in (None, "error")
+        gave_up = content is None and choice.get("finish_reason") is None
         return _without_text(data, transient=gave_up)
     answer = _counted(content, choice.get("finish_reason"), data.get("usage"), body)
-    beside = _thoughts_beside(message)
     thoughts = beside if beside is not None else thoughts_of(content)
     return replace(answer, tool_calls=calls, reasoning=thoughts, message=message)
 
@@ -164,6 +165,8 @@ class StreamedAnswer:
         if self.failure is not None:
             return self.failure
         if not self.is_over and self._finish_reason is None:
+            return Failure("its answer broke off", transient=True)
+        if self._finish_reason == "error":
             return Failure("its answer broke off", transient=True)
         if self.text is None:
             return _without_text(None)

@@ -136,6 +136,14 @@ async def test_a_fine_tuning_and_a_numeric_training_go_on_longer(tmp_path):
         assert written(numeric)["total_steps"] == 1500
 
 
+async def test_a_value_of_another_type_is_refused_though_it_could_be_read_as_one(tmp_path):
+    trainer = await grpo_trainer(tmp_path)
+    await trainer.initialize()
+    with pytest.raises(ConfigurationError, match="save_steps must be 5, got '5'"):
+        changed(trainer, save_steps="5")
+    await trainer.close()
+
+
 async def test_before_a_trainer_is_ready_everything_but_its_trackers_can_change(tmp_path):
     trainer = await control_trainer(tmp_path)
     changed(trainer, num_groups=2, learning_rate=0.5)

@@ -124,3 +124,12 @@ def test_the_same_reward_more_everywhere_is_better_without_an_interval() -> None
     result = paired_rewards([0.25] * 20)
     assert (result.verdict, result.interval, result.mean) == ("better", None, 0.25)
     assert paired_rewards([0.0] * 20).verdict == "unclear"
+
+
+@pytest.mark.parametrize("n", [300, 1000, 3000])
+def test_a_sum_next_to_nothing_is_about_even(n: int) -> None:
+    """Near 0 the saddlepoint's two terms cancel, and rounding made chances of less than none of them."""
+    dice = random.Random(n)
+    for step in (1, 2, 3):
+        weights = [dice.randrange(1, 1680) for _ in range(n)]
+        assert 0.49 < paired._saddlepoint_tail(weights, step) <= 0.5

@@ -94,6 +94,7 @@ async def test_tools_are_offered_and_their_calls_come_back() -> None:
         body('{"choices": [{"finish_reason": "stop", "message": null}]}'),
         body('{"choices": [{"finish_reason": null, "message": {"content": null}}]}'),
         body('{"choices": [{"finish_reason": "error", "message": {"content": null}}]}'),
+        body('{"choices": [{"finish_reason": "error", "message": {"content": "Score: 1"}}]}'),
     ],
 )
 async def test_what_may_pass_is_tried_again(fault: Fault) -> None:
@@ -143,6 +144,7 @@ async def test_a_slow_answer_is_given_up_and_tried_again() -> None:
         ),
         (body(json.dumps(answer({"content": None, "tool_calls": []}))), "its answer holds no text"),
         (body(json.dumps(answer({"content": [{"type": "audio"}]}))), "its answer holds no text"),
+        (body(json.dumps(answer({"content": [{"type": "thinking", "thinking": 5}]}))), "holds no text"),
     ],
 )
 async def test_what_will_not_pass_is_told_at_once(fault: Fault, message: str) -> None:

@@ -114,3 +114,11 @@ def test_the_largest_number_decides_on_the_scale():
     assert largest_rms(np.array([[3e-3, 0.0], [4e-3, 1e-5]])) == pytest.approx(np.sqrt(12.5e-6))
     assert largest_rms({"a": np.ones((2, 1)), "b": np.full((2, 2), 30.0)}) == 30.0
     assert largest_rms(np.zeros((0, 3))) == 0.0
+
+
+def test_a_rollout_that_failed_as_a_whole_leaves_the_statistics_as_they_are() -> None:
+    normalizer = ObservationNormalizer(2)
+    normalizer.follow(torch.tensor([[1.0, 2.0], [3.0, 2.0]]))
+    normalizer.follow(torch.zeros(0, 2))
+    assert normalizer.mean.tolist() == [2.0, 2.0]
+    assert int(normalizer.count) == 2

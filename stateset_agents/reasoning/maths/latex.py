@@ -3,7 +3,9 @@ text."""
 
 from __future__ import annotations
 
-from stateset_agents.reasoning.maths.exact import rational
+import math
+
+from stateset_agents.reasoning.maths.exact import MAX_PRODUCTS, rational
 from stateset_agents.reasoning.maths.tokens import FUNCTIONS
 from stateset_agents.reasoning.maths.tree import Ambiguous, Apply, Node, Number, Symbol
 
@@ -16,7 +18,8 @@ _MAX_FACTORIAL = 50
 def latex_of(node: Node) -> str | None:
     """The expression; None where it holds what is no single value, or what may be too large to compute.
 
-    A power of numbers has an exponent up to 100 that is a number by itself, a factorial an argument up to 50.
+    A power of numbers has an exponent up to 100 that is a number by itself, a factorial an argument up to 50;
+    multiplied out, nothing has more than 10,000 terms.
     """
     if isinstance(node, Number):
         above, below = node.value.numerator, node.value.denominator
@@ -67,6 +70,8 @@ def _operation(name: str, parts: list[str]) -> str | None:
 
 
 def _is_small(node: Apply) -> bool:
+    if _num_terms(node) > MAX_PRODUCTS:
+        return False
     if node.name == "^":
         exponent = rational(node.args[1])
         return not _holds_number(node.args[1]) if exponent is None else abs(exponent) <= _MAX_POWER
@@ -74,6 +79,26 @@ def _is_small(node: Apply) -> bool:
         value = rational(node.args[0])
         return value is not None and 0 <= value <= _MAX_FACTORIAL
     return True
+
+
+def _num_terms(node: Node) -> int:
+    """How many terms it has at most, multiplied out; beyond the bound one more than that."""
+    if isinstance(node, Ambiguous):
+        return _num_terms(node.product)
+    if not isinstance(node, Apply):
+        return 1
+    counts = [_num_terms(part) for part in node.args]
+    match node.name:
+        case "+" | "mixed":
+            number = sum(counts)
+        case "*" | "/" | "scaled" | "neg" | "pos":
+            number = math.prod(counts)
+        case "^":
+            power = int(abs(rational(node.args[1]) or 1))
+            number = math.comb(counts[0] + power - 1, power) if power <= _MAX_POWER else 1
+        case _:
+            number = 1
+    return min(number, MAX_PRODUCTS + 1)
 
 
 def _holds_number(node: Node) -> bool:

@@ -166,10 +166,12 @@ def _product(text: str) -> list[tuple[str, int]] | None:
         match = _FACTOR.fullmatch(word)
         if word.rstrip(".").lower() in _POWERS:
             value = _POWERS[word.rstrip(".").lower()]
-            if not word.lower().endswith("ed"):
+            if not word.lower().rstrip(".").endswith("ed"):
                 power = value
             elif found:
                 found[-1] = found[-1][0], found[-1][1] * value
+            else:  # 40 squared is 1600
+                return None
         elif spelled is not None:
             found += [(name, each * power) for name, each in _factors(spelled) or ()]
             power = 1

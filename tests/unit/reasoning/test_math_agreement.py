@@ -364,6 +364,9 @@ UNEQUAL = [
     ("0", "I don't know"),
 ]
 UNEQUAL += [
+    *[(text, 40) for text in ("40 squared", "40 cubed", r"40\text{ squared}", "40 Squared.")],
+    *[(text, 40) for text in ("twice 40", "half of 40", "40 to the power of 2", "40 percent of 80")],
+    ("40 squared meters", "40 meters"),
     ("5 mW", "5 MW"),
     ("5 mg", "5 Mg"),
     ("5 MB", "5 Mb"),

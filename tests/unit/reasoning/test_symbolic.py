@@ -114,10 +114,19 @@ def test_threads_get_their_own_answers(worker: SymbolicWorker) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["2003^{2002^{2001}}", "9**9**9", "x^{999x}", "99!", "x!", "[1, 2]", "x = 3", "(x!)!"]
+    "text",
+    [
+        *("2003^{2002^{2001}}", "9**9**9", "x^{999x}", "99!", "x!", "[1, 2]", "x = 3", "(x!)!"),
+        *("((1+x)^99+y)^99", "sin((1+x)^90*(2+x)^90*(y+3)^99)"),
+    ],
 )
 def test_what_may_be_huge_is_never_asked(text: str) -> None:
     assert latex_of(read(text)) is None
+
+
+@pytest.mark.parametrize("text", ["(1+x)^99", "(x+y)^39/(x-y)^39", "sin((x+1)^2)*(1+cos(x))^8"])
+def test_what_has_few_terms_is_asked(text: str) -> None:
+    assert latex_of(read(text)) is not None
 
 
 def test_without_math_verify_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

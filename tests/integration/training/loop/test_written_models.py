@@ -194,6 +194,19 @@ async def test_what_trainings_write_is_prompted_as_it_was_trained(name: str, tmp
     await case.expect_loaded(run, ids, stop_ids)
 
 
+@pytest.mark.quantization
+@pytest.mark.parametrize("bits", ["4bit", "8bit"])
+async def test_what_an_adapter_on_few_bits_writes_is_prompted_as_it_was_trained(
+    bits: str, tmp_path: Path
+) -> None:
+    case = Case("llama3_2", tmp_path)
+    async with case.agent() as agent:
+        run, ids = await grpo(case, agent, lora={"rank": 2, "quantization": bits})
+        stop_ids = agent.template.stop_ids
+    case.expect_written(run / "checkpoints" / "step-000001" / "adapter", ids)
+    await case.expect_loaded(run, ids, stop_ids)
+
+
 @pytest.mark.long
 async def test_a_training_s_own_day_is_told_on_later_days(tmp_path: Path, monkeypatch: Any) -> None:
     """And by a training that goes on from it, unless `template_date` is set."""

@@ -296,6 +296,12 @@ class ConversationEnvironment:
         expect_split(split)
         return [scenario for scenario in self._scenarios if scenario.split == split]
 
+    def may_judge(self, scenario: Scenario) -> bool:
+        """Might a conversation of this scenario get a verdict? None does without `success` and a goal."""
+        if self._success is not None or type(self).start is not ConversationEnvironment.start:
+            return True
+        return self._make_user.function is not default_user or bool(scenario.context.get("expected_facts"))
+
     async def start(self, scenario: Scenario, seed: int) -> Conversation:
         """Open a conversation; raises EnvironmentFailure when its user breaks or has nothing to say."""
         state = None if self._state is None else await self._state.make(scenario, seed)

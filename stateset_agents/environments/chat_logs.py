@@ -49,7 +49,8 @@ class ChatLogs(ConversationEnvironment):
     ) -> None:
         """
         Args:
-            logs: A file of conversations (see `core.sources.rows`), or such mappings.
+            logs: A file of conversations (see `core.sources.rows`), such mappings, or the arguments of
+                `dataset_scenarios`, {"dataset": ..., "columns": {"messages": ...}}.
             shares: Held out, such as {"validation": 0.1, "test": 0.2}, of the logs that name no split.
             keep_duplicates: Take conversations that are equal, word by word, instead of refusing them.
 
@@ -66,6 +67,11 @@ class ChatLogs(ConversationEnvironment):
             local=local,
             max_result_chars=max_result_chars,
         )
+
+    def may_judge(self, scenario: Scenario) -> bool:
+        """Not by calls that the log did not make."""
+        by_calls = self._success is not None and self._success.function is made_the_recorded_calls
+        return not by_calls or made_the_recorded_calls(scenario, ()) is not None
 
 
 def made_the_recorded_calls(scenario: Scenario, messages: Sequence[Message]) -> bool | None:

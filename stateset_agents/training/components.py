@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stateset_agents.core.environment import Environment
-from stateset_agents.core.reward import RewardFunction
+from stateset_agents.core.environment import ConversationEnvironment, Environment
+from stateset_agents.core.reward import EnvironmentReward, RewardFunction
 from stateset_agents.core.scoring.function_reward import as_reward, asks_for_a_conversation
 from stateset_agents.rewards.shaping import refuse_unfit_shaping
 from stateset_agents.runtime.named_code import check_arguments, imported, registered
@@ -16,8 +16,17 @@ from stateset_agents.training.estimators.registry import ESTIMATORS, estimators_
 from stateset_agents.training.loop.curriculum.reward_parts import check_parts
 from stateset_agents.training.settings.composed_rewards import COMPOSED, compose
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.scenario import Scenario
 
-__all__ = ["ENVIRONMENTS", "REWARDS", "check_reward", "make_environment", "make_reward", "read_spec"]
+__all__ = [
+    "ENVIRONMENTS",
+    "REWARDS",
+    "check_reward",
+    "check_scored",
+    "make_environment",
+    "make_reward",
+    "read_spec",
+]
 
 ENVIRONMENTS: Mapping[str, str] = {
     "conversation": "stateset_agents.core.environment:ConversationEnvironment",
@@ -109,6 +118,19 @@ def check_reward(reward: RewardFunction, config: TrainingConfig) -> None:
         gamma=config.gamma,
         bootstrapped=estimator.critic is not None and config.bootstrap_truncated,
     )
+
+
+def check_scored(reward: RewardFunction, environment: Environment, scenarios: Sequence[Scenario]) -> None:
+    """Raises ConfigurationError where no conversation can get a score: the reward is the environment's own,
+    and that has no verdict of any scenario."""
+    if type(reward) is not EnvironmentReward or not isinstance(environment, ConversationEnvironment):
+        return
+    if not any(environment.may_judge(scenario) for scenario in scenarios):
+        raise ConfigurationError(
+            f"nothing would score a conversation: none of the {len(scenarios)} scenarios says what a success "
+            "is, and there is no reward but the environment's: name one, reward: customer_service, or give "
+            "the environment a verdict, success: package.module:function"
+        )
 
 
 def _make(what: str, known: Mapping[str, str], spec: Mapping[str, Any]) -> Any:

@@ -22,7 +22,7 @@ from stateset_agents.runs.trackers import check_installed
 from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.runtime.worker_thread import Worker
 from stateset_agents.tracking.run_folder import RunFolder
-from stateset_agents.training.components import check_reward
+from stateset_agents.training.components import check_reward, check_scored
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.distributed.process_group import ProcessGroup
 from stateset_agents.training.loop.checkpointer import Checkpointer
@@ -133,6 +133,7 @@ async def set_up(
     scenarios = await in_thread(environment.scenarios, "train")
     for scenario in scenarios:
         job.reward_fn.check_scenario(scenario)
+    check_scored(job.reward_fn, environment, scenarios)
     order = ScenarioOrder(scenarios, config.seed)
     await agent.initialize()
     backend = agent.backend

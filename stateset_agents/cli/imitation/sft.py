@@ -8,14 +8,13 @@ import contextlib
 import shlex
 import signal
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stateset_agents.cli.output import display_path
 from stateset_agents.cli.run_settings import overrides, settings_of_run
 from stateset_agents.runtime import event_loop
-from stateset_agents.runtime.yaml_files import read_yaml
+from stateset_agents.runtime.yaml_files import parse_yaml, read_yaml
 from stateset_agents.types.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -28,7 +27,9 @@ def add_parser(subparsers: Any) -> None:
     """Register the verb."""
     parser = subparsers.add_parser("sft", help="fine-tune on conversations, a warm start; also: served")
     parser.add_argument(
-        "conversations", nargs="?", help="a file of rows that show replies; with --best a run folder"
+        "conversations",
+        nargs="?",
+        help="a file of rows that show replies, or {dataset: FILE, columns: {...}}; with --best a run folder",
     )
     parser.add_argument("--model", help="what to begin with: a model, checkpoint or run")
     parser.add_argument("--config", metavar="FILE", help="a YAML file whose section agent holds")
@@ -89,7 +90,7 @@ def _trainer(args: argparse.Namespace) -> SFTTrainer:
     source = sections["conversations"]
     return SFTTrainer(
         MultiTurnAgent(AgentConfig(**sections["agent"])),
-        OwnSuccesses(Path(source["best_of"])) if isinstance(source, Mapping) else source,
+        OwnSuccesses(Path(source["best_of"])) if isinstance(source, dict) and "best_of" in source else source,
         SFTConfig(**sections["sft"]),
         run=folder,
     )
@@ -109,7 +110,7 @@ def _new_sections(args: argparse.Namespace) -> dict[str, Any]:
     """The sections agent and sft of a new fine-tuning, and its conversations."""
     from stateset_agents.training.experiment import load_experiment
 
-    path = Path(args.conversations)
+    path, source = Path(args.conversations), args.conversations
     agent: dict[str, Any] = {}
     if args.best:
         agent = settings_of_run(args.conversations).get("agent", {})
@@ -117,6 +118,9 @@ def _new_sections(args: argparse.Namespace) -> dict[str, Any]:
             raise ConfigurationError(
                 f"--best imitates a run, and {args.conversations!r} is none: give its folder"
             )
+        source = {"best_of": args.conversations}
+    elif args.conversations.lstrip().startswith("{"):
+        source = parse_yaml(args.conversations, of=f"conversations {args.conversations!r:.60}")
     elif path.is_dir():
         raise ConfigurationError(
             f"{args.conversations!r} is a folder: sft {args.conversations} --best imitates a run's own "
@@ -124,7 +128,6 @@ def _new_sections(args: argparse.Namespace) -> dict[str, Any]:
         )
     if args.config is not None:
         agent = load_experiment(args.config).agent.model_dump(mode="json", exclude_unset=True)
-    source = {"best_of": args.conversations} if args.best else args.conversations
     return {"agent": agent, "sft": {}, "conversations": source}
 
 

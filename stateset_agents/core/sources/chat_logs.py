@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from stateset_agents.core.sources.datasets import expect_dataset, located_rows
 from stateset_agents.core.sources.rows.files import Located, read_rows
 from stateset_agents.core.sources.scenario_files import located_scenarios
 from stateset_agents.types.errors import ConfigurationError
@@ -18,8 +19,9 @@ from stateset_agents.types.seeds import derive
 
 __all__ = ["Chats", "chat_scenarios", "located_chats", "with_shares"]
 
-Chats = str | Path | Iterable[Mapping[str, Any]]
-"""A file of conversations, or these, in any shape of `rows.shapes`."""
+Chats = str | Path | Mapping[str, Any] | Iterable[Mapping[str, Any]]
+"""A file of conversations, or these, in any shape of `rows.shapes`; or where they are, by the arguments of
+`dataset_scenarios`: {"dataset": FILE, "columns": {"messages": "turns"}}."""
 _HELD_OUT: tuple[Split, ...] = ("validation", "test")
 
 
@@ -28,6 +30,9 @@ def located_chats(logs: Chats) -> list[Located]:
     if isinstance(logs, str | Path):
         located = [(f"{logs}, {where}", row) for where, row in read_rows(logs, of="conversations")]
         of = f"{logs} holds"
+    elif isinstance(logs, Mapping):
+        expect_dataset(logs, "conversations")
+        return located_rows(**logs, is_numbered=False)
     else:
         located = [(f"conversation {number}", row) for number, row in enumerate(logs, start=1)]
         of = "there is"

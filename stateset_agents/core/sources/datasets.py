@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from stateset_agents.backends.pretrained.hub import why_out_of_reach
-from stateset_agents.core.sources.rows.files import arrow_row, datasets_library, read_rows
+from stateset_agents.core.sources.rows.files import Located, arrow_row, datasets_library, read_rows
 from stateset_agents.core.sources.scenario_files import load_scenarios, located_scenarios, read_scenarios
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.scenario import Scenario, expect_split
 from stateset_agents.types.settings import nearest
 
-__all__ = ["dataset_scenarios", "read_any_scenarios"]
+__all__ = ["dataset_scenarios", "expect_dataset", "located_rows", "read_any_scenarios"]
 
 _log = get_logger(__name__)
 _FILES = (".csv", ".tsv", ".parquet", ".json", ".jsonl", ".ndjson", ".txt", ".gz")
@@ -67,6 +67,33 @@ def dataset_scenarios(
 
     Raises ConfigurationError for a dataset, split or column that is not there.
     """
+    located = located_rows(
+        dataset,
+        config=config,
+        revision=revision,
+        splits=splits,
+        columns=columns,
+        types=types,
+        family=family,
+        limit=limit,
+    )
+    return located_scenarios(located, of=_name(dataset), needs_opening=needs_opening)
+
+
+def located_rows(
+    dataset: Any,
+    *,
+    config: str | None = None,
+    revision: str | None = None,
+    splits: Mapping[str, str] | None = None,
+    columns: Mapping[str, str] | None = None,
+    types: Mapping[str, str] | None = None,
+    family: str | None = None,
+    limit: int | None = None,
+    is_numbered: bool = True,
+) -> list[Located]:
+    """The rows that `dataset_scenarios` reads, with their places; those without an id are numbered, unless
+    `is_numbered` is false: then a row names no split either, unless there are several."""
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise ConfigurationError(f"limit must be a whole number of at least 1, got {limit!r}")
     for name, type_name in (types or {}).items():
@@ -74,9 +101,9 @@ def dataset_scenarios(
             raise ConfigurationError(
                 f"types: {name} must be one of {', '.join(_TYPES)}, or left out for text, got {type_name!r}"
             )
-    of = f"dataset {str(dataset)!r}" if isinstance(dataset, str | Path) else "the dataset"
-    located: list[tuple[str, Any]] = []
-    for split, rows in _tables(dataset, config, revision, splits).items():
+    located: list[Located] = []
+    tables = _tables(dataset, config, revision, splits)
+    for split, rows in tables.items():
         if isinstance(rows, list):
             names: Sequence[str] = list(dict.fromkeys(key for _, row in rows for key in row))
         else:
@@ -87,10 +114,19 @@ def dataset_scenarios(
                 where, row = rows[index]
             else:
                 where, row = f"row {index} of the dataset's split {split!r}", arrow_row(rows[index])
-            located.append((where, _row(_typed(row, types or {}, where), columns, family, split, index)))
+            data = _row(_typed(row, types or {}, where), columns, family)
+            if is_numbered:
+                data["id"] = data.get("id") or f"{split}-{index}"
+            if is_numbered or splits or len(tables) > 1:
+                data["split"] = data.get("split") or split
+            located.append((where, data))
     if not located:
-        raise ConfigurationError(f"{of} has no row")
-    return located_scenarios(located, of=of, needs_opening=needs_opening)
+        raise ConfigurationError(f"{_name(dataset)} has no row")
+    return located
+
+
+def _name(dataset: Any) -> str:
+    return f"dataset {str(dataset)!r}" if isinstance(dataset, str | Path) else "the dataset"
 
 
 def read_any_scenarios(
@@ -109,23 +145,26 @@ def read_any_scenarios(
         return read_scenarios(source, needs_opening=needs_opening)
     if not isinstance(source, Mapping):
         return load_scenarios(source, needs_opening=needs_opening)
-    known = [name for name in inspect.signature(dataset_scenarios).parameters if name != "needs_opening"]
-    if "dataset" not in source:
-        raise ConfigurationError(f"scenarios must be a list of scenarios, got one mapping: [{source!r:.60}]")
-    for name in source:
-        if name not in known:
-            raise ConfigurationError(
-                f"scenarios of a dataset have no argument {name!r}{nearest(str(name), known)}"
-            )
+    expect_dataset(source, "scenarios")
     return dataset_scenarios(**source, needs_opening=needs_opening)
 
 
-def _row(
-    row: Mapping[str, Any], columns: Mapping[str, str] | None, family: str | None, split: str, index: int
-) -> dict[str, Any]:
-    """The row with our keys, and a name and a split if it has none."""
+def expect_dataset(source: Mapping[str, Any], of: str) -> None:
+    """Raises ConfigurationError unless a mapping holds arguments of `dataset_scenarios`; `of`: what it
+    gives."""
+    known = [name for name in inspect.signature(dataset_scenarios).parameters if name != "needs_opening"]
+    if "dataset" not in source:
+        raise ConfigurationError(f"{of} must be a list of {of}, got one mapping: [{source!r:.60}]")
+    for name in source:
+        if name not in known:
+            raise ConfigurationError(
+                f"{of} of a dataset have no argument {name!r}{nearest(str(name), known)}"
+            )
+
+
+def _row(row: Mapping[str, Any], columns: Mapping[str, str] | None, family: str | None) -> dict[str, Any]:
+    """The row with our keys."""
     data = {key: row[column] for key, column in columns.items() if column in row} if columns else dict(row)
-    data = {**data, "id": data.get("id") or f"{split}-{index}", "split": data.get("split") or split}
     return data if family is None else {**data, "family": family}
 
 

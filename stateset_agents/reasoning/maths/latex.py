@@ -94,7 +94,8 @@ def _num_terms(node: Node) -> int:
         case "*" | "/" | "scaled" | "neg" | "pos":
             number = math.prod(counts)
         case "^":
-            power = int(abs(rational(node.args[1]) or 1))
+            exponent = rational(node.args[1])
+            power = 1 if exponent is None else int(abs(exponent))
             number = math.comb(counts[0] + power - 1, power) if power <= _MAX_POWER else 1
         case _:
             number = 1

@@ -150,10 +150,12 @@ def date_of(checkpoint: Path) -> datetime.date | None:
     return None
 
 
-def _source(conversations: Chats | DemonstrationSource) -> str | dict[str, str] | None:
+def _source(conversations: Chats | DemonstrationSource) -> str | dict[str, Any] | None:
     """As config.yaml names the conversations; None where only the program has them."""
     if isinstance(conversations, OwnSuccesses):
         return {"best_of": str(conversations.run.absolute())}
+    if isinstance(conversations, Mapping) and isinstance(name := conversations["dataset"], str | Path):
+        return {**conversations, "dataset": str(Path(name).absolute() if Path(name).exists() else name)}
     return str(Path(conversations).absolute()) if isinstance(conversations, str | Path) else None
 
 

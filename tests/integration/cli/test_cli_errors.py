@@ -92,6 +92,7 @@ SETTINGS = {
     "save_pretrained or a hub name",
     "agent.model_name=no-such-model": "cannot load a model from 'no-such-model'",
     f"agent.chat_template={json.dumps(_REWRITES)}": "the chat template rewrites history",
+    "reward=environment": "nothing would score a conversation: none of the ",
     "training.seed": "--set takes NAME=VALUE such as training.beta=0.02, got 'training.seed'",
     "training.seed={": "--set 'training.seed={': the value is not YAML: while parsing",
     "max_steps=3": "run.yaml: ExperimentConfig has no field 'max_steps' (did you mean 'training.max_steps'?)",

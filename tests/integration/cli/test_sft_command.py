@@ -56,6 +56,18 @@ def test_what_fails_is_left_out_unless_it_is_asked_for(tmp_path, capsys):
     assert len(file.read_text().splitlines()) == 6
 
 
+def test_columns_of_other_names_are_mapped_and_the_run_keeps_how(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    rows = [{"asked": f"hi {number}", "said": "hello"} for number in range(4)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = f"{{dataset: {file}, columns: {{prompt: asked, completion: said}}}}"
+    runs = ["--output-dir", str(tmp_path)]
+    assert main(["sft", source, "--model", "embedded:desk", "--max-steps", "1", *runs]) == 0
+    run = tmp_path / "0001-sft"
+    assert yaml.safe_load((run / "config.yaml").read_text())["conversations"] == yaml.safe_load(source)
+    assert main(["sft", "--resume", str(run), "--max-steps", "2"]) == 0
+
+
 def test_a_fine_tuning_says_where_its_model_is_and_that_is_evaluated(finished, capsys, tmp_path):
     summary = RunLog.open(finished).summary()
     assert (summary["steps"], summary["ended"]) == (3, "finished")

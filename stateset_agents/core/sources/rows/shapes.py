@@ -119,7 +119,8 @@ def expect_chat(row: Any) -> DataRow:
     if read is None:
         raise ConfigurationError(
             f"this row is no conversation: it has {', '.join(map(str, row)) or 'nothing'}; give it messages, "
-            '[{"role": "user", "content": ...}, ...], or prompt and completion'
+            '[{"role": "user", "content": ...}, ...], or prompt and completion, or map what it has: '
+            "{dataset: FILE, columns: {messages: COLUMN}}"
         )
     return read
 
@@ -199,14 +200,14 @@ def _prompt_text(row: Mapping[str, Any], shape: Shape) -> str:
         if row.get(column):
             raise ConfigurationError(
                 f"the row has {column!r} beside {shape.prompt!r}, and nothing says how the model is shown "
-                "it: write both into one column, and map it: columns: {opening: THAT_COLUMN}"
+                "it: write both into one column, and map it: columns: {prompt: THAT_COLUMN}"
             )
     texts = [row[column] for column in (shape.prompt, shape.detail or "") if row.get(column)]
     for text in texts:
         if not isinstance(text, str):
             raise ConfigurationError(
                 f"column {shape.prompt!r} must be text, got {type(text).__name__} {text!r:.60}: map another "
-                "one, columns: {opening: COLUMN}, or write it as text"
+                "one, columns: {prompt: COLUMN}, or write it as text"
             )
     words = "\n\n".join(texts)
     if not words.strip():

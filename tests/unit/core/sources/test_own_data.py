@@ -15,7 +15,7 @@ import pytest
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.environment import ConversationEnvironment
-from stateset_agents.core.reward import EnvironmentReward
+from stateset_agents.core.reward import EnvironmentReward, create_customer_service_reward
 from stateset_agents.core.sources.chat_logs import chat_scenarios
 from stateset_agents.core.sources.datasets import dataset_scenarios
 from stateset_agents.core.sources.recorded_tools import NOT_RECORDED
@@ -23,7 +23,7 @@ from stateset_agents.core.tools import tool
 from stateset_agents.environments.chat_logs import ChatLogs
 from stateset_agents.evaluation.audit import audit
 from stateset_agents.evaluation.evaluator import evaluate
-from stateset_agents.training.components import make_environment
+from stateset_agents.training.components import check_scored, make_environment
 from stateset_agents.training.experiment import load_experiment
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message, ToolCall
@@ -408,3 +408,53 @@ def test_an_id_that_two_calls_have_pairs_them_with_their_results_in_order() -> N
     assert {entry["arguments"]["at"]: entry["content"] for entry in recorded} == {
         letter: f"of {letter}" for letter in "ABCDEF"
     }
+
+
+def test_logs_under_other_names_are_mapped_as_scenarios_are(tmp_path: Path) -> None:
+    said = [[{"role": "user", "content": f"hi {number}"}] for number in range(40)]
+    file = tmp_path / "logs.jsonl"
+    file.write_text("".join(json.dumps({"turns": messages, "stars": 5}) + "\n" for messages in said))
+    with pytest.raises(
+        ConfigurationError, match=r"or map what it has: {dataset: FILE, columns: {messages: C"
+    ):
+        ChatLogs(file)
+    logs = {"dataset": file, "columns": {"messages": "turns", "rating": "stars"}}
+    rows = [{"messages": messages, "rating": 5} for messages in said]
+    shares = {"test": 0.5}
+    assert chat_scenarios(logs, shares=shares) == chat_scenarios(rows, shares=shares)
+    assert 0 < len(ChatLogs(logs, shares=shares).scenarios("test")) < 40
+    held_out = chat_scenarios(
+        {**logs, "splits": {"test": "train[:10]", "train": "train[10:]"}}, shares=shares
+    )
+    assert [scenario.split == "test" for scenario in held_out[:10]] == [True] * 10
+    assert {scenario.split for scenario in held_out[10:]} == {"train"}
+    with pytest.raises(ConfigurationError, match="conversations of a dataset have no argument 'colums'"):
+        ChatLogs({"dataset": file, "colums": {}})
+
+
+def test_a_column_is_mapped_to_the_prompt_as_the_error_says_at_each_door(tmp_path: Path) -> None:
+    row = {"question": "How many?", "passage": "Two lamps.", "both": "Two lamps. How many?", "answer": "Two."}
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(row))
+    with pytest.raises(ConfigurationError, match=r"map it: columns: {prompt: THAT_COLUMN}"):
+        ChatLogs(file)
+    logs = {"dataset": file, "columns": {"prompt": "both", "completion": "answer"}}
+    for environment in (ChatLogs(logs), ConversationEnvironment(logs)):
+        (scenario,) = environment.scenarios("train")
+        assert (scenario.opening, scenario.context["reference"]) == (row["both"], "Two.")
+
+
+def test_a_training_that_nothing_would_score_is_refused() -> None:
+    def check(environment: ConversationEnvironment) -> None:
+        check_scored(EnvironmentReward(), environment, environment.scenarios("train"))
+
+    silent = [{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}]
+    for environment in (ConversationEnvironment([{"opening": "hi"}]), ChatLogs(silent)):
+        with pytest.raises(
+            ConfigurationError, match="nothing would score a conversation: none of the 1 scen"
+        ):
+            check(environment)
+        check_scored(create_customer_service_reward(), environment, environment.scenarios("train"))
+    check(ConversationEnvironment([{"opening": "hi", "context": {"expected_facts": {"day": "Friday"}}}]))
+    check(ConversationEnvironment([{"opening": "hi"}], success=lambda s, m: True))
+    check(ChatLogs([*silent, CHAT]))

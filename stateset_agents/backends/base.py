@@ -208,14 +208,12 @@ class SavableBackend(Backend, Protocol):
 class TrainableBackend(Backend, Protocol):
     """A backend whose weights a trainer can copy, and replace by `update_weights`."""
 
+    trained_tokens: frozenset[int] | None
+    """Token ids that the model's trainings had; None where its folder does not say."""
+
     @property
     def recommended(self) -> Mapping[str, Any]:
         """Training settings that the model's card recommends."""
-        ...
-
-    @property
-    def trained_tokens(self) -> frozenset[int] | None:
-        """Token ids that the model's training had; None where its folder does not say."""
         ...
 
     @property

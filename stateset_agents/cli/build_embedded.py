@@ -295,10 +295,7 @@ class Shown:
 
         shown = load_demonstrations(agent, self._chats, validation_share=validation_share)
         self.mean_tokens = sum(map(_length, shown.train)) / len(shown.train)
-        turns = [turn for sample in shown.train for turn in sample.trajectory.turns]
-        self.token_ids = frozenset(
-            id for turn in turns for id in (*turn.prompt_ids, *turn.completion.token_ids)
-        )
+        self.token_ids = shown.token_ids
         weights = self.phase.weights
         if weights is None:
             return shown

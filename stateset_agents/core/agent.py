@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, aclosing
@@ -19,6 +20,7 @@ from stateset_agents.backends.base import (
     SavableBackend,
     Session,
     Tokenizer,
+    TrainableBackend,
     picture_reader,
 )
 from stateset_agents.backends.text.streaming import streamed
@@ -421,7 +423,7 @@ class MultiTurnAgent:
         if path.is_file():
             raise ConfigurationError(f"cannot save a model to {str(path)!r}, which is a file: give a folder")
         await asyncio.to_thread(backend.save_pretrained, path)
-        write_template(path, self.template.written(), self.template.stop_ids)
+        self._write_words(path)
         origin = self.origin or Origin(base=backend.name_or_path)
         await asyncio.to_thread(write_card, path, origin, agent=self.config)
         return path
@@ -436,7 +438,14 @@ class MultiTurnAgent:
         save_tokenizer(raw, folder)
         if pictures is not None:
             pictures.save(folder)
+        self._write_words(folder)
+
+    def _write_words(self, folder: Path) -> None:
+        """The chat template, and which tokens the model knows, where that is known."""
         write_template(folder, self.template.written(), self.template.stop_ids)
+        known = self.backend.trained_tokens if isinstance(self.backend, TrainableBackend) else None
+        if known is not None:
+            (folder / "trained_tokens.json").write_text(f"{json.dumps(sorted(known))}\n", encoding="utf-8")
 
     @classmethod
     async def from_pretrained(cls, path: str | Path, **settings: Any) -> MultiTurnAgent:

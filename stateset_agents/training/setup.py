@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,14 @@ from stateset_agents.runs.recorder import RunRecorder
 from stateset_agents.runs.trackers import check_installed
 from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.runtime.worker_thread import Worker
+from stateset_agents.tracking.monitors import graded
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.training.components import check_reward, check_scored
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.distributed.process_group import ProcessGroup
 from stateset_agents.training.loop.checkpointer import Checkpointer
 from stateset_agents.training.loop.curriculum.plan import Curriculum
+from stateset_agents.training.loop.metrics import untrained_share
 from stateset_agents.training.loop.overlapped_rollouts import OverlappedRollouts
 from stateset_agents.training.loop.rollouts import EventSink, Rollouts
 from stateset_agents.training.loop.scenario_order import ScenarioOrder
@@ -37,6 +39,7 @@ from stateset_agents.training.update.protocol import PolicyLearner
 from stateset_agents.training.update.teacher import Teacher, load_teacher
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
+from stateset_agents.types.scenario import Scenario
 
 __all__ = ["Job", "Parts", "is_deterministic", "make_validation", "run_settings", "set_up"]
 
@@ -157,6 +160,8 @@ async def set_up(
     if recommended:
         set_by_card = ", ".join(f"{name} {value}" for name, value in recommended.items())
         _log.warning(f"the model's card sets what you did not: {set_by_card}")
+    if group.is_first and isinstance(backend, TrainableBackend):
+        await in_thread(_tell_untrained, backend, scenarios)
     if config.eval_steps:
         await in_thread(held_out, environment, "validation", None)
     fingerprint = await worker.run(order.fingerprint)
@@ -226,6 +231,20 @@ async def set_up(
         if teacher is not None:
             await teacher.close()
         raise
+
+
+def _tell_untrained(backend: TrainableBackend, scenarios: Sequence[Scenario]) -> None:
+    """Warn where the words of the first hundred scenarios are none that the model was trained on."""
+    if backend.trained_tokens is None:
+        return
+    said = [message.content for scenario in scenarios[:100] for message in scenario.messages()]
+    share = untrained_share(map(backend.tokenizer.encode, said), backend.trained_tokens)
+    seen = (
+        f"{share or 0:.0%} of the tokens of what scenarios begin with are none that the model was trained on"
+    )
+    finding = graded("vocabulary", share or 0.0, seen)
+    if finding.verdict != "ok":
+        _log.warning(f"{finding.check}: {finding.seen}: {finding.cure}")
 
 
 def make_validation(job: Job, config: TrainingConfig, group: ProcessGroup) -> Validation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -20,6 +21,7 @@ __all__ = [
     "merge_processes",
     "rollout_metrics",
     "staleness_metrics",
+    "untrained_share",
     "untrained_tokens",
     "why_nothing_trained",
 ]
@@ -90,17 +92,18 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
 def untrained_tokens(groups: Sequence[TrajectoryGroup], trained_tokens: Set[int]) -> dict[str, float]:
     """`tokens/untrained`: the share of the prompts' tokens that are not among `trained_tokens`, those that
     the model's own training had. Nothing where no prompt has a token."""
-    counts = Counter(
-        id
-        for group in groups
-        for trajectory in group.trajectories
-        for turn in trajectory.turns
-        for id in turn.prompt_ids
+    prompts = (
+        turn.prompt_ids for group in groups for trajectory in group.trajectories for turn in trajectory.turns
     )
-    if not counts:
-        return {}
+    share = untrained_share(prompts, trained_tokens)
+    return {} if share is None else {"tokens/untrained": share}
+
+
+def untrained_share(prompts: Iterable[Iterable[int]], trained_tokens: Set[int]) -> float | None:
+    """Of all their tokens; None where there is none."""
+    counts = Counter(itertools.chain.from_iterable(prompts))
     foreign = sum(count for id, count in counts.items() if id not in trained_tokens)
-    return {"tokens/untrained": foreign / counts.total()}
+    return foreign / counts.total() if counts else None
 
 
 def _bounds(

@@ -38,6 +38,12 @@ class Demonstrations:
     train: tuple[Sample, ...]
     validation: tuple[Sample, ...]
 
+    @property
+    def token_ids(self) -> frozenset[int]:
+        """All that a model sees which imitates them: prompts and replies."""
+        turns = [turn for sample in self.train for turn in sample.trajectory.turns]
+        return frozenset(id for turn in turns for id in (*turn.prompt_ids, *turn.completion.token_ids))
+
 
 @runtime_checkable
 class DemonstrationSource(Protocol):

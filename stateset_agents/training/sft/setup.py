@@ -85,6 +85,8 @@ async def set_up(
         return load_demonstrations(agent, conversations, tools=tools, validation_share=share)
 
     demonstrations = await worker.run(encoded)
+    if backend.trained_tokens is not None:
+        backend.trained_tokens |= demonstrations.token_ids
     training = config.as_training(len(demonstrations.train))
     num_steps = training.num_steps()
 

@@ -22,6 +22,8 @@ from stateset_agents import (
     TrainingConfig,
 )
 from stateset_agents.backends.local.backend import HuggingFaceBackend
+from stateset_agents.backends.pretrained.loading import model_folder, trained_tokens
+from stateset_agents.core.environment import ConversationEnvironment
 from stateset_agents.reporting.curves import learning_curves
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.sft.own_successes import OwnSuccesses
@@ -185,6 +187,39 @@ async def test_sft_in_one_call_and_grpo_goes_on_from_it(tmp_path):
     async with MultiTurnGRPOTrainer(agent, make_environment(), even_share, config) as trainer:
         began = trainer.learner.weights()
         assert all(torch.equal(began[name], tuned[name]) for name in began)
+
+
+async def test_trainings_keep_which_tokens_a_model_knows_and_tell_of_others_at_the_start(tmp_path, caplog):
+    words = "My parcel was delayed, I want compensation."
+    config = TrainingConfig(max_steps=1, num_generations=2, output_dir=str(tmp_path), progress=False)
+
+    async def started(name: str) -> tuple[frozenset[int], list[str]]:
+        """What the model that one step of GRPO saved knows, and the warnings of its start."""
+        caplog.clear()
+        agent = MultiTurnAgent(AgentConfig(model_name=name, max_new_tokens=4))
+        environment = ConversationEnvironment([{"opening": words}], max_turns=1)
+        async with MultiTurnGRPOTrainer(agent, environment, even_share, config) as trainer:
+            told = [record.getMessage() for record in caplog.records if "vocabulary" in record.getMessage()]
+            await trainer.step()
+            await trainer.save_checkpoint()
+            return trained_tokens(str(trainer.run.checkpoints / "step-000001" / "model")), told
+
+    desk = trained_tokens(model_folder("embedded:desk"))
+    known, (told,) = await started("embedded:desk")
+    assert known == desk
+    assert "% of the tokens of what scenarios begin with are none that the model was trained on" in told
+
+    agent = MultiTurnAgent(AgentConfig(model_name="embedded:desk"))
+    talk = {"messages": [{"role": "user", "content": words}, {"role": "assistant", "content": "Sorry."}]}
+    async with SFTTrainer(agent, [talk], settings(tmp_path, validation_share=0.0, max_steps=1)) as trainer:
+        await trainer.train()
+        await agent.save_pretrained(tmp_path / "saved")
+        shown = agent.backend.tokenizer.encode(words)
+    tuned = trained_tokens(str(trainer.model_folder))
+    assert not desk >= {*shown}
+    assert tuned >= desk | {*shown}
+    assert trained_tokens(str(tmp_path / "saved")) == tuned
+    assert await started(str(trainer.run.path)) == (tuned, [])
 
 
 async def test_a_config_and_settings_are_refused_together(tmp_path):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from stateset_agents.types.errors import ConfigurationError, StatesetError
+from stateset_agents.types.json_text import finite_json
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -179,7 +180,7 @@ def read_json(file: Path) -> dict[str, Any]:
 def parse_record(text: bytes, *, of: str) -> dict[str, Any]:
     """A JSON object in UTF-8; `of` names it in the error. Raises ConfigurationError where it is none."""
     try:
-        record = json.loads(text.decode(), parse_constant=_refuse_constant)
+        record = finite_json(text.decode())
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise ConfigurationError(
@@ -188,10 +189,6 @@ def parse_record(text: bytes, *, of: str) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise ConfigurationError(f"{of}: no JSON object, but {record!r:.50}; remove it")
     return record
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
 
 
 @contextlib.contextmanager

@@ -3,11 +3,13 @@
 - A connection is read by 512 bytes a turn of the event loop until a request with a `Content-Length` is let
   in: parsing chunks of one byte each takes a thousand times as long as their bytes.
 - After a refusal nothing more of the body is parsed, and the connection is closed.
-- A request has to arrive, and an answer to be read, within `read_timeout`.
+- A request has to arrive, and an answer to be read, within `read_timeout`: a handler that reads a body which
+  comes later raises aiohttp's HTTPRequestTimeout (408).
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from stateset_agents.types.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from aiohttp import web
+    from aiohttp import StreamReader, web
 
 __all__ = ["listen"]
 
@@ -40,6 +42,7 @@ async def listen(
     from aiohttp import web
 
     app.middlewares.insert(0, web.middleware(_closing_after_refusals))
+    app.middlewares.insert(1, _late_body_refuser(read_timeout))
     app.middlewares.append(web.middleware(_reading_more))
     app.on_response_prepare.append(_stalled_reader_closer(read_timeout))
     runner = web.AppRunner(
@@ -105,6 +108,27 @@ def _close_unless_read(request: web.Request, response: web.StreamResponse) -> No
     if not request.content.is_eof():
         response.force_close()
         request.protocol.close()
+
+
+def _late_body_refuser(seconds: float) -> Callable[..., Awaitable[web.StreamResponse]]:
+    """Otherwise a body of one byte at a time would be waited for as long as the client likes."""
+    from aiohttp import web
+
+    def refuse(body: StreamReader) -> None:
+        if not body.is_eof():
+            body.set_exception(
+                web.HTTPRequestTimeout(text=f"the body did not come within {seconds:g} seconds")
+            )
+
+    @web.middleware
+    async def refusing(request: web.Request, handler: _Handler) -> web.StreamResponse:
+        timer = asyncio.get_running_loop().call_later(seconds, refuse, request.content)
+        try:
+            return await handler(request)
+        finally:
+            timer.cancel()
+
+    return refusing
 
 
 async def _reading_more(request: web.Request, handler: _Handler) -> web.StreamResponse:

@@ -26,7 +26,9 @@ async def dripped(port: int, path: str) -> bytes:
     return answer.result()
 
 
-async def test_a_body_that_drips_is_refused_by_every_server(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_drips_is_refused_by_every_server(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     async def echo(request: web.Request) -> web.Response:
         return web.json_response(await request.json())
 
@@ -47,3 +49,4 @@ async def test_a_body_that_drips_is_refused_by_every_server(monkeypatch: pytest.
     assert answer.startswith(b"HTTP/1.1 408")
     assert b'"code": "request_timeout"' in answer
     await server.close(rollout)
+    assert caplog.text == ""

@@ -59,7 +59,8 @@ async def read_body(http: web.Request, max_bytes: int, take: Callable[[int], Non
     decompress = _Decompressor(coding) if coding in _WBITS else None
     body = bytearray()
     num_chunks = 0
-    async for piece, ends_chunk in http.content.iter_chunks():
+    while not http.content.at_eof():  # iter_chunks gives chunks of nothing for ever where there is no body
+        piece, ends_chunk = await http.content.readchunk()
         num_chunks += ends_chunk
         if num_chunks > _SMALL_CHUNKS and len(body) < _SMALL_CHUNKS * num_chunks:
             raise _invalid(

@@ -11,6 +11,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -87,13 +88,15 @@ class JsonlWriter:
         self.close()
 
 
-def dump(record: Mapping[str, Any]) -> str:
-    """One line of JSON; numbers that are not finite become null, for JSON has none."""
+def dump(record: Mapping[str, Any], *, indent: int | None = None) -> str:
+    """JSON, one line without `indent`; numbers that are not finite become null, for JSON has none."""
+    separators = (",", ":" if indent is None else ": ")
+    dumps = partial(json.dumps, indent=indent, separators=separators, ensure_ascii=False, default=str)
     try:
-        line = json.dumps(record, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=str)
+        text = dumps(record, allow_nan=False)
     except ValueError:
-        line = json.dumps(_finite(record), separators=(",", ":"), ensure_ascii=False, default=str)
-    return _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", line)
+        text = dumps(_finite(record))
+    return _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 _SURROGATE = re.compile("[\ud800-\udfff]")

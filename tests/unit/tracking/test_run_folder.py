@@ -74,6 +74,18 @@ def test_a_summary_with_numbers_that_are_not_finite_is_still_json(tmp_path: Path
     assert RunLog(folder).summary() == {"before": {"success": None, "interval": [0.0, None]}}
 
 
+def test_a_text_cut_in_the_middle_of_a_character_does_not_cost_the_summary(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path)
+    folder.write_summary({"why": "half of an emoji: \ud83d"})
+    assert RunLog(folder).summary()["why"] == "half of an emoji: \ud83d"
+    assert folder.summary.read_text().count("\n") == 4  # a field a line
+
+
+def test_a_folder_whose_name_cannot_be_is_one_clear_line() -> None:
+    with pytest.raises(ConfigurationError, match=r"in 'runs\\x00': .*null.*; choose another folder"):
+        RunFolder.create("runs\0")
+
+
 def test_a_file_in_the_place_of_the_root_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file")
     with pytest.raises(

@@ -134,13 +134,14 @@ class ControlTrainer:
         Raises ConfigurationError for a setting that the trainer's parts were made with, and changes nothing.
         """
         changes = changed_settings(self._config, config, may_change=_MAY_CHANGE if self.is_ready else None)
-        self._config = config
         if self._parts is None:
             self._state = replace(self._state, num_groups=config.num_groups)
         elif changes:
             checkpoints = self._parts.checkpoints
-            self._state = checkpoints.change_settings(config, self._settings(), self._state)
-            self._recorder.settings_changed(checkpoints.settings, changes, step=self.step_number)
+            settings = {**checkpoints.settings, "training": config.model_dump(mode="json")}
+            self._recorder.settings_changed(settings, changes, step=self.step_number)
+            self._state = checkpoints.change_settings(config, settings, self._state)
+        self._config = config
 
     @property
     def run(self) -> RunFolder:

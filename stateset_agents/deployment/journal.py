@@ -26,7 +26,7 @@ import math
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -390,8 +390,10 @@ def _create(path: Path) -> None:
                 os.link(partial, path)
             except FileExistsError:
                 pass
-            except OSError:  # a disk without hard links
-                partial.replace(path)
+            except OSError:  # a disk without hard links: what is replaced is an empty file of ours
+                with suppress(FileExistsError):
+                    path.touch(exist_ok=False)
+                    partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:

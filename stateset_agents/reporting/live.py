@@ -229,9 +229,8 @@ async def event_stream(request: web.Request) -> AsyncIterator[web.StreamResponse
         response = web.StreamResponse(headers={"Cache-Control": "no-store"})
         response.content_type = "text/event-stream"
         await response.prepare(request)
-        yield response
-    except ConnectionResetError:  # the page was closed
-        pass
+        with contextlib.suppress(ConnectionResetError):  # the page was closed
+            yield response
     finally:
         streams.remove(request)
 

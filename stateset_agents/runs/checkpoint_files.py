@@ -368,7 +368,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise _Damaged(f"{path.parent} is no checkpoint: it has no {path.name}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _Damaged(f"{path} cannot be read ({error})") from error
     if not isinstance(data, dict):
         raise _Damaged(f"{path} is damaged: not a JSON object")

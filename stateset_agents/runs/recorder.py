@@ -128,7 +128,8 @@ class RunRecorder:
         self.metrics |= metrics
 
     def settings_changed(self, settings: Mapping[str, Any], changes: Mapping[str, Any], *, step: int) -> None:
-        """Write config.yaml anew, and an event of what changed after `step`."""
+        """Write config.yaml anew, and an event of what changed after `step`; before they are used, since the
+        disk may refuse. Raises ConfigurationError then."""
         if self.is_first:
             self.run.write_config(settings)
         self.tracker.log_event("settings changed", step=step, changes=dict(changes))

@@ -3,14 +3,17 @@
 - A connection is read by 512 bytes a turn of the event loop until a request with a `Content-Length` is let
   in: parsing chunks of one byte each takes a thousand times as long as their bytes.
 - After a refusal nothing more of the body is parsed, and the connection is closed.
-- A request has to arrive, and an answer to be read, within `read_timeout`.
+- A request has to arrive, and an answer to be read, within `read_timeout`: where a body takes longer, its
+  handler is cancelled and the answer is 408.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from stateset_agents.types.errors import ConfigurationError
@@ -40,7 +43,7 @@ async def listen(
     from aiohttp import web
 
     app.middlewares.insert(0, web.middleware(_closing_after_refusals))
-    app.middlewares.append(web.middleware(_reading_more))
+    app.middlewares.append(_reading_for(read_timeout))
     app.on_response_prepare.append(_stalled_reader_closer(read_timeout))
     runner = web.AppRunner(
         app,
@@ -107,15 +110,36 @@ def _close_unless_read(request: web.Request, response: web.StreamResponse) -> No
         request.protocol.close()
 
 
-async def _reading_more(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """The innermost middleware, for requests that the others let in."""
-    if request.content_length is None:
-        return await handler(request)
-    _set_bytes_at_once(request.transport, _MANY_BYTES)
-    try:
-        return await handler(request)
-    finally:
-        _set_bytes_at_once(request.transport, _FEW_BYTES)
+def _reading_for(seconds: float) -> Callable[..., Awaitable[web.StreamResponse]]:
+    """The innermost middleware, for requests that the others let in: their bodies are read by many bytes, and
+    have to come within `seconds`."""
+    from aiohttp import web
+
+    @web.middleware
+    async def reading(request: web.Request, handler: _Handler) -> web.StreamResponse:
+        if request.content.is_eof():
+            return await handler(request)
+        limit = asyncio.timeout(seconds)
+
+        def has_come() -> None:
+            with suppress(RuntimeError):  # the handler did not wait for it
+                limit.reschedule(None)
+
+        if request.content_length is not None:
+            _set_bytes_at_once(request.transport, _MANY_BYTES)
+        try:
+            async with limit:
+                request.content.on_eof(has_come)
+                return await handler(request)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            text = f"the body did not come within {seconds:g} seconds"
+            raise web.HTTPRequestTimeout(text=text) from error
+        finally:
+            _set_bytes_at_once(request.transport, _FEW_BYTES)
+
+    return reading
 
 
 def _stalled_reader_closer(

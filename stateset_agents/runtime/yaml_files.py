@@ -19,6 +19,9 @@ _Model = TypeVar("_Model", bound=Settings)
 __all__ = ["absolute_paths", "override", "parse_yaml", "read_sections", "read_yaml", "settings_from"]
 
 _MERGE = "tag:yaml.org,2002:merge"
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_MAX_DIGITS = 200
+"""Of a number: so an integer fits into a float, and Python can write it out, also 0xff... and 1:59:59..."""
 _MAX_NODES = 100_000
 """That aliases may add to a text: nine lists of nine aliases each, one in the other, are a billion."""
 
@@ -38,7 +41,8 @@ def parse_yaml(text: str, *, of: str) -> Any:
     """The value of a YAML text, as plain Python values; `of` names the text in errors.
 
     Raises ConfigurationError if it is not YAML, for a key that stands twice in one mapping (PyYAML would
-    silently drop the first value), and for aliases that would be too many values, or contain themselves.
+    silently drop the first value), for a number beyond 200 characters, and for aliases that would be too
+    many values, or contain themselves.
     """
     import yaml
 
@@ -48,7 +52,7 @@ def parse_yaml(text: str, *, of: str) -> Any:
         root = loader.get_single_node()
         if root is None:
             return None
-        _refuse_second_keys(root, of)
+        _refuse_keys_and_numbers(root, of)
         _refuse_bombs(root, of)
         return loader.construct_document(root)
     except ConfigurationError:
@@ -155,8 +159,9 @@ def _refuse_bombs(root: yaml.Node, of: str) -> None:
         )
 
 
-def _refuse_second_keys(root: yaml.Node, of: str) -> None:
-    """Checks every mapping before `<<` is merged into it: a key may stand in both, and overrides there."""
+def _refuse_keys_and_numbers(root: yaml.Node, of: str) -> None:
+    """Checks every mapping before `<<` is merged into it (a key may stand in both, and overrides there), and
+    every number before it is read."""
     import yaml
 
     seen: set[int] = set()
@@ -166,12 +171,18 @@ def _refuse_second_keys(root: yaml.Node, of: str) -> None:
         if id(node) in seen:  # an alias
             continue
         seen.add(id(node))
+        if node.tag in _NUMBERS and len(node.value) > _MAX_DIGITS:
+            raise ConfigurationError(
+                f"{of}: {path}{path and ': '}{node.value[:20]}... is a number of {len(node.value):,} "
+                f"characters: write one of at most {_MAX_DIGITS}, or a text in quotes"
+            )
         if isinstance(node, yaml.SequenceNode):
             waiting.extend((f"{path}[{index}]", item) for index, item in enumerate(node.value))
         if not isinstance(node, yaml.MappingNode):
             continue
         lines: dict[tuple[str, str], int] = {}
         for key, value in node.value:
+            waiting.append((f"{path}, a key".lstrip(", "), key))
             if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE:
                 continue
             name, line = f"{path}.{key.value}".lstrip("."), key.start_mark.line + 1

@@ -167,7 +167,10 @@ def _watched(job: Job, limits: Limits, walls: Walls, watch: Watch) -> _Seen:
             written, limit = _read(reading.fileno(), pid, limits)
         finally:
             status, cpu_seconds = watch.reap()
-        return _Seen(written + (b"" if limit else _rest(reading.fileno())), status, cpu_seconds, limit)
+        if limit is None:
+            written += _rest(reading.fileno(), limits.output_bytes - len(written))
+            limit = "output limit" if len(written) > limits.output_bytes else None
+        return _Seen(written, status, cpu_seconds, limit)
 
 
 def _read(reading: int, pid: int, limits: Limits) -> tuple[bytes, Ending | None]:
@@ -198,10 +201,11 @@ def _read(reading: int, pid: int, limits: Limits) -> tuple[bytes, Ending | None]
         os.close(process)
 
 
-def _rest(reading: int) -> bytes:
-    """What came between the last look and the end: no more than a socket holds."""
+def _rest(reading: int, limit: int) -> bytes:
+    """What came between the last look and the end, at least up to one byte beyond `limit`: a process that
+    left the child's group may go on writing."""
     rest = b""
     with suppress(BlockingIOError):
-        while chunk := os.read(reading, _CHUNK):
+        while len(rest) <= limit and (chunk := os.read(reading, _CHUNK)):
             rest += chunk
     return rest

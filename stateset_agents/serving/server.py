@@ -196,7 +196,7 @@ class AgentServer:
         self, http: web.Request, stream: EventStream, reserve: Callable[[int], None]
     ) -> web.StreamResponse:
         """`reserve`: see `BodyMemory.body`."""
-        request = read_request(await self._read(http, reserve), body=self._body)
+        request = read_request(await read_json(http, self.max_body, reserve), body=self._body)
         if request.model not in ("", self.name):
             raise _no_model(request.model, self.name)
         asked = self._asked(http, request)
@@ -214,18 +214,6 @@ class AgentServer:
             if request.stream:
                 return await stream.end()
             return web.json_response(completion_body(*answers), headers=stream.headers)
-
-    async def _read(self, http: web.Request, reserve: Callable[[int], None]) -> Any:
-        """The body's JSON; raises ApiError, status 408, if it takes too long to arrive."""
-        try:
-            async with asyncio.timeout(self.limits.read_timeout):
-                return await read_json(http, self.max_body, reserve)
-        except TimeoutError as error:
-            raise ApiError(
-                f"the body did not come within {self.limits.read_timeout:g} seconds",
-                code="request_timeout",
-                status=408,
-            ) from error
 
     def _client(self, http: web.Request) -> str:
         """Name of the client: its key's number if there are several keys, else its address."""
@@ -308,7 +296,7 @@ class AgentServer:
     async def _outcome(self, http: web.Request) -> web.Response:
         """How a conversation ended; also while the server shuts down, so that none is lost."""
         assert self._router is not None
-        outcome = read_outcome(await self._read(http, _no_reserve))
+        outcome = read_outcome(await read_json(http, self.max_body))
         try:
             report = await self._router.report_outcome(
                 outcome.conversation, success=float(outcome.success), reward=outcome.reward
@@ -393,10 +381,6 @@ def _http_log() -> logging.Logger:
 
 
 _VERSION = importlib.metadata.version("stateset-agents")
-
-
-def _no_reserve(_: int) -> None:
-    """The bytes of an outcome are not counted: `max_body` bounds them."""
 
 
 def _no_model(name: str, served: str) -> ApiError:

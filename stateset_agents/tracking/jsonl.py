@@ -11,11 +11,13 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from stateset_agents.types.errors import ConfigurationError, StatesetError
+from stateset_agents.types.json_text import finite_json
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -86,13 +88,15 @@ class JsonlWriter:
         self.close()
 
 
-def dump(record: Mapping[str, Any]) -> str:
-    """One line of JSON; numbers that are not finite become null, for JSON has none."""
+def dump(record: Mapping[str, Any], *, indent: int | None = None) -> str:
+    """JSON, one line without `indent`; numbers that are not finite become null, for JSON has none."""
+    separators = (",", ":" if indent is None else ": ")
+    dumps = partial(json.dumps, indent=indent, separators=separators, ensure_ascii=False, default=str)
     try:
-        line = json.dumps(record, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=str)
+        text = dumps(record, allow_nan=False)
     except ValueError:
-        line = json.dumps(_finite(record), separators=(",", ":"), ensure_ascii=False, default=str)
-    return _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", line)
+        text = dumps(_finite(record))
+    return _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -179,7 +183,7 @@ def read_json(file: Path) -> dict[str, Any]:
 def parse_record(text: bytes, *, of: str) -> dict[str, Any]:
     """A JSON object in UTF-8; `of` names it in the error. Raises ConfigurationError where it is none."""
     try:
-        record = json.loads(text.decode(), parse_constant=_refuse_constant)
+        record = finite_json(text.decode())
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise ConfigurationError(
@@ -188,10 +192,6 @@ def parse_record(text: bytes, *, of: str) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise ConfigurationError(f"{of}: no JSON object, but {record!r:.50}; remove it")
     return record
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
 
 
 @contextlib.contextmanager

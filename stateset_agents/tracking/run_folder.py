@@ -24,7 +24,6 @@ The first line of each JSONL file is `{"schema_version": 1, "file": "metrics"}`;
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -92,9 +91,10 @@ class RunFolder:
                     continue
                 JsonlWriter(file).close()
             _point_latest(root, folder.path.name)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: no name of a file can hold NUL
+            reason = getattr(error, "strerror", None) or error
             raise ConfigurationError(
-                f"cannot write a run folder in {str(root)!r}: {error.strerror}; choose another folder"
+                f"cannot write a run folder in {str(root)!r}: {reason}; choose another folder"
             ) from error
         return folder
 
@@ -117,8 +117,7 @@ class RunFolder:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Save how the run ended; numbers that are not finite become null."""
-        data = json.loads(dump({"schema_version": SCHEMA_VERSION, **summary}))
-        replace_file(self.summary, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+        replace_file(self.summary, dump({"schema_version": SCHEMA_VERSION, **summary}, indent=2) + "\n")
 
     def write_windows(self, windows: Sequence[Window]) -> None:
         """Save held-out episodes over time; numbers that are not finite become null."""

@@ -79,9 +79,8 @@ class Parts:
     """Of an on-policy distillation."""
 
     def with_config(self, config: TrainingConfig) -> Parts:
-        """With another length or cadence for what comes, in the parts that a step may have begun with."""
-        if config.num_steps() != self.config.num_steps():
-            self.learner.set_num_steps(config.num_steps())
+        """With another length or cadence for what comes, in the parts that a step may have begun with; the
+        learner has its length already."""
         self.rollouts.config = self.overlapped.config = self.validation.config = config
         self.curriculum.config = config
         self.checkpoints.limit = config.save_total_limit

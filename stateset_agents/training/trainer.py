@@ -156,11 +156,16 @@ class MultiTurnGRPOTrainer:
         changes = changed_settings(self.config, config, may_change=_MAY_CHANGE if self.is_ready else None)
         if self._parts is not None and changes:
             self._refuse_in_callback("another config")
+            learner, checkpoints = self._parts.learner, self._parts.checkpoints
+            settings = {**checkpoints.settings, "training": config.model_dump(mode="json")}
+            learner.set_num_steps(config.num_steps())  # it may refuse
+            try:
+                self._recorder.settings_changed(settings, changes, step=self.step_number)
+            except ConfigurationError:
+                learner.set_num_steps(self.config.num_steps())
+                raise
             self._parts = self._parts.with_config(config)
-            checkpoints = self._parts.checkpoints
-            section = {"training": config.model_dump(mode="json")}
-            self._state = checkpoints.change_settings(config, section, self._state)
-            self._recorder.settings_changed(checkpoints.settings, changes, step=self.step_number)
+            self._state = checkpoints.change_settings(config, settings, self._state)
         self._job = replace(self._job, config=config)
 
     @property

@@ -7,12 +7,11 @@ piece of 64 KB may become 64 MB. Here no byte beyond the limit is decompressed o
 from __future__ import annotations
 
 import asyncio
-import json
-import math
 import zlib
 from typing import TYPE_CHECKING, Any
 
 from stateset_agents.backends.openai.protocol import ApiError
+from stateset_agents.types.json_text import finite_json
 from stateset_agents.types.messages import MAX_NESTING, MAX_VALUES, is_nested_deeper, num_values
 
 if TYPE_CHECKING:
@@ -60,7 +59,8 @@ async def read_body(http: web.Request, max_bytes: int, take: Callable[[int], Non
     decompress = _Decompressor(coding) if coding in _WBITS else None
     body = bytearray()
     num_chunks = 0
-    async for piece, ends_chunk in http.content.iter_chunks():
+    while not http.content.at_eof():  # iter_chunks gives chunks of nothing for ever where there is no body
+        piece, ends_chunk = await http.content.readchunk()
         num_chunks += ends_chunk
         if num_chunks > _SMALL_CHUNKS and len(body) < _SMALL_CHUNKS * num_chunks:
             raise _invalid(
@@ -118,7 +118,7 @@ def parsed(body: bytes) -> Any:
         raise _invalid(f"the body holds more than {MAX_VALUES:,} JSON values: send fewer messages or tools")
     try:
         text = body.decode("utf-8-sig")  # json.loads would also take UTF-16, whose values were not counted
-        value = json.loads(text, parse_constant=_no_constant, parse_float=_finite, parse_int=_integer)
+        value = finite_json(text)
     except RecursionError:
         raise _invalid(_TOO_DEEP) from None
     except ValueError as error:
@@ -129,23 +129,6 @@ def parsed(body: bytes) -> Any:
 
 
 _TOO_DEEP = f"the body has more than {MAX_NESTING} levels of lists and objects: nest them less deeply"
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
-
-
-def _finite(digits: str) -> float:
-    value = float(digits)
-    if math.isinf(value):
-        raise ValueError(f"the number {digits[:20]!r} is too large")
-    return value
-
-
-def _integer(digits: str) -> int:
-    if len(digits) > 308:  # larger than any float
-        raise ValueError(f"the number {digits[:20]}... is too large")
-    return int(digits)
 
 
 def _too_large(max_bytes: int) -> ApiError:

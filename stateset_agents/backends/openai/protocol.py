@@ -357,6 +357,7 @@ _CODES = {
     403: "host_not_served",
     404: "not_served",
     405: "method_not_served",
+    408: "request_timeout",
     413: "request_too_large",
     415: "content_type_not_served",
 }

@@ -132,7 +132,7 @@ def _message(text: str) -> str:
     try:
         data = json.loads(text)
         return str(data["error"]["message"] if "error" in data else data["detail"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return f"{' '.join(text.split())!r:.200}"
 
 

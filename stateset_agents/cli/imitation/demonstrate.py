@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stateset_agents.cli.named_environment import named_environment
 from stateset_agents.cli.output import check_writable
 from stateset_agents.runtime import event_loop
+from stateset_agents.tracking.jsonl import dump
 
 if TYPE_CHECKING:
     from stateset_agents.evaluation.demonstrations import Demonstrated
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     """Exit code 0 once the file is written."""
     check_writable(args.out)
     shown = event_loop.run(_demonstrated(args))
-    lines = [json.dumps(chat, ensure_ascii=False) for chat in shown.chats]
+    lines = list(map(dump, shown.chats))
     Path(args.out).write_text("\n".join(lines) + "\n", encoding="utf-8")
     left_out = f"; {shown.num_failed} that did not succeed are left out" if shown.num_failed else ""
     print(f"{len(lines)} conversations in {args.out}{left_out}")

@@ -44,9 +44,9 @@ __all__ = ["ClientTurn", "RolloutServer", "RolloutSession"]
 
 _log = get_logger(__name__)
 _LARGEST_BODY = 64 * 2**20
+"""Bytes, unpacked: programs of one's own send what their conversations have come to."""
 _READ_TIMEOUT = 3600.0
 """Seconds: a program may think for long before it asks again on the same connection."""
-"""Bytes, unpacked: programs of one's own send what their conversations have come to."""
 _MODEL = "policy"
 """What the agent in training is called where a client asks; requests may name any model."""
 

@@ -155,7 +155,7 @@ def tasks_of_file(domain: Domain, path: str | Path) -> list[TaskEntry]:
 
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(
             f"tasks must be official, made, or a JSON file of tau2 tasks, got {str(path)!r}: {error}"
         ) from error

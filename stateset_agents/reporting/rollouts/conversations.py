@@ -7,7 +7,6 @@ one held-out scenario with all its conversations. Groups are selected whole, tho
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +22,7 @@ from stateset_agents.reporting.rollouts.row_changes import row_changes
 from stateset_agents.reporting.rollouts.selection import PlayedGroup, take
 from stateset_agents.tracking.jsonl import GrowingFile, dump
 from stateset_agents.tracking.run_folder import RunFolder
+from stateset_agents.types.json_text import finite_json
 
 __all__ = ["Conversations", "Transitions", "pack"]
 
@@ -181,8 +181,8 @@ class Conversations:
     def _add(self, offset: int, line: bytes) -> None:
         match, result = _FIRST_FIELDS.match(line), RESULT.search(line)
         if match and result:
-            step, stage, group, branch_of, scenario, family = map(json.loads, match.groups())
-            success, reward = map(json.loads, result.groups()[1:])
+            step, stage, group, branch_of, scenario, family = map(finite_json, match.groups())
+            success, reward = map(finite_json, result.groups()[1:])
         else:
             record = self._lines.parse(line, offset)
             step, stage, group, scenario, family, success, reward = (record[name] for name in _SELECTED_BY)

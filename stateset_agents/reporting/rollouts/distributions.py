@@ -5,7 +5,6 @@ Read from rollouts.jsonl, which may still grow; all conversations of training co
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,6 +13,7 @@ from typing import Any
 
 from stateset_agents.tracking.jsonl import GrowingFile
 from stateset_agents.tracking.run_folder import RunFolder
+from stateset_agents.types.json_text import finite_json
 
 __all__ = ["RESULT", "Distributions", "Heatmap", "broken_rules"]
 
@@ -88,10 +88,10 @@ class Distributions:
             if _BRANCH.search(line, 0, result.start()):
                 return None
             step, status = int(place[1]), result[1].decode()
-            success, reward = json.loads(result[2]), json.loads(result[3])
+            success, reward = finite_json(result[2]), finite_json(result[3])
             tokens = sum(int(number) for number in _SAMPLED.findall(line, result.end()))
             found = _VIOLATIONS.findall(line, result.end())
-            rules = broken_rules({"metadata": {"violations": json.loads(found[-1])}}) if found else []
+            rules = broken_rules({"metadata": {"violations": finite_json(found[-1])}}) if found else []
         kinds = [] if status == "terminated" else [status]
         if success is False:
             kinds += rules or ([] if kinds else [_NO_RULE])

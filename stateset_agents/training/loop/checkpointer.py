@@ -207,14 +207,14 @@ class Checkpointer:
         return self.saved != state
 
     def change_settings(
-        self, training: TrainingConfig, section: Mapping[str, Any], state: RunState
+        self, training: TrainingConfig, settings: Mapping[str, Any], state: RunState
     ) -> RunState:
-        """Save from now on with these settings; `section`: as config.yaml has them, by its name. The state,
-        not repeatable where a run of this length would have come to another one. Says so."""
+        """Save from now on with these settings; `settings`: as config.yaml has them. The state, not
+        repeatable where a run of this length would have come to another one. Says so."""
         old = TrainingConfig(**self.identity.settings["training"])
-        self.settings = {**self.settings, **section}
-        settings = {**self.identity.settings, "training": training.model_dump(mode="json")}
-        self.identity = replace(self.identity, settings=settings)
+        self.settings = settings
+        named = {**self.identity.settings, "training": training.model_dump(mode="json")}
+        self.identity = replace(self.identity, settings=named)
         changes = _other_length(old, training, self.learner.num_updates, state)
         for change in changes:
             _log.warning(change)

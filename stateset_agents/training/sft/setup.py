@@ -146,7 +146,7 @@ async def set_up(
 def date_of(checkpoint: Path) -> datetime.date | None:
     """The day that the run of a checkpoint tells; None where it tells none, or the checkpoint is damaged, as
     `load_checkpoint` will say."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
         return datetime.date.fromisoformat(state["progress"]["template_date"])
     return None

@@ -5,7 +5,6 @@ Rejection sampling, as DeepSeek-R1's third stage has it (https://arxiv.org/abs/2
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, NotRequired, TypedDict, cast
 
 from stateset_agents.evaluation.demonstrations import chat_of
 from stateset_agents.reasoning.replies import Reasoned, read_reasoned
+from stateset_agents.tracking.jsonl import dump
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 from stateset_agents.types.trajectory import Status, Trajectory
@@ -76,7 +76,7 @@ class Traces:
 
 def write_traces(traces: Iterable[Trace], path: str | Path) -> None:
     """A file for `sft`, a trace a line. Raises ConfigurationError where it cannot be written."""
-    lines = [json.dumps(trace, ensure_ascii=False) for trace in traces]
+    lines = map(dump, traces)
     try:
         Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
     except OSError as error:

@@ -104,17 +104,16 @@ class SFTTrainer:
         Raises ConfigurationError for a setting that the trainer's parts were made with, and changes nothing.
         """
         changes = changed_settings(self._config, config, may_change=_MAY_CHANGE if self.is_ready else None)
+        if self._parts is not None and changes:
+            checkpoints = self._parts.checkpoints
+            settings = {**checkpoints.settings, "sft": config.model_dump(mode="json")}
+            self._recorder.settings_changed(settings, changes, step=self.step_number)
+            training = config.as_training(len(self._parts.demonstrations.train))
+            self._parts.learner.set_num_steps(training.num_steps())
+            self._parts = replace(self._parts, num_steps=training.num_steps())
+            checkpoints.limit = config.save_total_limit
+            self._state = checkpoints.change_settings(training, settings, self._state)
         self._config = config
-        if self._parts is None or not changes:
-            return
-        training = config.as_training(len(self._parts.demonstrations.train))
-        self._parts.learner.set_num_steps(training.num_steps())
-        self._parts = replace(self._parts, num_steps=training.num_steps())
-        checkpoints = self._parts.checkpoints
-        checkpoints.limit = config.save_total_limit
-        section = {"sft": config.model_dump(mode="json")}
-        self._state = checkpoints.change_settings(training, section, self._state)
-        self._recorder.settings_changed(checkpoints.settings, changes, step=self.step_number)
 
     @property
     def run(self) -> RunFolder:

@@ -160,7 +160,9 @@ class TrlLearner:
     # ------------------------------------------------------------------------------ learning
 
     def set_num_steps(self, num_steps: int) -> None:
-        """Raises ConfigurationError: TRL counts its steps when its trainer is made."""
+        """Raises ConfigurationError for another length: TRL counts its steps when its trainer is made."""
+        if num_steps == self.config.num_steps():
+            return
         raise ConfigurationError(
             f"TRL was made for {self.config.num_steps()} steps and cannot go on to {num_steps}: make a new "
             "trainer of that max_steps and load this one's checkpoint"

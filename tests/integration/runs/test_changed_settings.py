@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 from control_toys import Signals
+from full_disk import files_of_at_most
 from tiny_models import tiny_model, tiny_tokenizer
 from tiny_training import even_share, make_agent, make_environment, make_trainer
 
@@ -76,6 +77,24 @@ async def test_what_a_trainer_was_made_with_is_refused_by_name_and_config_yaml_s
     assert trainer.config is before
     assert trainer.run.config.read_text() == text
     await trainer.stop()
+
+
+@pytest.mark.parametrize("make", [grpo_trainer, sft_trainer, control_trainer])
+async def test_settings_that_cannot_be_written_are_not_used(tmp_path, make):
+    async with await make(tmp_path) as trainer:
+        before, text = trainer.config, trainer.run.config.read_text()
+        is_numeric = isinstance(before, ControlConfig)
+        length = "total_steps" if is_numeric else "max_steps"
+        optimization = (trainer._parts.checkpoints if is_numeric else trainer.learner).optimization
+        planned = optimization.length
+        with files_of_at_most(100), pytest.raises(ConfigurationError, match=r"cannot write .*config.yaml"):
+            changed(trainer, **{length: 1500, "save_total_limit": 7})
+        assert trainer.config is before
+        assert trainer.run.config.read_text() == text
+        assert (optimization.length, trainer._parts.checkpoints.limit) == (planned, before.save_total_limit)
+        changed(trainer, **{length: 1500, "save_total_limit": 7})
+        assert (trainer.config.save_total_limit, trainer._parts.checkpoints.limit) == (7, 7)
+        assert optimization.length >= 1500
 
 
 async def test_a_longer_training_follows_its_own_schedule_and_writes_its_settings(tmp_path, caplog):

@@ -95,7 +95,7 @@ def called(*arguments: str) -> bytes:
         (chat("hi")[:-1] + b', "temperature": NaN}', 400, "NaN is no JSON number"),
         (chat("hi")[:-1] + b', "temperature": 1e400}', 400, "the number '1e400' is too large"),
         (b"\xff\xfe", 400, "the body is not JSON"),
-        (b"", 400, "the body is not JSON"),
+        *[(b"", 400, "the body is not JSON")] * 2,  # aiohttp has one stream for all bodies of nothing
         (chat('a "quoted" {text}, [with] \\ everything, ' * 300), 200, "ok"),
         (chat("hi", metadata={"list": [1] * (MAX_VALUES + 1)}), 400, "more than 20,000 JSON values"),
         (chat("hi", metadata={"list": ["a"] * (MAX_VALUES + 1)}), 400, "more than 20,000 JSON values"),

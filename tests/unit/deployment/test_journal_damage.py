@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -139,6 +140,27 @@ def test_processes_that_make_one_journal_at_once_make_one(tmp_path: Path) -> Non
     assert [os.waitpid(child, 0)[1] for child in children] == [0] * 8
     with Journal(path) as made:
         assert len({record.who for record in made.records()}) == 8
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+def test_on_a_disk_without_hard_links_the_journal_of_another_process_is_kept(
+    tmp_path: Path, journal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "deployments.sqlite"
+    is_late = True
+
+    def link(partial: Path, target: Path) -> None:
+        if is_late:
+            target.write_bytes(journal.read_bytes())  # the other process is quicker by this moment
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", link)
+    with Journal(path) as made:
+        assert made.records()
+    path.unlink()
+    is_late = False
+    with Journal(path) as made:
+        assert not made.records()
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 

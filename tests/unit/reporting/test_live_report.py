@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 from report_runs import finished_run, log_step
 from warm_python import warm_python
 
@@ -21,6 +22,7 @@ from stateset_agents.cli.main import main
 from stateset_agents.reporting import live
 from stateset_agents.reporting.live import serve
 from stateset_agents.reporting.page_data import page_data
+from stateset_agents.runtime.http_server import listen
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.tracking.tracker import JsonlTracker
@@ -162,3 +164,31 @@ async def test_files_that_are_damaged_while_the_page_is_shown_are_named_on_it(tm
             assert (page.status, await page.text()) == (500, data["text"])
         folder.summary.write_text(whole)
         assert (await next_event(stream))[0] == "page"
+
+
+async def test_a_page_that_is_closed_before_its_stream_begins_is_one_connection_error() -> None:
+    errors: list[Exception] = []
+
+    async def events(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.abort()
+        try:
+            async with live.event_stream(request) as response:
+                return response
+        except Exception as error:
+            errors.append(error)
+            raise
+
+    app = web.Application()
+    app.router.add_get("/events", events)
+    streams = app[live._STREAMS] = []
+    runner = await listen(app, "127.0.0.1", 0, read_timeout=5)
+    reader, writer = await asyncio.open_connection("127.0.0.1", runner.addresses[0][1])
+    writer.write(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    with contextlib.suppress(ConnectionResetError):
+        await reader.read()
+    writer.close()
+    await runner.cleanup()
+    [error] = errors
+    assert isinstance(error, ConnectionResetError)
+    assert streams == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -395,3 +396,11 @@ def test_a_folder_that_may_not_be_written_is_one_line_and_stays_as_it_is(tmp_pat
     tmp_path.chmod(0o755)
     assert os.waitstatus_to_exitcode(status) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000002", "step-000004"]
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "state.json"])
+def test_a_description_that_is_nested_too_deeply_is_damage(tmp_path: Path, name: str) -> None:
+    path = save(tmp_path, 1)
+    (path / name).write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match=re.escape(str(path))):
+        load_checkpoint(path)

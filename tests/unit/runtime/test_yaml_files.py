@@ -67,6 +67,11 @@ def test_an_alias_may_stand_for_a_long_list() -> None:
         ("a: !!bool maybe", "x is not YAML: a value does not fit its tag"),
         ("a: !!timestamp soon", "x is not YAML: a value does not fit its tag"),
         ("a: !!int ''", "x is not YAML: a value does not fit its tag"),
+        *(
+            (f"a: {{b: [{text}]}}", f"x: a.b[0]: {text[:20]}... is a number of {len(text):,} characters: wri")
+            for text in ("0x" + "f" * 5000, "1" + ":1" * 5000, "1" + ":1" * 300 + ".5", "-" + "7" * 5000)
+        ),
+        ("? [0b" + "1" * 5000 + "]\n: 1", "x: a key[0]: 0b111111111111111111... is a number of 5,002 char"),
         ("a: &a [*a]", "x: the alias in line 1 contains itself"),
         ("a:\n  b: &b\n    <<: *b", "x: the alias in line 2 contains itself"),
         (_bomb("[{}]", "x"), "x: its aliases stand for more than 100,000 values"),

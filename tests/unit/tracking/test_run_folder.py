@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from full_disk import files_of_at_most
 
-from stateset_agents.tracking.jsonl import JsonlWriter
+from stateset_agents.tracking.jsonl import JsonlWriter, read_json, read_lines
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.tracking.tracker import JsonlTracker
@@ -72,6 +72,18 @@ def test_a_summary_with_numbers_that_are_not_finite_is_still_json(tmp_path: Path
     folder = RunFolder.create(tmp_path)
     folder.write_summary({"before": {"success": float("nan"), "interval": (0.0, float("inf"))}})
     assert RunLog(folder).summary() == {"before": {"success": None, "interval": [0.0, None]}}
+
+
+def test_a_text_cut_in_the_middle_of_a_character_does_not_cost_the_summary(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path)
+    folder.write_summary({"why": "half of an emoji: \ud83d"})
+    assert RunLog(folder).summary()["why"] == "half of an emoji: \ud83d"
+    assert folder.summary.read_text().count("\n") == 4  # a field a line
+
+
+def test_a_folder_whose_name_cannot_be_is_one_clear_line() -> None:
+    with pytest.raises(ConfigurationError, match=r"in 'runs\\x00': .*null.*; choose another folder"):
+        RunFolder.create("runs\0")
 
 
 def test_a_file_in_the_place_of_the_root_is_one_clear_line(tmp_path: Path) -> None:
@@ -140,6 +152,20 @@ def test_a_broken_line_in_the_middle_names_file_and_line(tmp_path: Path) -> None
         file.write("oops\n")
     with pytest.raises(ConfigurationError, match=r"metrics\.jsonl, line 2: not JSON"):
         list(RunLog(folder).metrics())
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1E+400", "Infinity", "NaN", "9" * 400])
+def test_a_number_that_is_not_finite_is_a_damaged_line_however_it_is_written(
+    tmp_path: Path, number: str
+) -> None:
+    folder = RunFolder.create(tmp_path)
+    folder.summary.write_text(f'{{"schema_version": 1, "best": {number}}}')
+    with pytest.raises(ConfigurationError, match=r"summary.json: not JSON \(.*\): .*; remove it"):
+        read_json(folder.summary)
+    with folder.metrics.open("a") as stream:
+        stream.write(f'{{"step": 1, "loss/policy": {number}}}\n')
+    with pytest.raises(ConfigurationError, match=r"metrics.jsonl, line 2: not JSON \(.*\): .*; remove it"):
+        list(read_lines(folder.metrics))
 
 
 def test_lines_can_be_read_while_the_run_goes_on(tmp_path: Path) -> None:

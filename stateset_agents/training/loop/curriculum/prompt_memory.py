@@ -115,7 +115,7 @@ class PromptMemory:
             return cls(capacity=first["capacity"], prompts=tuple(prompts))
         except OSError as error:
             raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ConfigurationError(
                 f"{path} is no memory of prompts ({error}): give a file that PromptMemory.save wrote"
             ) from error

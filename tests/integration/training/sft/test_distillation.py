@@ -221,5 +221,8 @@ def test_a_trace_has_the_tools_that_its_conversation_was_offered():
 def test_traces_are_lines_that_sft_reads(tmp_path):
     with pytest.raises(ConfigurationError, match="cannot write traces to"):
         write_traces([], tmp_path / "nowhere" / "traces.jsonl")
+    cut = {"messages": [{"role": "assistant", "content": "half of an emoji: \ud83d"}]}
+    write_traces([cut], tmp_path / "cut.jsonl")
+    assert json.loads((tmp_path / "cut.jsonl").read_text()) == cut
     summary = Traces(kept=(), counts=Counts(asked=3, wrong=3), format=0.5, teacher={"model": "m"}).summary()
     assert json.loads(json.dumps(summary))["asked"] == 3

@@ -96,9 +96,10 @@ def test_a_memory_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     memory = PromptMemory(capacity=7).with_domain("a", scenarios("a", 3, answer=4), table(a0=0.5, a2=0.1))
     memory.save(tmp_path / "memory.jsonl")
     assert PromptMemory.load(tmp_path / "memory.jsonl") == memory
-    (tmp_path / "other.jsonl").write_text('{"id": 3}\n')
-    with pytest.raises(ConfigurationError, match="no memory of prompts"):
-        PromptMemory.load(tmp_path / "other.jsonl")
+    for text in ('{"id": 3}\n', "[" * 100_000):
+        (tmp_path / "other.jsonl").write_text(text)
+        with pytest.raises(ConfigurationError, match="no memory of prompts"):
+            PromptMemory.load(tmp_path / "other.jsonl")
 
 
 @pytest.mark.parametrize("capacity", [0, True, 1.5])

@@ -364,7 +364,10 @@ def test_a_wrong_command_says_what_was_meant(
     with pytest.raises(SystemExit) as left:
         main(command.split())
     assert left.value.code == 2
-    assert capsys.readouterr().err.rstrip().endswith(message)
+    errors = capsys.readouterr().err
+    assert errors.rstrip().endswith(message)
+    assert errors.startswith(("usage: stateset-agents train [-h]", "usage: stateset-agents [-h] VERB ...\n"))
+    assert "VERB  " not in errors
 
 
 def test_a_reader_that_has_enough_gets_no_traceback() -> None:

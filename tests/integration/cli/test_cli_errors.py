@@ -96,7 +96,8 @@ SETTINGS = {
     "training.seed={": "--set 'training.seed={': the value is not YAML: while parsing",
     "max_steps=3": "run.yaml: ExperimentConfig has no field 'max_steps' (did you mean 'training.max_steps'?)",
     "group_size=4": "ExperimentConfig has no field 'group_size' (did you mean 'training.group_size'?)",
-    "evaluation.split=test": "the environment has no test scenario: give some split='test'",
+    "evaluation.split=test": "the environment has no test scenario: give some split='test', or name "
+    "another split (in a file evaluation.split)",
 }
 
 

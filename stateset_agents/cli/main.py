@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import re
 import select
 import sys
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from stateset_agents.cli import build_embedded, fetch, train
 from stateset_agents.cli.chat import chat
@@ -44,6 +45,10 @@ class _Parser(argparse.ArgumentParser):
                 error.message += nearest(str(value), map(str, action.choices))
             raise
 
+    def error(self, message: str) -> NoReturn:
+        """As argparse's, without the blanks that align the list of verbs."""
+        super().error(re.sub("VERB +", "VERB", message))
+
     def _subparser(self, verb: str | None) -> _Parser:
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction) and verb in action.choices:
@@ -71,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
     longest = "VERB".ljust(len("build-embedded") + 2)  # argparse forgets that verbs are indented
-    subparsers = parser.add_subparsers(dest="verb", required=True, metavar=longest)
+    subparsers = parser.add_subparsers(prog=parser.prog, dest="verb", required=True, metavar=longest)
     for verb in (
         train,
         sft,

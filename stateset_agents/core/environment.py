@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from stateset_agents.core.conversation_state import StateFactory, StateMaker, close_state, copy_state
 from stateset_agents.core.sources.datasets import read_any_scenarios
 from stateset_agents.core.sources.recorded_tools import RecordedToolbox
-from stateset_agents.core.tools import Tool
+from stateset_agents.core.tools import Tools
 from stateset_agents.core.users.simulated_user import User, UserFactory, default_user
 from stateset_agents.runtime.named_arguments import NamedCall, wanted_arguments
 from stateset_agents.runtime.user_code import call_checked, format_error, guarded
@@ -216,7 +216,7 @@ class ConversationEnvironment:
         scenarios: Iterable[Scenario | Mapping[str, Any]] | str | Path | Mapping[str, Any],
         *,
         max_turns: int = 6,
-        tools: Sequence[Tool | Callable[..., Any]] | type = (),
+        tools: Tools = (),
         user: UserFactory | str | None = default_user,
         success: Success | str | None = None,
         state: StateFactory | str | None = None,
@@ -243,7 +243,8 @@ class ConversationEnvironment:
             local: Does no step wait on anything remote? Read off tools, state and user if absent.
             max_result_chars: Of a longer tool result the agent reads the first ones and how many are missing.
 
-        `user`, `success` and `state` may be named as "module:function", which is how a YAML file gives them.
+        `tools`, `user`, `success` and `state` may be named as "module:function", which is how a YAML file
+        gives them.
         """
         if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:
             raise ConfigurationError(f"max_turns must be a whole number from 1 on, got {max_turns!r}")

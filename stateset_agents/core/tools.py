@@ -25,10 +25,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from types import ModuleType, NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, overload
+from typing import Annotated, Any, Literal, TypeAlias, Union, overload
 
 import pydantic
 
+from stateset_agents.runtime.named_code import imported
 from stateset_agents.runtime.tasks import Deadline, gather_or_cancel, in_thread
 from stateset_agents.runtime.user_code import call_user_code, format_error
 from stateset_agents.types.errors import (
@@ -43,7 +44,7 @@ from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.schemas import inlined
 from stateset_agents.types.settings import closest
 
-__all__ = ["Tool", "ToolError", "Toolbox", "bounded", "tool"]
+__all__ = ["Tool", "ToolError", "Toolbox", "Tools", "bounded", "tool"]
 
 
 class ToolError(Exception):
@@ -154,7 +155,8 @@ def _tool(
     timeout: float | None,
     owner: type | None = None,
 ) -> Tool:
-    if not hasattr(function, "__name__"):  # functools.partial, an object that can be called
+    # functools.partial, an object that can be called, and a class, whose methods an environment offers
+    if isinstance(function, type) or not hasattr(function, "__name__"):
         raise ConfigurationError(
             f"a tool must be a typed function, got {function!r:.60}: write a function that calls it"
         )
@@ -234,6 +236,10 @@ def _is_scalar(hint: Any) -> bool:
     return isinstance(hint, type) and issubclass(hint, str | int | float | Enum | NoneType)
 
 
+Tools: TypeAlias = Sequence[Tool | Callable[..., Any] | str] | type
+"""What a `Toolbox` is made from."""
+
+
 class Toolbox:
     """The tools of one environment. Shareable: it holds no conversation.
 
@@ -242,11 +248,10 @@ class Toolbox:
     await box.call_all(reply.tool_calls, scenario=scenario, state=shop)  # tool messages, in call order
     """
 
-    def __init__(
-        self, tools: Sequence[Tool | Callable[..., Any]] | type = (), *, max_result_chars: int = 10_000
-    ) -> None:
+    def __init__(self, tools: Tools = (), *, max_result_chars: int = 10_000) -> None:
         """Plain typed functions are taken as `@tool` would take them; two equal names are refused. A class
         stands for its public methods: they are called on the conversation's state, which is one of it.
+        Functions and the class may be named as "module:function".
 
         Of a result with more than `max_result_chars` characters the agent reads the first ones, and how many
         were left out.
@@ -261,14 +266,18 @@ class Toolbox:
         self._tools: dict[str, Tool] = {}
         self.state_class: type | None = None
         """Whose methods some tools are."""
-        tools = [tools] if isinstance(tools, type) else tools
+        tools = [tools] if isinstance(tools, type | str) else tools
         if not isinstance(tools, Sequence):
             raise ConfigurationError(
                 f"tools must be a list of typed functions, or a class with methods, got {tools!r:.60}"
             )
         for item in tools:
+            if isinstance(item, str) and ":" in item:
+                item = imported("tool", item)
             if not callable(item):
-                raise ConfigurationError(f"a tool must be a typed function, got {item!r:.60}")
+                raise ConfigurationError(
+                    f"a tool must be a typed function or 'module:function', got {item!r:.60}"
+                )
             for entry in self._entries(item):
                 if entry.name in self._tools:
                     raise ConfigurationError(f"tool {entry.name!r} stands twice: names must be unique")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from stateset_agents.core.conversation_state import StateFactory
 from stateset_agents.core.environment import ConversationEnvironment, Success
 from stateset_agents.core.sources.chat_logs import Chats, chat_scenarios
 from stateset_agents.core.sources.recorded_tools import folded_key, recorded_calls
-from stateset_agents.core.tools import Tool
+from stateset_agents.core.tools import Tools
 from stateset_agents.core.users.simulated_user import UserFactory, default_user
 from stateset_agents.types.messages import Message
 from stateset_agents.types.scenario import Scenario
@@ -39,7 +38,7 @@ class ChatLogs(ConversationEnvironment):
         shares: Mapping[str, float] | None = None,
         keep_duplicates: bool = False,
         max_turns: int = 6,
-        tools: Sequence[Tool | Callable[..., Any]] | type = (),
+        tools: Tools = (),
         user: UserFactory | str | None = default_user,
         success: Success | str | None = None,
         state: StateFactory | str | None = None,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from stateset_agents.core.environment import Conversation, Success
 from stateset_agents.core.sources.rows.files import read_rows
 from stateset_agents.core.sources.served_conversations import expect_served
-from stateset_agents.core.tools import Tool
+from stateset_agents.core.tools import Tools
 from stateset_agents.core.users.simulated_user import UserFactory, default_user
 from stateset_agents.environments.chat_logs import ChatLogs, made_the_recorded_calls
 from stateset_agents.types.errors import ConfigurationError
@@ -36,7 +36,7 @@ class ServedConversations:
         shares: Mapping[str, float] | None = None,
         only_checked: bool = True,
         max_turns: int = 6,
-        tools: Sequence[Tool | Callable[..., Any]] | type = (),
+        tools: Tools = (),
         user: UserFactory | str | None = default_user,
         success: Success | str | None = None,
         system_prompt: str | None = None,

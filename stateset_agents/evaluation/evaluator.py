@@ -172,7 +172,8 @@ def held_out(environment: Environment, split: str, number: int | None) -> Sequen
     if not scenarios:
         expect_split(split)
         raise ConfigurationError(
-            f"the environment has no {split} scenario: give some split={split!r}, or name another split"
+            f"the environment has no {split} scenario: give some split={split!r}, or name another split "
+            "(in a file evaluation.split)"
         )
     if number is None:
         return scenarios

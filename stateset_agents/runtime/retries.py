@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 from stateset_agents.runtime.circuit_breakers import Breaker, State, admitted, breaker_listener
+from stateset_agents.runtime.user_code import format_error
 from stateset_agents.types.errors import PROGRAMMING_ERRORS, ConfigurationError, StatesetError
 from stateset_agents.types.seeds import derive
 
@@ -90,8 +91,8 @@ async def retry(
 
 
 def _cause(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text if isinstance(error, StatesetError) else f"{type(error).__name__}: {text}"
+    text = str(error) if isinstance(error, StatesetError) else format_error(error)
+    return " ".join(text.split())
 
 
 class FaultTolerance:

@@ -47,7 +47,7 @@ def _failures(history: History) -> Finding | None:
 
 def _vocabulary(history: History) -> Finding | None:
     """Tokens of the prompts that the model's own training never had, of a model that knows which it had."""
-    share = history.start("tokens/untrained")
+    share = history.end("tokens/untrained")
     if share is None:
         return None
     seen = f"{share:.0%} of the prompts' tokens are none that the model was trained on"

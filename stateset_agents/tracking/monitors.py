@@ -76,7 +76,7 @@ MONITORS: Mapping[str, Monitor] = {
         fail=-0.01,
         why="success below 1 % in the first and the last steps and on held-out scenarios: GRPO raises what "
         "it samples (our choice)",
-        advice="warm start first, on conversations that go well (demonstrate, traces, then sft)",
+        advice="warm start first, on conversations that go well (demonstrate, then sft; or distill)",
     ),
     "vocabulary": Monitor(
         warn=0.05,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stateset_agents.core.tools import Tool, Toolbox, bounded
+from stateset_agents.core.tools import Toolbox, Tools, bounded
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.schemas import call_key
@@ -24,7 +24,7 @@ class RecordedToolbox(Toolbox):
 
     def __init__(
         self,
-        tools: Sequence[Tool | Callable[..., Any]] | type = (),
+        tools: Tools = (),
         *,
         scenarios: Sequence[Scenario] = (),
         max_result_chars: int = 10_000,

@@ -85,7 +85,7 @@ SETTINGS = {
     "environment.success=1": "success must be a function with named parameters or 'module:function', got 1",
     "environment.system_prompt=3": "system_prompt must be text, got 3",
     "environment.local=maybe": "local must be true, false or absent, got 'maybe'",
-    "environment.tools=[look]": "a tool must be a typed function, got 'look'",
+    "environment.tools=[look]": "a tool must be a typed function or 'module:function', got 'look'",
     "reward=os:getcwd": "reward 'os:getcwd' gave a str: name a RewardFunction, or what makes one",
     "environment.scenarios=none.jsonl": "none.jsonl: No such file or directory",
     "agent.model_name=./no-model": "no-model' does not exist; give a folder written by "
@@ -97,7 +97,8 @@ SETTINGS = {
     "training.seed={": "--set 'training.seed={': the value is not YAML: while parsing",
     "max_steps=3": "run.yaml: ExperimentConfig has no field 'max_steps' (did you mean 'training.max_steps'?)",
     "group_size=4": "ExperimentConfig has no field 'group_size' (did you mean 'training.group_size'?)",
-    "evaluation.split=test": "the environment has no test scenario: give some split='test'",
+    "evaluation.split=test": "the environment has no test scenario: give some split='test', or name "
+    "another split (in a file evaluation.split)",
 }
 
 
@@ -365,7 +366,10 @@ def test_a_wrong_command_says_what_was_meant(
     with pytest.raises(SystemExit) as left:
         main(command.split())
     assert left.value.code == 2
-    assert capsys.readouterr().err.rstrip().endswith(message)
+    errors = capsys.readouterr().err
+    assert errors.rstrip().endswith(message)
+    assert errors.startswith(("usage: stateset-agents train [-h]", "usage: stateset-agents [-h] VERB ...\n"))
+    assert "VERB  " not in errors
 
 
 def test_a_reader_that_has_enough_gets_no_traceback() -> None:

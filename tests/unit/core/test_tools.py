@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -274,10 +275,34 @@ def test_functions_that_cannot_be_tools_are_refused():
 
     with pytest.raises(ConfigurationError, match="parameter 'order_id' needs a type"):
         tool(untyped)
+    with pytest.raises(ConfigurationError, match="a tool must be a typed function, got <class"):
+        tool(Tool)
     with pytest.raises(ConfigurationError, match="cannot be filled by name"):
         tool(starred)
     with pytest.raises(ConfigurationError, match="'refund' stands twice"):
         Toolbox([refund, refund])
+
+
+@pytest.mark.parametrize(
+    ("named", "names"),
+    [
+        (["my_shop:track"], ["track"]),
+        ("my_shop:track", ["track"]),
+        ("my_shop:Till", ["sell"]),
+        (["my_shop:Till", "my_shop:track", refund], ["sell", "track", "refund"]),
+    ],
+)
+def test_functions_and_a_class_may_be_named_as_a_yaml_file_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: Any, names: list[str]
+) -> None:
+    (tmp_path / "my_shop.py").write_text(
+        "class Till:\n    def sell(self, item: str) -> str:\n        return item\n\n"
+        "def track(order_id: str) -> str:\n    return order_id\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert [schema["function"]["name"] for schema in Toolbox(named).schemas] == names
+    with pytest.raises(ConfigurationError, match=r"'my_shop:trak': .*\(did you mean 'track'\?\)"):
+        Toolbox(["my_shop:trak"])
 
 
 def test_tools_that_are_no_list_are_refused() -> None:

@@ -21,7 +21,7 @@ from tiny_training import talk
 from stateset_agents.algorithms.intervals import mean_interval, wilson
 from stateset_agents.cli.main import main
 from stateset_agents.tracking.checks import CHECKS, _loop_lag
-from stateset_agents.tracking.diagnostics import Finding, History, all_passed, diagnose
+from stateset_agents.tracking.diagnostics import Finding, History, all_passed, diagnose, live_findings
 from stateset_agents.tracking.monitors import MONITORS
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import MetricLine, RunLog, held_out_gains
@@ -371,6 +371,13 @@ def test_a_missing_skill_is_named_before_longer_training(
         else:
             assert finding.cure.startswith(f"a skill is missing: {share} of the last replies are well-formed")
             assert finding.cure.endswith("longer training comes after that")
+
+
+def test_words_that_the_model_never_had_are_told_from_the_first_step_on() -> None:
+    first = MetricLine(step=1, time=0.0, values={"tokens/untrained": 0.4})
+    [finding] = live_findings(History([first], TRAINING, {}))
+    assert (finding.check, finding.verdict) == ("vocabulary", "fail")
+    assert finding.seen == "40% of the prompts' tokens are none that the model was trained on"
 
 
 def test_what_was_not_logged_is_not_judged(tmp_path: Path) -> None:

@@ -161,8 +161,8 @@ async def test_an_outage_that_does_not_end_is_waited_for_once_and_stops_with_its
     line = await stopped(trainer)
     assert re.fullmatch(
         r"step 5 has no group with 2 scored members \(8 of 8 conversations failed\); first cause: "
-        r"EnvironmentFailure: environment failed \d+ times in a row \(last: OSError: the database is away\), "
-        r"and was waited for 0.3 s",
+        r"EnvironmentFailure: environment failed \d+ times in a row \(last: OSError: the database is away "
+        r"\(at .*\.py:\d+\)\), and was waited for 0.3 s",
         line,
     )
     assert environment.calls < 16 + 20  # the others did not ask

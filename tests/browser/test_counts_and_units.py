@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 from charts_in_view import look_at_every_chart
-from chromium import Chromium, Tab, chromium
+from chromium import Tab
+from live_pages import address_of
 from report_runs import finished_run, log_groups, log_step, metrics, numeric_run
 
 from stateset_agents.deployment.views.dashboard_page import write_dashboard
@@ -28,19 +25,6 @@ pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 STEPS, DROP = 20, 14
 HELD = 32
 """Conversations of the page, of 20 steps with 64 each."""
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Chromium]:
-    async with chromium() as found:
-        yield found
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def tab(browser: Chromium) -> AsyncIterator[Tab]:
-    async with browser.tab() as found:
-        await found.look(1280, 900)
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -106,22 +90,10 @@ async def test_a_cell_says_how_many_of_its_conversations_the_page_has(tab: Tab, 
         assert (await said(tab)).startswith(words)
 
 
-@contextlib.asynccontextmanager
-async def served(folder: RunFolder, limit: int) -> AsyncIterator[str]:
-    address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(
-        serve(RunLog(folder), port=0, conversations=limit, on_ready=address.set_result)
-    )
-    yield await address
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
-
-
 async def test_a_live_page_fetches_what_a_list_lacks(tab: Tab, dropped: RunFolder, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "dropped")
     shutil.copytree(dropped.path, folder.path)
-    async with served(folder, HELD) as address:
+    async with address_of(serve, RunLog(folder), conversations=HELD) as address:
         await tab.open(f"{address}#conversations?stage=train&step-from={DROP}&step-to={DROP}")
         await tab.until("document.querySelectorAll('.units li').length === 2")
         await tab.run("document.querySelector('#conversations [role=status] button').click()")

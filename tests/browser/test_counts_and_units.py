@@ -145,6 +145,54 @@ async def ticks(tab: Tab) -> dict[str, dict[str, list[str]]]:
     return {title: {axis: sorted(texts) for axis, texts in of.items()} for title, of in found.items()}
 
 
+async def test_seeds_whose_updates_end_at_other_steps_have_a_mean_and_a_band(
+    tab: Tab, tmp_path: Path
+) -> None:
+    """Each point was of one seed, the learning rate "0%", and all ticks of a small share were "0%"."""
+    for seed in range(2):
+        folder = RunFolder.create(tmp_path, "pole", conversations=False)
+        folder.write_config({"kind": "control", "training": {"seed": seed}})
+        with JsonlTracker(folder) as tracker:
+            for update in range(1, 10):
+                step = 100 * update + 10 * seed
+                clipped = {"policy/clip_fraction_low": 0.0002 * update}
+                rate = {"optimizer/learning_rate": 0.01 / update}
+                tracker.log_metrics(step, {"reward/mean": step + 20.0 * seed, **clipped, **rate})
+    await tab.open(write_overview(tmp_path).as_uri())
+    await tab.until("!!document.querySelector('.plot')")
+    await tab.run("document.querySelectorAll('details').forEach((one) => (one.open = true))")
+    await all_drawn(tab)
+    low, high, mean = await tab.run("document.querySelector('.plot').data.map(({ x, y }) => [x, y])")
+    steps = list(range(200, 1000, 100))  # those that both have
+    assert low == [steps, steps]
+    assert mean == [steps, [step + 10 for step in steps]]
+    assert high == [steps, [step + 20 for step in steps]]
+    found = await ticks(tab)
+    assert not [text for text in found["optimizer/learning_rate"]["y"] if "%" in text]
+    shares = found["Clip fraction: below"]["y"]
+    assert len(set(shares)) == len(shares) > 1
+
+
+async def test_all_families_are_moving_averages_also_those_that_some_steps_lack(
+    tab: Tab, tmp_path: Path
+) -> None:
+    folder = RunFolder.create(tmp_path)
+    with JsonlTracker(folder) as tracker:
+        for step in range(1, 13):
+            rare = {"success/refund": float(step % 4 == 1)} if step % 2 else {}
+            tracker.log_metrics(step, {"success/rate": 0.5, "success/cancel": float(step % 2), **rare})
+    write_report(folder.path)
+    await tab.open(folder.report.as_uri())
+    await all_drawn(tab)
+    drawn = await tab.run(
+        "Object.fromEntries([...document.querySelectorAll('figure')].find((one) => "
+        "one.querySelector('strong').textContent === 'Success by family').querySelector('.plot')"
+        ".data.map(({ name, y }) => [name, y]))"
+    )
+    assert drawn["refund"] == pytest.approx([1 / 2, 2 / 3, 1 / 3, 2 / 3, 1 / 3, 1 / 2])
+    assert drawn["cancel"][1:3] == pytest.approx([2 / 3, 1 / 3])
+
+
 async def test_a_run_of_one_update_has_one_tick_and_no_empty_chart(tab: Tab, tmp_path: Path) -> None:
     folder = numeric_run(tmp_path, updates=1)
     write_report(folder.path)

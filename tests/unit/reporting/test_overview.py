@@ -149,8 +149,13 @@ def test_numeric_runs_are_paired_by_their_held_out_starts(tmp_path: Path) -> Non
             tracker.log_metrics(9, {"reward/mean": gain})
         folder.write_config({"kind": "control", "training": {"gamma": 1 - seed / 10, "seed": 0}})
         side = {"mean_reward": 3 + gain, "reward_interval": None, "n": 20, "num_failed": 0}
-        folder.write_summary({"seed": 0, "after": side})
+        folder.write_summary({"seed": 0, "before": side | {"mean_reward": 3}, "after": side})
     data = overview_data(tmp_path)
+    assert [(run["before"]["value"], run["after"]["value"]) for run in data["runs"]] == [(3, 3), (3, 8)]
+    assert [(run["gain"]["measure"], run["gain"]["mean"]) for run in data["runs"]] == [
+        ("reward", 0.0),
+        ("reward", 5.0),
+    ]
     assert [one["score"]["runs"] for one in data["experiments"]] == [[3.0], [8.0]]
     [[_, _, found]] = data["differences"]
     assert (found["measure"], found["mean"], found["verdict"], found["seeds"]) == (

@@ -131,6 +131,24 @@ async def test_a_page_of_many_runs_has_the_units_of_its_runs(tab: Tab, tmp_path:
     assert not any("episodes" in note for _, note, _ in found["talks", "report"])
 
 
+async def test_success_and_returns_in_one_folder_have_a_scale_each(tab: Tab, tmp_path: Path) -> None:
+    """A success of 34 % was the "reward" 0.34 on the axis of a return."""
+    numeric_run(tmp_path)
+    finished_run(tmp_path, steps=3)
+    await tab.open(write_overview(tmp_path).as_uri())
+    await tab.until("document.querySelectorAll('#runs tbody tr').length === 2")
+    scales = "[...document.querySelectorAll('#held-out .head')].map((one) => one.children[0].textContent)"
+    assert await tab.run(scales) == ["return after training", "success after training"]
+    returns, success = await tab.run(
+        "[...document.querySelectorAll('#runs tbody tr')].map("
+        "(row) => [4, 5, 6].map((at) => row.cells[at].textContent))"
+    )
+    assert returns[:2] == ["6.5", "18 [5.2, 7.8]"]
+    assert returns[2].startswith("+11.5 [")
+    assert success[0].endswith("%")
+    assert success[2].endswith("] points")
+
+
 async def ticks(tab: Tab) -> dict[str, dict[str, list[str]]]:
     """Chart -> what stands along it and up it."""
     labels = (

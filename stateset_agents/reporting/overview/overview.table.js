@@ -14,7 +14,7 @@ const COLUMNS = [
   ["steps", "steps", (run) => run.steps],
   ["before", "before", (run) => run.before?.value],
   ["after", "after", (run) => run.after?.value],
-  ["gain", "after − before, points", (run) => run.gain?.mean],
+  ["gain", "after − before", (run) => run.gain?.mean],
   ["reward", "last reward", (run) => run.reward],
   ["time", "training", (run) => run.seconds],
 ];
@@ -24,8 +24,9 @@ function cells(run, data) {
   const name = [swatch(run.experiment), run.has_report ? h("a", { href: `${data.base ?? ""}${run.name}/report.html` }, run.name) : run.name];
   const within = (interval, say) => (interval ? h("span", { class: "interval" }, ` [${interval.map((end) => say(end)).join(", ")}]`) : "");
   const side = (part, say = shareOrNumber(part?.measure)) => (part ? [say(part.value), within(part.interval, say)] : "–");
-  const by = run.gain?.measure === "success" ? points : signedNumber;
-  const gain = run.gain ? [h("b", {}, by(run.gain.mean)), within(run.gain.interval, by)] : "–";
+  const isSuccess = run.gain?.measure === "success";
+  const by = isSuccess ? points : signedNumber;
+  const gain = run.gain ? [h("b", {}, by(run.gain.mean)), within(run.gain.interval, by), isSuccess && !inPoints(data) ? " points" : ""] : "–";
   const steps = run.planned && run.planned !== run.steps ? `${number(run.steps)} of ${number(run.planned)}` : number(run.steps);
   const { label } = data.experiments[run.experiment];
   return [[...name, label === run.name ? "" : h("span", { class: "n" }, ` ${label}`)], run.seed ?? "–", run.ended ?? "not ended", steps, run.before ? shareOrNumber(run.before.measure)(run.before.value) : "–", side(run.after), gain, number(run.reward), duration(run.seconds)];
@@ -33,7 +34,8 @@ function cells(run, data) {
 
 /** Runs that could not be read, each with the reason. */
 const damagedRuns = (data) => h("div", { class: "damaged" }, data.damaged.map(([name, reason]) => note(h("b", {}, name), ` is left out: ${reason}`)));
-const NUMERIC = { steps: "environment steps", gain: "after − before, return", reward: "last return" }; // in place of those names, where no run is of conversations
+const inPoints = ({ runs }) => runs.every(({ gain }) => !gain || gain.measure === "success");
+const NUMERIC = { steps: "environment steps", reward: "last return" }; // in place of those names, where no run is of conversations
 
 function runsTable(data, view, change) {
   const isNumeric = data.runs.every(({ kind }) => kind === "numeric");
@@ -49,7 +51,7 @@ function runsTable(data, view, change) {
     });
   }
   const head = COLUMNS.map(([name, text], column) => h("th", { scope: "col", "aria-sort": column === at ? (view.down ? "descending" : "ascending") : null },
-    h("button", { type: "button", class: "sort", "data-sort": name, onclick: () => change({ sort: name, down: view.sort === name ? !view.down : !["name", "seed", "state"].includes(name) }) }, isNumeric ? (NUMERIC[name] ?? text) : text, h("span", { "aria-hidden": "true" }, column === at ? (view.down ? " ▾" : " ▴") : ""))));
+    h("button", { type: "button", class: "sort", "data-sort": name, onclick: () => change({ sort: name, down: view.sort === name ? !view.down : !["name", "seed", "state"].includes(name) }) }, isNumeric ? (NUMERIC[name] ?? text) : text, name === "gain" && inPoints(data) ? ", points" : "", h("span", { "aria-hidden": "true" }, column === at ? (view.down ? " ▾" : " ▴") : ""))));
   const rows = runs.map((run) => h("tr", {}, cells(run, data).map((cell, column) => (column ? h("td", {}, cell) : h("th", { scope: "row" }, cell)))));
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of runs" }, h("table", { class: "runs" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows)));
 }

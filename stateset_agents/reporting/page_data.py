@@ -90,14 +90,14 @@ def _numeric_environment(config: Mapping[str, Any]) -> str | None:
 def _steps(summary: Mapping[str, Any], training: Any, done: int) -> str:
     """`110`, or `unfinished: step 40 of 110` unless the summary says that the training finished."""
     if summary.get("ended", "finished") == "finished" and summary.get("steps", -1) >= done:
-        return str(summary["steps"])
+        return f"{summary['steps']:,}"
     if isinstance(training, Mapping) and "total_steps" in training:
-        return f"unfinished: step {done} of {training['total_steps']}"
+        return f"unfinished: step {done:,} of {training['total_steps']:,}"
     if not isinstance(training, Mapping) or "num_episodes" not in training:
-        return str(done)
+        return f"{done:,}"
     episodes = training["per_device_train_batch_size"] * training["gradient_accumulation_steps"]
     planned = training["max_steps"] or math.ceil(training["num_episodes"] / episodes)
-    return f"unfinished: step {done} of {planned}"
+    return f"unfinished: step {done:,} of {planned:,}"
 
 
 def _duration(seconds: float | None) -> str | None:

@@ -128,7 +128,8 @@ def _loop_lag(history: History) -> Finding | None:
     elif len(lags) < 20 or typical < 0.25:  # a run from before the user's part was measured
         blocking = "make sync code in async tools, rewards and environments plain `def`"
         hint = f"is the machine busy with other work? If not, {blocking}"
-    seen = f"{typical * 1000:.0f} ms at most in the median step, {max(lags) * 1000:.0f} ms in the worst"
+    update = history.units().update
+    seen = f"{typical * 1000:.0f} ms at most in the median {update}, {max(lags) * 1000:.0f} ms in the worst"
     return graded("event loop", typical, seen, hint)
 
 
@@ -170,7 +171,7 @@ def _skipped_steps(history: History) -> Finding | None:
     if not skipped:
         return None
     number = sum(value > 0 or math.isnan(value) for value in skipped)
-    seen = f"{number} of {len(skipped)} steps changed no weight"
+    seen = f"{number} of {len(skipped)} {history.units().update}s changed no weight"
     if history.is_solved():
         return Finding("skipped steps", "ok", seen)
     return graded("skipped steps", number / len(skipped), seen)
@@ -206,7 +207,10 @@ def _reward_trend(history: History) -> Finding | None:
         return None
     first, last = rewards[:third], rewards[-third:]
     fall = -_standard_errors(first, last)
-    seen = f"{fmean(first):.3g} in the first third of the steps, {fmean(last):.3g} in the last"
+    seen = (
+        f"{fmean(first):.3g} in the first third of the {history.units().update}s, "
+        f"{fmean(last):.3g} in the last"
+    )
     if history.is_solved():
         return Finding("reward", "ok", seen)
     if fall > MONITORS["reward"].fail:
@@ -215,7 +219,7 @@ def _reward_trend(history: History) -> Finding | None:
         return graded("reward", fall, seen)
     result = _held_out_result(history)
     if result is not None and result.rose:
-        return Finding("reward", "ok", f"{seen}: no clear rise, but held-out {result} rose")
+        return Finding("reward", "ok", f"{seen}: no clear rise, but the held-out result rose: {result}")
     hint = "train longer, raise learning_rate, or take larger groups; check that the reward can be reached"
     return graded("reward", fall, f"{seen}: no clear rise", _skill_hint(history) or hint)
 
@@ -277,7 +281,7 @@ def _held_out_result(history: History) -> _HeldOutResult | None:
     before, after = history.summary.get("before") or {}, history.summary.get("after") or {}
     for name, key, interval, compare in (
         ("success", "success", "interval", paired_shares),
-        ("reward", "mean_reward", "reward_interval", paired_rewards),
+        (history.units().reward, "mean_reward", "reward_interval", paired_rewards),
     ):
         old, new = before.get(key), after.get(key)
         if old is None or new is None:
@@ -333,7 +337,7 @@ def _held_out(history: History) -> Finding | None:
     if result.scenarios_needed <= _MAX_SCENARIOS:
         needed = _round_up(result.scenarios_needed)
         hint = (
-            f"{result.n} scenarios are too few to tell this change: about {needed} would "
+            f"{result.n} {history.units().scenario}s are too few to tell this change: about {needed} would "
             f"(evaluation.episodes{'' if history.is_numeric() else ', or evaluation.tries'})"
         )
     why = (result.paired and result.paired.reason) or "no clear change"
@@ -581,7 +585,10 @@ def _critic(history: History) -> Finding | None:
     if not values:
         return None
     explained = median(values[-window(values) :])
-    seen = f"explains {explained:.0%} of the returns' variance in the median of the last steps"
+    seen = (
+        f"explains {explained:.0%} of the returns' variance "
+        f"in the median of the last {history.units().update}s"
+    )
     if history.is_solved():
         return Finding("value function", "ok", f"{seen}, of which little is left")
     return graded("value function", -explained, seen)

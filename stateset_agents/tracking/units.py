@@ -20,10 +20,23 @@ class Units:
     """What each line of metrics.jsonl is of."""
     along: str
     """What `step` counts there."""
+    scenario: str
+    """What an episode starts from."""
+    reward: str
+    """What the sum of an episode's rewards is called."""
 
 
-CONVERSATIONS = Units(kind="conversations", choice="token", update="step", along="step")
-NUMERIC = Units(kind="numeric", choice="step", update="update", along="environment step")
+CONVERSATIONS = Units(
+    kind="conversations", choice="token", update="step", along="step", scenario="scenario", reward="reward"
+)
+NUMERIC = Units(
+    kind="numeric",
+    choice="step",
+    update="update",
+    along="environment step",
+    scenario="start",
+    reward="return",
+)
 
 
 def units_of(config: Mapping[str, Any]) -> Units:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
-from chromium import Chromium, chromium
+from axe import faults
+from chromium import Chromium
 from report_runs import finished_run
 from study_folders import comparison, write_study
 
@@ -18,17 +15,6 @@ from stateset_agents.reporting.overview.overview_report import write_overview
 from stateset_agents.reporting.report import write_report
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
-
-FAULTS = (
-    "axe.run(document, {resultTypes: ['violations']}).then((found) => found.violations.map((one) => "
-    "`${one.impact} ${one.id}: ${one.nodes.map((node) => node.html.slice(0, 200)).join(' | ')}`))"
-)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Chromium]:
-    async with chromium() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -44,19 +30,17 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 async def test_axe_finds_no_fault(
     browser: Chromium, pages: dict[str, Path], page: str, width: int, height: int, scheme: str
 ) -> None:
-    script = Path(str(distribution("axe-playwright-python").locate_file("axe_playwright_python/axe.min.js")))
     async with browser.tab() as tab:
         await tab.look(width, height, scheme)
         await tab.open(pages[page].as_uri() + "#?stage=train")
         await tab.until("document.querySelector('.runs tbody tr, .group article') !== null")
         await tab.run("document.querySelectorAll('details').forEach((one) => (one.open = true))")
-        await tab.run(await asyncio.to_thread(script.read_text) + ";0")
-        assert await tab.run(FAULTS) == []
+        assert await faults(tab) == []
         if page == "run":
             await tab.press("t", "t")
             await tab.run("document.querySelector('.members').scrollIntoView()")
             await tab.until("document.querySelectorAll('.members .t').length > 0")
-            assert await tab.run(FAULTS) == []
+            assert await faults(tab) == []
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +58,6 @@ def learn_pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 async def test_axe_finds_no_fault_in_the_learning_pages(
     browser: Chromium, learn_pages: dict[str, Path], width: int, height: int, scheme: str
 ) -> None:
-    script = Path(str(distribution("axe-playwright-python").locate_file("axe_playwright_python/axe.min.js")))
     assert len(learn_pages) == 10
     found = {}
     for name, page in learn_pages.items():
@@ -83,6 +66,5 @@ async def test_axe_finds_no_fault_in_the_learning_pages(
             await tab.open(page.as_uri())
             await tab.until("'ready' in document.documentElement.dataset")
             await tab.run("document.querySelectorAll('details').forEach((one) => (one.open = true))")
-            await tab.run(await asyncio.to_thread(script.read_text) + ";0")
-            found[name] = await tab.run(FAULTS)
-    assert {name: faults for name, faults in found.items() if faults} == {}
+            found[name] = await faults(tab)
+    assert {name: lines for name, lines in found.items() if lines} == {}

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 from charts_in_view import look_at_every_chart
-from chromium import Chromium, Tab, chromium
+from chromium import Tab
+from live_pages import address_of
 from report_runs import finished_run, log_groups, log_step, metrics, numeric_run
 
 from stateset_agents.deployment.views.dashboard_page import write_dashboard
@@ -28,19 +25,6 @@ pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 STEPS, DROP = 20, 14
 HELD = 32
 """Conversations of the page, of 20 steps with 64 each."""
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Chromium]:
-    async with chromium() as found:
-        yield found
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def tab(browser: Chromium) -> AsyncIterator[Tab]:
-    async with browser.tab() as found:
-        await found.look(1280, 900)
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -106,22 +90,10 @@ async def test_a_cell_says_how_many_of_its_conversations_the_page_has(tab: Tab, 
         assert (await said(tab)).startswith(words)
 
 
-@contextlib.asynccontextmanager
-async def served(folder: RunFolder, limit: int) -> AsyncIterator[str]:
-    address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(
-        serve(RunLog(folder), port=0, conversations=limit, on_ready=address.set_result)
-    )
-    yield await address
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
-
-
 async def test_a_live_page_fetches_what_a_list_lacks(tab: Tab, dropped: RunFolder, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "dropped")
     shutil.copytree(dropped.path, folder.path)
-    async with served(folder, HELD) as address:
+    async with address_of(serve, RunLog(folder), conversations=HELD) as address:
         await tab.open(f"{address}#conversations?stage=train&step-from={DROP}&step-to={DROP}")
         await tab.until("document.querySelectorAll('.units li').length === 2")
         await tab.run("document.querySelector('#conversations [role=status] button').click()")
@@ -159,6 +131,24 @@ async def test_a_page_of_many_runs_has_the_units_of_its_runs(tab: Tab, tmp_path:
     assert not any("episodes" in note for _, note, _ in found["talks", "report"])
 
 
+async def test_success_and_returns_in_one_folder_have_a_scale_each(tab: Tab, tmp_path: Path) -> None:
+    """A success of 34 % was the "reward" 0.34 on the axis of a return."""
+    numeric_run(tmp_path)
+    finished_run(tmp_path, steps=3)
+    await tab.open(write_overview(tmp_path).as_uri())
+    await tab.until("document.querySelectorAll('#runs tbody tr').length === 2")
+    scales = "[...document.querySelectorAll('#held-out .head')].map((one) => one.children[0].textContent)"
+    assert await tab.run(scales) == ["return after training", "success after training"]
+    returns, success = await tab.run(
+        "[...document.querySelectorAll('#runs tbody tr')].map("
+        "(row) => [4, 5, 6].map((at) => row.cells[at].textContent))"
+    )
+    assert returns[:2] == ["6.5", "18 [5.2, 7.8]"]
+    assert returns[2].startswith("+11.5 [")
+    assert success[0].endswith("%")
+    assert success[2].endswith("] points")
+
+
 async def ticks(tab: Tab) -> dict[str, dict[str, list[str]]]:
     """Chart -> what stands along it and up it."""
     labels = (
@@ -171,6 +161,54 @@ async def ticks(tab: Tab) -> dict[str, dict[str, list[str]]]:
     )
     found = dict(await tab.run(figures))
     return {title: {axis: sorted(texts) for axis, texts in of.items()} for title, of in found.items()}
+
+
+async def test_seeds_whose_updates_end_at_other_steps_have_a_mean_and_a_band(
+    tab: Tab, tmp_path: Path
+) -> None:
+    """Each point was of one seed, the learning rate "0%", and all ticks of a small share were "0%"."""
+    for seed in range(2):
+        folder = RunFolder.create(tmp_path, "pole", conversations=False)
+        folder.write_config({"kind": "control", "training": {"seed": seed}})
+        with JsonlTracker(folder) as tracker:
+            for update in range(1, 10):
+                step = 100 * update + 10 * seed
+                clipped = {"policy/clip_fraction_low": 0.0002 * update}
+                rate = {"optimizer/learning_rate": 0.01 / update}
+                tracker.log_metrics(step, {"reward/mean": step + 20.0 * seed, **clipped, **rate})
+    await tab.open(write_overview(tmp_path).as_uri())
+    await tab.until("!!document.querySelector('.plot')")
+    await tab.run("document.querySelectorAll('details').forEach((one) => (one.open = true))")
+    await all_drawn(tab)
+    low, high, mean = await tab.run("document.querySelector('.plot').data.map(({ x, y }) => [x, y])")
+    steps = list(range(200, 1000, 100))  # those that both have
+    assert low == [steps, steps]
+    assert mean == [steps, [step + 10 for step in steps]]
+    assert high == [steps, [step + 20 for step in steps]]
+    found = await ticks(tab)
+    assert not [text for text in found["optimizer/learning_rate"]["y"] if "%" in text]
+    shares = found["Clip fraction: below"]["y"]
+    assert len(set(shares)) == len(shares) > 1
+
+
+async def test_all_families_are_moving_averages_also_those_that_some_steps_lack(
+    tab: Tab, tmp_path: Path
+) -> None:
+    folder = RunFolder.create(tmp_path)
+    with JsonlTracker(folder) as tracker:
+        for step in range(1, 13):
+            rare = {"success/refund": float(step % 4 == 1)} if step % 2 else {}
+            tracker.log_metrics(step, {"success/rate": 0.5, "success/cancel": float(step % 2), **rare})
+    write_report(folder.path)
+    await tab.open(folder.report.as_uri())
+    await all_drawn(tab)
+    drawn = await tab.run(
+        "Object.fromEntries([...document.querySelectorAll('figure')].find((one) => "
+        "one.querySelector('strong').textContent === 'Success by family').querySelector('.plot')"
+        ".data.map(({ name, y }) => [name, y]))"
+    )
+    assert drawn["refund"] == pytest.approx([1 / 2, 2 / 3, 1 / 3, 2 / 3, 1 / 3, 1 / 2])
+    assert drawn["cancel"][1:3] == pytest.approx([2 / 3, 1 / 3])
 
 
 async def test_a_run_of_one_update_has_one_tick_and_no_empty_chart(tab: Tab, tmp_path: Path) -> None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import sqlite3
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
+from axe import faults
 from charts_in_view import look_at_every_chart
-from chromium import Chromium, Tab, chromium
+from chromium import Tab
 from deployment_journals import SimulatedDeployment
+from live_pages import address_of
 from report_runs import finished_run
 
 from stateset_agents.deployment.views.dashboard_data import Deployments
@@ -24,10 +21,6 @@ from stateset_agents.reporting.report import write_report
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
-FAULTS = (
-    "axe.run(document, {resultTypes: ['violations']}).then((found) => found.violations.map((one) => "
-    "`${one.impact} ${one.id}: ${one.nodes.map((node) => node.html.slice(0, 200)).join(' | ')}`))"
-)
 CHARTS = 6
 """Three of each deployment; the runs have their own."""
 
@@ -39,19 +32,6 @@ class Shown:
     page: Path
     rolled_back: SimulatedDeployment
     gradual: SimulatedDeployment
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Chromium]:
-    async with chromium() as found:
-        yield found
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def tab(browser: Chromium) -> AsyncIterator[Tab]:
-    async with browser.tab() as found:
-        await found.look(1280, 900)
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -92,9 +72,7 @@ async def test_it_fits_without_a_complaint_a_request_or_a_fault_for_axe(
     assert await tab.run("document.documentElement.scrollWidth") <= width
     assert tab.complaints == []
     assert [url for url in tab.requests if not url.startswith("data:")] == [shown.page.as_uri()]
-    script = Path(str(distribution("axe-playwright-python").locate_file("axe_playwright_python/axe.min.js")))
-    await tab.run(await asyncio.to_thread(script.read_text) + ";0")
-    assert await tab.run(FAULTS) == []
+    assert await faults(tab) == []
 
 
 async def test_the_numbers_are_the_journal_s(tab: Tab, shown: Shown) -> None:
@@ -189,45 +167,42 @@ async def test_a_live_page_follows_the_journal_and_keeps_what_is_open(tab: Tab, 
     deployment = SimulatedDeployment(tmp_path / "d.sqlite")
     deployment.talk(120, saved=saved)
     (tmp_path / "runs").mkdir()
-    address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     deployments = Deployments(deployment.path, conversations=saved)
-    task = asyncio.create_task(
-        serve_dashboard(tmp_path / "runs", deployments, port=0, on_ready=address.set_result)
-    )
-    await tab.open(await address)
-    await tab.until("document.querySelectorAll('.deployment .plot').length == 3")
-    first = "document.querySelector('[data-part=conversations] .entries summary')"
-    await tab.run(f"{first}.focus(), {first}.click()")
-    key = await tab.run(f"{first}.parentElement.dataset.key")
-    deployment.talk(3, saved=saved)
-    conversations = cells("0001", "arms")
-    status = deployment.controller.status()
-    await tab.until(
-        conversations,
-        lambda rows: (
-            rows[0][1:] == [f"{status['arms'][arm]['conversations']}" for arm in ("candidate", "baseline")]
-        ),
-    )
-    opened = f"document.querySelector('details[data-key=\"{key}\"]')?.open"
-    assert await tab.run(opened)
-    await tab.run("document.querySelector('[data-key=wealth]').scrollIntoView()")
-    await tab.until("document.querySelector('[data-key=wealth] .main-svg') !== null")
-    deployment.talk(60, saved=saved)
-    evidence = deployment.controller.ledger.evidence
-    last = "document.querySelector('[data-key=wealth]').data.map((one) => one.y.at(-1))"
-    await tab.until(last, lambda ends: ends[1] == pytest.approx(evidence.roll_back.wealth, rel=1e-12))
-    deployment.controller.roll_back(who="bob", why="a complaint")
-    await tab.until("document.querySelector('.facts .mode').textContent", lambda mode: mode == "rolled back")
-    SimulatedDeployment(deployment.path, candidate="runs/0009", start=deployment.now + 1)
-    await tab.until(
-        "document.querySelector('.deployment')?.id", lambda id: id == "deployment-0002"
-    )  # the newest
-    finished_run(tmp_path / "runs", steps=3)
-    await tab.until("document.querySelectorAll('#runs tbody tr').length == 1")
-    assert tab.complaints == []
-    rows = sqlite3.connect(deployment.path)
-    rows.executescript("DROP TABLE outcomes")
-    await tab.until("document.getElementById('live').textContent", lambda text: "cannot be used" in text)
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    async with address_of(serve_dashboard, tmp_path / "runs", deployments) as address:
+        await tab.open(address)
+        await tab.until("document.querySelectorAll('.deployment .plot').length == 3")
+        first = "document.querySelector('[data-part=conversations] .entries summary')"
+        await tab.run(f"{first}.focus(), {first}.click()")
+        key = await tab.run(f"{first}.parentElement.dataset.key")
+        deployment.talk(3, saved=saved)
+        conversations = cells("0001", "arms")
+        status = deployment.controller.status()
+        await tab.until(
+            conversations,
+            lambda rows: (
+                rows[0][1:]
+                == [f"{status['arms'][arm]['conversations']}" for arm in ("candidate", "baseline")]
+            ),
+        )
+        opened = f"document.querySelector('details[data-key=\"{key}\"]')?.open"
+        assert await tab.run(opened)
+        await tab.run("document.querySelector('[data-key=wealth]').scrollIntoView()")
+        await tab.until("document.querySelector('[data-key=wealth] .main-svg') !== null")
+        deployment.talk(60, saved=saved)
+        evidence = deployment.controller.ledger.evidence
+        last = "document.querySelector('[data-key=wealth]').data.map((one) => one.y.at(-1))"
+        await tab.until(last, lambda ends: ends[1] == pytest.approx(evidence.roll_back.wealth, rel=1e-12))
+        deployment.controller.roll_back(who="bob", why="a complaint")
+        await tab.until(
+            "document.querySelector('.facts .mode').textContent", lambda mode: mode == "rolled back"
+        )
+        SimulatedDeployment(deployment.path, candidate="runs/0009", start=deployment.now + 1)
+        await tab.until(
+            "document.querySelector('.deployment')?.id", lambda id: id == "deployment-0002"
+        )  # the newest
+        finished_run(tmp_path / "runs", steps=3)
+        await tab.until("document.querySelectorAll('#runs tbody tr').length == 1")
+        assert tab.complaints == []
+        rows = sqlite3.connect(deployment.path)
+        rows.executescript("DROP TABLE outcomes")
+        await tab.until("document.getElementById('live').textContent", lambda text: "cannot be used" in text)

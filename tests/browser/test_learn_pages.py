@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import pytest_asyncio
 import torch
-from chromium import Chromium, Tab, chromium
+from chromium import Tab
 from learn_math import near
 from report_runs import finished_run
 from study_folders import comparison, grid, write_study
@@ -71,19 +70,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         *write_pages(write_study(root / "grid", grid()))[2:],
     ]
     return {path.stem: path for path in written}
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Chromium]:
-    async with chromium() as found:
-        yield found
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def tab(browser: Chromium) -> AsyncIterator[Tab]:
-    async with browser.tab() as found:
-        await found.look(1280, 900)
-        yield found
 
 
 async def opened(tab: Tab, path: Path, **state: Any) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 from charts_in_view import look_at_every_chart
-from chromium import Chromium, Tab, chromium
+from chromium import Tab
+from live_pages import address_of
 from report_runs import finished_run, log_stage, metrics, page_data
 
 from stateset_agents.reporting.overview.overview_live import serve_overview
@@ -25,19 +23,6 @@ pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 STEPS = 80
 MOST_BYTES, MOST_CPU_SECONDS = 6_000_000, 5.0
 """Of the page of fifty runs."""
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Chromium]:
-    async with chromium() as found:
-        yield found
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def tab(browser: Chromium) -> AsyncIterator[Tab]:
-    async with browser.tab() as found:
-        await found.look(1280, 900)
-        yield found
 
 
 def write_run(root: Path, beta: float, seed: int) -> None:
@@ -220,14 +205,10 @@ async def test_the_table_is_saved_as_csv(tab: Tab, page: Path, tmp_path: Path) -
 
 async def test_a_live_page_follows_its_runs(tab: Tab, tmp_path: Path) -> None:
     write_run(tmp_path, 0.0, 0)
-    address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(serve_overview(tmp_path, port=0, on_ready=address.set_result))
-    await opened(tab, await address)
-    await tab.run("document.querySelector('[data-sort=seed]').click()")
-    write_run(tmp_path, 0.1, 1)
-    rows = "[...document.querySelectorAll('#runs tbody tr')].map((row) => row.cells[1].textContent)"
-    await tab.until(rows, lambda seeds: seeds == ["0", "1"])
-    assert tab.complaints == []
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    async with address_of(serve_overview, tmp_path) as address:
+        await opened(tab, address)
+        await tab.run("document.querySelector('[data-sort=seed]').click()")
+        write_run(tmp_path, 0.1, 1)
+        rows = "[...document.querySelectorAll('#runs tbody tr')].map((row) => row.cells[1].textContent)"
+        await tab.until(rows, lambda seeds: seeds == ["0", "1"])
+        assert tab.complaints == []

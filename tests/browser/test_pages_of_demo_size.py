@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
-from chromium import Chromium, chromium
+from chromium import Chromium
 from report_runs import FAMILIES, metrics, side
 
 from stateset_agents.cli.pages.learn import write_pages
@@ -145,12 +143,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         assert sum(1 for _ in lines) == CONVERSATIONS + 1  # and the header
     assert folder.rollouts.stat().st_size > 30e6  # the demo's has 36 million bytes
     return {path.stem: path for path in (write_report(folder.path), *write_pages(folder.path))}
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Chromium]:
-    async with chromium() as found:
-        yield found
 
 
 @pytest.mark.parametrize("name", PAGES)

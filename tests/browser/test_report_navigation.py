@@ -6,14 +6,12 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
-from chromium import Chromium, Tab, chromium
+from chromium import Tab
 from report_runs import WORDS, conversation, finished_run, log_step, metrics
 
 from stateset_agents.reporting.report import write_report
@@ -24,19 +22,6 @@ from stateset_agents.tracking.tracker import JsonlTracker
 from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Chromium]:
-    async with chromium() as found:
-        yield found
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def tab(browser: Chromium) -> AsyncIterator[Tab]:
-    async with browser.tab() as found:
-        await found.look(1280, 900)
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from charts_in_view import look_at_every_chart
-from chromium import Chromium, Tab, chromium
+from chromium import Tab
+from live_pages import address_of
 from report_runs import WORDS, finished_run, log_stage, log_step, metrics, numeric_run
 from row_talks import TOKENIZER, RowTalk, agent, compacted_talk, forked_talk, thinking_talk, user
 
@@ -28,19 +26,6 @@ from stateset_agents.types.trajectory import TrajectoryGroup
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
 EVIL = "</script><script>document.title = 'hacked'</script><img src=x onerror=\"document.title = 'hacked'\">"
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def browser() -> AsyncIterator[Chromium]:
-    async with chromium() as found:
-        yield found
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def tab(browser: Chromium) -> AsyncIterator[Tab]:
-    async with browser.tab() as found:
-        await found.look(1280, 900)
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -497,24 +482,13 @@ async def test_text_of_users_tools_and_tokens_stays_text(tab: Tab, tmp_path: Pat
     assert tab.complaints == []
 
 
-@contextlib.asynccontextmanager
-async def served(folder: RunFolder, **options: Any) -> AsyncIterator[str]:
-    """The address of a live page."""
-    address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(serve(RunLog(folder), port=0, on_ready=address.set_result, **options))
-    yield await address
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
-
-
 async def test_a_group_that_is_being_read_stays_when_others_take_its_place(tab: Tab, tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path)
     read = "document.querySelector('.group h3 .n').textContent"
     held = "[...document.querySelectorAll('.units .scenario')].map((one) => one.textContent)"
     with JsonlTracker(folder, WORDS.__getitem__) as tracker:
         log_step(tracker, 1)
-        async with served(folder, conversations=10) as address:  # room for two groups
+        async with address_of(serve, RunLog(folder), conversations=10) as address:  # room for two groups
             await tab.open(address)
             await tab.until(held, lambda names: names == ["test-10", "test-11"])
             await tab.press("j", "j")
@@ -529,7 +503,7 @@ async def test_a_group_that_is_being_read_stays_when_others_take_its_place(tab: 
 async def test_a_live_page_follows_the_run_and_leaves_the_reader_in_peace(tab: Tab, tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path)
     state = "document.querySelector('#live').textContent"
-    async with served(folder) as address:
+    async with address_of(serve, RunLog(folder)) as address:
         with JsonlTracker(folder, WORDS.__getitem__) as tracker:
             await tab.open(address)
             await tab.until(

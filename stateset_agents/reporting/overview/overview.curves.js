@@ -24,18 +24,31 @@ function overlay(data, view, metric) {
 /** A metric's title and units, of each kind of run that is shown. */
 function captionOf(data, metric, kinds) {
   const known = kinds.map((kind) => ({ kind, ...data.kinds[kind].captions[metric] })).filter(({ title }) => title);
-  if (!known.length) return { title: metric, note: "", percent: /^success\/|_fraction|_rate$|zero_variance/.test(metric), range: null };
+  if (!known.length) return { title: metric, note: "", percent: /^success\/|_fraction|zero_variance/.test(metric), range: null };
   const [titles, notes] = ["title", "note"].map((name) => [...new Set(known.map((one) => one[name]))]);
   return { ...known[0], title: titles.join(" / "), note: notes.length > 1 ? known.map(({ kind, note: own }) => `${kind}: ${own}`).join("; ") : notes[0] };
 }
 
-/** Mean over runs, with the lowest and the highest; of the steps that most runs have, so that no run's end is a jump. */
+/** Where a line is at each of some rising steps; null before its first and after its last. */
+function heights({ steps, values }, at) {
+  let next = 0;
+  return at.map((step) => {
+    while (steps[next] < step) next += 1;
+    if (steps[next] === step) return values[next];
+    if (next === 0 || next === steps.length) return null;
+    const share = (step - steps[next - 1]) / (steps[next] - steps[next - 1]);
+    return values[next - 1] + share * (values[next] - values[next - 1]);
+  });
+}
+
+/** Mean over runs, with the lowest and the highest, where most runs are, so that no run's end is a jump. Runs may have other steps: numeric ones end their updates where their episodes end. */
 function together(lines) {
   if (lines.length === 1) return lines[0];
-  const at = new Map();
-  for (const { steps, values } of lines) steps.forEach((step, i) => at.set(step, [...(at.get(step) ?? []), values[i]]));
-  const most = Math.max(0, ...[...at.values()].map((values) => values.length));
-  const kept = [...at].filter(([, values]) => values.length === most).sort(([a], [b]) => a - b);
+  const { steps } = lines.reduce((longest, line) => (line.steps.length > longest.steps.length ? line : longest));
+  const each = lines.map((line) => heights(line, steps));
+  const found = steps.map((step, i) => [step, each.map((values) => values[i]).filter((value) => value !== null)]);
+  const most = Math.max(0, ...found.map(([, values]) => values.length));
+  const kept = found.filter(([, values]) => values.length === most);
   return {
     steps: kept.map(([step]) => step), values: kept.map(([, values]) => values.reduce((sum, value) => sum + value, 0) / values.length),
     low: kept.map(([, values]) => Math.min(...values)), high: kept.map(([, values]) => Math.max(...values)),

@@ -3,6 +3,7 @@
 const points = (value) => (value === null || value === undefined ? "–" : minus(`${value > 0 ? "+" : ""}${(100 * value).toFixed(1)}`));
 const spread = ([low, high]) => `[${points(low)}, ${points(high)}]`;
 const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)}%`);
+const shareOrNumber = (measure) => (measure === "success" ? percent : number);
 const duration = (seconds) => (seconds === null || seconds === undefined ? "–" : seconds < 90 ? `${Math.round(seconds)} s` : `${Math.round(seconds / 60)} min`);
 const swatch = (key) => h("span", { class: "swatch", style: `--key: var(--c${key % 12})`, "aria-hidden": "true" });
 
@@ -13,7 +14,7 @@ const COLUMNS = [
   ["steps", "steps", (run) => run.steps],
   ["before", "before", (run) => run.before?.value],
   ["after", "after", (run) => run.after?.value],
-  ["gain", "after − before, points", (run) => run.gain?.mean],
+  ["gain", "after − before", (run) => run.gain?.mean],
   ["reward", "last reward", (run) => run.reward],
   ["time", "training", (run) => run.seconds],
 ];
@@ -21,15 +22,19 @@ const COLUMNS = [
 /** What each cell says. */
 function cells(run, data) {
   const name = [swatch(run.experiment), run.has_report ? h("a", { href: `${data.base ?? ""}${run.name}/report.html` }, run.name) : run.name];
-  const side = (part) => (part ? [percent(part.value), part.interval ? h("span", { class: "interval" }, ` [${percent(part.interval[0])}, ${percent(part.interval[1])}]`) : ""] : "–");
-  const gain = run.gain ? [h("b", {}, points(run.gain.mean)), h("span", { class: "interval" }, ` ${spread(run.gain.interval)}`)] : "–";
+  const within = (interval, say) => (interval ? h("span", { class: "interval" }, ` [${interval.map((end) => say(end)).join(", ")}]`) : "");
+  const side = (part, say = shareOrNumber(part?.measure)) => (part ? [say(part.value), within(part.interval, say)] : "–");
+  const isSuccess = run.gain?.measure === "success";
+  const by = isSuccess ? points : signedNumber;
+  const gain = run.gain ? [h("b", {}, by(run.gain.mean)), within(run.gain.interval, by), isSuccess && !inPoints(data) ? " points" : ""] : "–";
   const steps = run.planned && run.planned !== run.steps ? `${number(run.steps)} of ${number(run.planned)}` : number(run.steps);
   const { label } = data.experiments[run.experiment];
-  return [[...name, label === run.name ? "" : h("span", { class: "n" }, ` ${label}`)], run.seed ?? "–", run.ended ?? "not ended", steps, percent(run.before?.value), side(run.after), gain, number(run.reward), duration(run.seconds)];
+  return [[...name, label === run.name ? "" : h("span", { class: "n" }, ` ${label}`)], run.seed ?? "–", run.ended ?? "not ended", steps, run.before ? shareOrNumber(run.before.measure)(run.before.value) : "–", side(run.after), gain, number(run.reward), duration(run.seconds)];
 }
 
 /** Runs that could not be read, each with the reason. */
 const damagedRuns = (data) => h("div", { class: "damaged" }, data.damaged.map(([name, reason]) => note(h("b", {}, name), ` is left out: ${reason}`)));
+const inPoints = ({ runs }) => runs.every(({ gain }) => !gain || gain.measure === "success");
 const NUMERIC = { steps: "environment steps", reward: "last return" }; // in place of those names, where no run is of conversations
 
 function runsTable(data, view, change) {
@@ -46,7 +51,7 @@ function runsTable(data, view, change) {
     });
   }
   const head = COLUMNS.map(([name, text], column) => h("th", { scope: "col", "aria-sort": column === at ? (view.down ? "descending" : "ascending") : null },
-    h("button", { type: "button", class: "sort", "data-sort": name, onclick: () => change({ sort: name, down: view.sort === name ? !view.down : !["name", "seed", "state"].includes(name) }) }, isNumeric ? (NUMERIC[name] ?? text) : text, h("span", { "aria-hidden": "true" }, column === at ? (view.down ? " ▾" : " ▴") : ""))));
+    h("button", { type: "button", class: "sort", "data-sort": name, onclick: () => change({ sort: name, down: view.sort === name ? !view.down : !["name", "seed", "state"].includes(name) }) }, isNumeric ? (NUMERIC[name] ?? text) : text, name === "gain" && inPoints(data) ? ", points" : "", h("span", { "aria-hidden": "true" }, column === at ? (view.down ? " ▾" : " ▴") : ""))));
   const rows = runs.map((run) => h("tr", {}, cells(run, data).map((cell, column) => (column ? h("td", {}, cell) : h("th", { scope: "row" }, cell)))));
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of runs" }, h("table", { class: "runs" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows)));
 }
@@ -57,7 +62,7 @@ function runsRows(data) {
   const head = ["run", "experiment", "seed", "ended", "steps", "before", "before low", "before high", "after", "after low", "after high", "gain", "gain low", "gain high", "gained", "lost", "last reward", "seconds", ...names];
   const side = (part) => [part?.value, part?.interval?.[0], part?.interval?.[1]];
   return [head, ...data.runs.map((run, at) => [run.name, data.experiments[run.experiment].label, run.seed, run.ended, run.steps, ...side(run.before), ...side(run.after),
-    run.gain?.mean, run.gain?.interval[0], run.gain?.interval[1], run.gain?.gained, run.gain?.lost, run.reward, run.seconds, ...data.settings.map(([, values]) => values[at])])];
+    run.gain?.mean, run.gain?.interval?.[0], run.gain?.interval?.[1], run.gain?.gained, run.gain?.lost, run.reward, run.seconds, ...data.settings.map(([, values]) => values[at])])];
 }
 
 /** A box to tick for each experiment; all other parts show those that are ticked. */

@@ -8,7 +8,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from stateset_agents.algorithms.paired import paired_shares
+from stateset_agents.algorithms.paired import paired_rewards, paired_shares
 from stateset_agents.reporting.curves import captions
 from stateset_agents.reporting.overview.experiments import difference, experiments, score
 from stateset_agents.reporting.overview.run_results import HeldOut, RunResults, read_run
@@ -96,8 +96,7 @@ def overview_data(root: str | Path, *, read: Read | None = None) -> dict[str, An
         "constant": constant,
         "unsmoothed": [name for name in names if not any(name in run.curves.smoothed for run in runs)],
         "kinds": {
-            units.kind: {"along": units.along, "captions": captions(units)}
-            for units in (CONVERSATIONS, NUMERIC)
+            units.kind: {**asdict(units), "captions": captions(units)} for units in (CONVERSATIONS, NUMERIC)
         },
         "curves": {name: [run.curves.values.get(name) for run in runs] for name in names},
         "steps": [run.curves.steps for run in runs],
@@ -125,24 +124,37 @@ def _run(run: RunResults) -> dict[str, Any]:
 
 
 def _side(run: RunResults, which: str) -> dict[str, Any] | None:
+    """Success, or the mean reward where nothing was judged."""
     side = run.summary.get(which) or {}
-    if side.get("success") is None:
-        return None
-    return {"value": side["success"], "interval": side.get("interval"), "n": side.get("n")}
+    for measure, field, interval in (
+        ("success", "success", "interval"),
+        ("reward", "mean_reward", "reward_interval"),
+    ):
+        if side.get(field) is not None:
+            return {
+                "measure": measure,
+                "value": side[field],
+                "interval": side.get(interval),
+                "n": side.get("n"),
+            }
+    return None
 
 
 def _gain(before: HeldOut, after: HeldOut) -> dict[str, Any] | None:
-    """Success after training minus before, on the scenarios of both."""
-    shares = [(before.success[name], after.success[name]) for name in before.success if name in after.success]
-    if not shares:
+    """Success after training minus before, on the scenarios of both; the reward where nothing was judged."""
+    measure = "success" if before.success and after.success else "reward"
+    old, new = getattr(before, measure), getattr(after, measure)
+    pairs = [(old[name], new[name]) for name in old if name in new]
+    if not pairs:
         return None
-    result = paired_shares([new - old for old, new in shares])
+    result = (paired_shares if measure == "success" else paired_rewards)([b - a for a, b in pairs])
     return {
+        "measure": measure,
         "mean": result.mean,
         "interval": result.interval,
-        "n": len(shares),
-        "gained": sum(new > old for old, new in shares),
-        "lost": sum(new < old for old, new in shares),
+        "n": len(pairs),
+        "gained": sum(b > a for a, b in pairs),
+        "lost": sum(b < a for a, b in pairs),
     }
 
 

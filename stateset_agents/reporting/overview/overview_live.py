@@ -67,16 +67,16 @@ class LiveOverview:
         return await html_response(self._html, await asyncio.to_thread(self.states))
 
     async def events(self, request: web.Request) -> web.StreamResponse:
-        """Send the page's data whenever a run has gone on, as long as the page is open."""
+        """Send the page's data, as it may have changed since the page, and again whenever a run goes on."""
+        sent: dict[RunFolder, FileStates] | None = None
         async with event_stream(request) as response:
-            sent = await asyncio.to_thread(self.states)
             while True:
-                await response.write(b": still here\n\n")
-                await asyncio.sleep(_POLL_SECONDS)
                 states = await asyncio.to_thread(self.states)
                 if states != sent:
                     await response.write(await self._event(states))
                     sent = states
+                await response.write(b": still here\n\n")
+                await asyncio.sleep(_POLL_SECONDS)
         return response
 
     async def _event(self, states: object) -> bytes:

@@ -7,7 +7,7 @@ function showPlayers(data) {
   const rows = data.numeric.players;
   const body = rows.map((row) => h("tr", {}, h("th", { scope: "row" }, row.name),
     h("td", {}, h("b", {}, number(row.mean)), h("span", { class: "interval" }, band(row.interval))),
-    h("td", {}, row.difference === null ? "" : [h("b", {}, signed(row.difference)), h("span", { class: "interval" }, band(row.difference_interval, signed))]),
+    h("td", {}, row.difference === null ? "" : [h("b", {}, signedNumber(row.difference)), h("span", { class: "interval" }, band(row.difference_interval, signedNumber))]),
     h("td", {}, number(row.length)), h("td", {}, String(row.n))));
   const head = ["", "mean return", "trained policy less it", "length", "episodes"].map((title) => h("th", { scope: "col" }, title));
   part("measured").replaceChildren(h("h2", {}, "Before and after"), ...(rows.length ? [

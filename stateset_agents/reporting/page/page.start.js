@@ -28,7 +28,7 @@ function showCurves(data) {
   part("curves").replaceChildren(
     h("h2", {}, "Learning curves"),
     data.curves.length
-      ? note(`Thin: each ${data.update}. Strong: moving average over about a tenth of the run. Point at a curve, or focus it and use the arrow keys, for ${data.update === "update" ? "an update" : "a step"}'s values; drag to zoom, double-click to go back.${whenChosen ? " A click, or Enter, shows the conversations of that step." : ""}`)
+      ? note(`${data.curves.some((chart) => stepsOf(chart).length >= SMOOTHED_FROM) ? `Thin: each ${data.update}. Strong: moving average over about a tenth of the run. ` : ""}Point at a curve, or focus it and use the arrow keys, for ${data.update === "update" ? "an update" : "a step"}'s values; drag to zoom, double-click to go back.${whenChosen ? " A click, or Enter, shows the conversations of that step." : ""}`)
       : note("No step has finished yet."),
     grid("curve", data.curves),
     ...(data.terms.length ? [h("h3", {}, "Terms of the reward"), grid("term", data.terms)] : []),

@@ -303,10 +303,10 @@ def test_the_report_of_a_stopped_run_says_how_far_it_came(desk: Path, tmp_path: 
 
     assert facts()["steps"] == "unfinished: step 1 of 2"
     run.write_config({"training": {**settings.model_dump(mode="json"), "max_steps": None}})
-    assert facts()["steps"] == "unfinished: step 1 of 1000"
+    assert facts()["steps"] == "unfinished: step 1 of 1,000"
     reason = "stopped as asked after step 1 of 1000"
     run.write_summary({"steps": 1, "num_steps": 1000, "ended": "stopped", "why": reason})
-    assert (facts()["steps"], facts()["ended"]) == ("unfinished: step 1 of 1000", reason)
+    assert (facts()["steps"], facts()["ended"]) == ("unfinished: step 1 of 1,000", reason)
     run.write_summary({"steps": 1, "num_steps": 1, "ended": "finished", "why": "the one step is done"})
     assert facts()["steps"] == "1"
     assert "ended" not in facts()

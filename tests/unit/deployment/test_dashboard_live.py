@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from deployment_journals import SimulatedDeployment, alter
+from live_pages import next_event, served
 from report_runs import finished_run
 
 from stateset_agents.cli.main import main
@@ -20,27 +17,12 @@ from stateset_agents.deployment.views.dashboard_live import serve_dashboard
 from stateset_agents.reporting.report import write_report
 
 
-@contextlib.asynccontextmanager
-async def served(root: Path, journal: Path | None) -> AsyncIterator[aiohttp.ClientSession]:
-    """A client whose addresses begin at the page's."""
-    await asyncio.to_thread(root.mkdir, exist_ok=True)
-    deployments = None if journal is None else Deployments(journal)
-    address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(serve_dashboard(root, deployments, port=0, on_ready=address.set_result))
-    async with aiohttp.ClientSession(base_url=await address) as client:
-        yield client
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
-
-
-async def next_event(response: aiohttp.ClientResponse, name: str) -> Any:
+async def next_data(response: aiohttp.ClientResponse, name: str) -> Any:
     """Data of the next event of this name."""
     while True:
-        line = await asyncio.wait_for(response.content.readline(), 20)
-        assert line, "the stream ended"
-        if line == f"event: {name}\n".encode():
-            return json.loads((await response.content.readline())[6:])
+        found, data = await next_event(response)
+        if found == name:
+            return data
 
 
 def outcomes(event: Any) -> int:
@@ -51,19 +33,19 @@ async def test_what_another_process_writes_comes_as_an_event(tmp_path: Path) -> 
     deployment = SimulatedDeployment(tmp_path / "d.sqlite")
     deployment.talk(60)
     async with (
-        served(tmp_path / "runs", deployment.path) as client,
+        served(serve_dashboard, tmp_path / "runs", Deployments(deployment.path)) as client,
         client.get("/events", timeout=aiohttp.ClientTimeout(total=None)) as stream,
     ):
-        first = await next_event(stream, "deployments")
+        first = await next_data(stream, "deployments")
         assert outcomes(first) == deployment.controller.ledger.evidence.num_outcomes
         deployment.talk(30)
-        later = await next_event(stream, "deployments")
+        later = await next_data(stream, "deployments")
         while outcomes(later) < deployment.controller.ledger.evidence.num_outcomes:
-            later = await next_event(stream, "deployments")
+            later = await next_data(stream, "deployments")
         log_wealth = deployment.controller.status()["evidence"]["promote"]["log_wealth"]
         assert later["data"][0]["evidence"]["log_wealth_promote"][-1] == log_wealth
         SimulatedDeployment(deployment.path, candidate="runs/0009")
-        newest = await next_event(stream, "deployments")
+        newest = await next_data(stream, "deployments")
         assert [one["id"] for one in newest["data"]] == ["0002"]  # the other one has nothing new
 
 
@@ -71,14 +53,14 @@ async def test_an_altered_journal_is_said_and_not_shown(tmp_path: Path) -> None:
     deployment = SimulatedDeployment(tmp_path / "d.sqlite")
     deployment.talk(40)
     alter(deployment.path, "UPDATE outcomes SET success = 1 - success")
-    async with served(tmp_path / "runs", deployment.path) as client:
+    async with served(serve_dashboard, tmp_path / "runs", Deployments(deployment.path)) as client:
         async with client.get("/") as page:
             assert page.status == 500
             assert "was altered: outcomes of deployment 0001" in await page.text()
         async with client.get("/metrics") as metrics:
             assert metrics.status == 500
         async with client.get("/events") as stream:
-            assert "was altered" in (await next_event(stream, "trouble"))["text"]
+            assert "was altered" in (await next_data(stream, "trouble"))["text"]
 
 
 async def test_it_shows_and_changes_nothing_and_answers_this_machine_alone(tmp_path: Path) -> None:
@@ -87,7 +69,7 @@ async def test_it_shows_and_changes_nothing_and_answers_this_machine_alone(tmp_p
     run = finished_run(tmp_path / "runs", steps=1)
     write_report(run.path)
     before = deployment.controller.hashes
-    async with served(tmp_path / "runs", deployment.path) as client:
+    async with served(serve_dashboard, tmp_path / "runs", Deployments(deployment.path)) as client:
         for host, status in [("evil.example", 403), ("localhost:9", 200)]:
             async with client.get("/", headers={"Host": host}) as page:
                 assert page.status == status
@@ -114,10 +96,10 @@ async def test_it_shows_and_changes_nothing_and_answers_this_machine_alone(tmp_p
 
 
 async def test_a_folder_without_runs_waits_for_them(tmp_path: Path) -> None:
-    async with served(tmp_path / "runs", None) as client, client.get("/events") as stream:
-        assert (await next_event(stream, "runs"))["data"] is None
+    async with served(serve_dashboard, tmp_path / "runs", None) as client, client.get("/events") as stream:
+        assert (await next_data(stream, "runs"))["data"] is None
         run = finished_run(tmp_path / "runs", steps=1)
-        assert (await next_event(stream, "runs"))["data"]["runs"][0]["name"] == run.path.name
+        assert (await next_data(stream, "runs"))["data"]["runs"][0]["name"] == run.path.name
 
 
 def test_the_verb_writes_the_page_and_refuses_what_cannot_be(

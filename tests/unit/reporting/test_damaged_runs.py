@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shutil
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from command_line import the_line
+from live_pages import served
 from report_runs import finished_run, numeric_run, page_data
 
 from stateset_agents.cli.main import main
@@ -163,18 +162,9 @@ def test_of_twenty_runs_every_reader_shows_the_other_nineteen(
 
 async def _expect_live_pages(root: Path, folders: list[RunFolder]) -> None:
     """The pages of `report --live` and of `dashboard` answer, and tell a page that follows the same."""
-    pages: list[Callable[[Callable[[str], None]], Coroutine[Any, Any, None]]] = [
-        lambda on_ready: serve_overview(root, port=0, on_ready=on_ready),
-        lambda on_ready: serve_dashboard(root, None, port=0, on_ready=on_ready),
-    ]
-    for serve in pages:
-        address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(serve(address.set_result))
-        async with aiohttp.ClientSession(base_url=await address) as client, client.get("/") as page:
+    for serve, what in ((serve_overview, [root]), (serve_dashboard, [root, None])):
+        async with served(serve, *what) as client, client.get("/") as page:
             assert page.status == 200
             (root / "report.html").write_text(await page.text())
         data = page_data(RunFolder(root))
         expect_the_others(data["runs"] if "deployments" in data else data, folders)
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task

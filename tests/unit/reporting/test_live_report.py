@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import signal
 import socket
 import subprocess
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
-import aiohttp
 import pytest
 from aiohttp import web
+from live_pages import next_event, served
 from report_runs import finished_run, log_step
 from warm_python import warm_python
 
@@ -23,34 +20,12 @@ from stateset_agents.reporting import live
 from stateset_agents.reporting.live import serve
 from stateset_agents.reporting.page_data import page_data
 from stateset_agents.runtime.http_server import listen
-from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.tracking.tracker import JsonlTracker
 
 
-@contextlib.asynccontextmanager
-async def served(folder: RunFolder, **options: int) -> AsyncIterator[aiohttp.ClientSession]:
-    """A client whose addresses begin at the page's."""
-    address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(serve(RunLog(folder), port=0, on_ready=address.set_result, **options))
-    async with aiohttp.ClientSession(base_url=await address) as client:
-        yield client
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
-
-
-async def next_event(response: aiohttp.ClientResponse) -> tuple[str, Any]:
-    """Name and data of the next server-sent event."""
-    async for line in response.content:
-        if line.startswith(b"event: "):
-            data = await response.content.readline()
-            return line[7:].strip().decode(), json.loads(data[6:])
-    raise AssertionError("the stream ended")
-
-
 async def test_the_page_holds_the_run_and_fetches_its_conversations(tmp_path: Path) -> None:
-    async with served(finished_run(tmp_path, steps=2)) as client:
+    async with served(serve, RunLog(finished_run(tmp_path, steps=2))) as client:
         async with client.get("/") as page, client.get("/plotly.js") as script:
             assert "<title>0001-demo" in await page.text()
             assert "plotly.js v" in await script.text()
@@ -59,7 +34,7 @@ async def test_the_page_holds_the_run_and_fetches_its_conversations(tmp_path: Pa
 
 
 async def test_the_conversations_of_some_steps_are_there_for_the_asking(tmp_path: Path) -> None:
-    async with served(finished_run(tmp_path, steps=3), conversations=1) as client:
+    async with served(serve, RunLog(finished_run(tmp_path, steps=3)), conversations=1) as client:
         async with client.get("/conversations.json") as response:
             assert (await response.json())["conversations"] == []
         async with client.get("/steps.json?stage=train&first=2&last=3") as response:
@@ -72,7 +47,7 @@ async def test_the_conversations_of_some_steps_are_there_for_the_asking(tmp_path
 
 async def test_changes_are_sent_as_events(tmp_path: Path) -> None:
     folder = finished_run(tmp_path, steps=2)
-    async with served(folder) as client, client.get("/events") as stream:
+    async with served(serve, RunLog(folder)) as client, client.get("/events") as stream:
         name, data = await next_event(stream)
         assert (name, data["curves"][0]["series"][0]["steps"]) == ("page", [1, 2])
         assert await next_event(stream) == ("conversations", {})
@@ -85,7 +60,7 @@ async def test_changes_are_sent_as_events(tmp_path: Path) -> None:
 
 
 async def test_another_site_that_points_its_name_here_is_refused(tmp_path: Path) -> None:
-    async with served(finished_run(tmp_path, steps=1)) as client:
+    async with served(serve, RunLog(finished_run(tmp_path, steps=1))) as client:
         for host, status in [("evil.example", 403), ("localhost:9", 200), ("[::1]:9", 200)]:
             async with client.get("/", headers={"Host": host}) as response:
                 assert response.status == status
@@ -131,7 +106,10 @@ async def test_hundreds_of_streams_that_never_read_keep_nobody_from_the_page(
     """800 took it 15 s, as each had its page computed: of 200 here, 64 are served by one computation."""
     computed: list[RunLog] = []
     monkeypatch.setattr(live, "page_data", lambda log: computed.append(log) or page_data(log))
-    async with served(finished_run(tmp_path, steps=2)) as client, contextlib.AsyncExitStack() as streams:
+    async with (
+        served(serve, RunLog(finished_run(tmp_path, steps=2))) as client,
+        contextlib.AsyncExitStack() as streams,
+    ):
         url = client._base_url
         assert url is not None
         readers = []
@@ -152,7 +130,7 @@ async def test_hundreds_of_streams_that_never_read_keep_nobody_from_the_page(
 
 async def test_files_that_are_damaged_while_the_page_is_shown_are_named_on_it(tmp_path: Path) -> None:
     folder = finished_run(tmp_path, steps=2)
-    async with served(folder) as client, client.get("/events") as stream:
+    async with served(serve, RunLog(folder)) as client, client.get("/events") as stream:
         assert (await next_event(stream))[0] == "page"
         whole = folder.summary.read_text()
         folder.summary.write_text(whole[:40])

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from pathlib import Path
 
-import aiohttp
 import pytest
+from live_pages import next_event, served
 from report_runs import log_stage, metrics, page_data
 
 from stateset_agents.cli.main import main
@@ -151,8 +149,13 @@ def test_numeric_runs_are_paired_by_their_held_out_starts(tmp_path: Path) -> Non
             tracker.log_metrics(9, {"reward/mean": gain})
         folder.write_config({"kind": "control", "training": {"gamma": 1 - seed / 10, "seed": 0}})
         side = {"mean_reward": 3 + gain, "reward_interval": None, "n": 20, "num_failed": 0}
-        folder.write_summary({"seed": 0, "after": side})
+        folder.write_summary({"seed": 0, "before": side | {"mean_reward": 3}, "after": side})
     data = overview_data(tmp_path)
+    assert [(run["before"]["value"], run["after"]["value"]) for run in data["runs"]] == [(3, 3), (3, 8)]
+    assert [(run["gain"]["measure"], run["gain"]["mean"]) for run in data["runs"]] == [
+        ("reward", 0.0),
+        ("reward", 5.0),
+    ]
     assert [one["score"]["runs"] for one in data["experiments"]] == [[3.0], [8.0]]
     [[_, _, found]] = data["differences"]
     assert (found["measure"], found["mean"], found["verdict"], found["seeds"]) == (
@@ -194,14 +197,20 @@ async def test_a_live_page_leads_to_the_runs_own_pages(tmp_path: Path) -> None:
     folder.report.write_text("<!doctype html>its own page")
     other = write_run(tmp_path, beta=0.0, seed=1, after={0})
     (tmp_path / "report.html").write_text("not of a run")
-    address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(serve_overview(tmp_path, port=0, on_ready=address.set_result))
-    async with aiohttp.ClientSession(base_url=await address) as client:
+    async with served(serve_overview, tmp_path) as client:
         async with client.get(f"/{folder.path.name}/report.html") as page:
             assert (page.status, await page.text()) == (200, "<!doctype html>its own page")
         for path in (f"/{other.path.name}/report.html", "/%2e/report.html", "/x/report.html"):
             async with client.get(path) as missing:
                 assert missing.status == 404
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+
+
+async def test_a_run_that_began_between_the_page_and_its_stream_is_sent_at_once(tmp_path: Path) -> None:
+    write_run(tmp_path, beta=0.0, seed=0, after={0})
+    async with served(serve_overview, tmp_path) as client:
+        async with client.get("/") as page:
+            assert page.status == 200
+        write_run(tmp_path, beta=0.0, seed=1, after={0})
+        async with client.get("/events") as stream:
+            name, data = await next_event(stream)
+    assert (name, [run["name"] for run in data["runs"]]) == ("page", ["0001-desk", "0002-desk"])

@@ -250,12 +250,25 @@ def held_out(successes: int, n: int) -> Mapping[str, Any]:
 FLAT = {"reward/mean": [0.1, 0.2] * 15}
 
 
+def test_a_numeric_run_s_findings_speak_of_updates_and_returns(tmp_path: Path) -> None:
+    constants = ("optimizer/skipped", "time/loop_lag", "value/explained_variance", "episode/length")
+    log = record(tmp_path, {**FLAT, **dict.fromkeys(constants, 0.0)})
+    side = {"n": 100, "mean_reward": 9.0, "reward_interval": [8.0, 10.0]}
+    log.folder.write_summary({"before": side, "after": {**side, "mean_reward": 9.5}})
+    seen = {finding.check: finding.seen for finding in diagnose(log)}
+    assert seen["skipped steps"] == "0 of 30 updates changed no weight"
+    assert seen["held-out"] == "return 9 before training, 9.5 after: no clear change"
+    assert not [text for text in seen.values() if "step" in text or "scenario" in text]
+
+
 def test_a_flat_reward_is_no_trouble_where_the_held_out_success_rose(tmp_path: Path) -> None:
     log = record(tmp_path / "rose", {**HEALTHY, **FLAT})
     log.folder.write_summary({"before": measured(96), "after": measured(560)})
     reward = next(item for item in diagnose(log) if item.check == "reward")
     assert reward.verdict == "ok"
-    assert reward.seen.endswith("no clear rise, but held-out success 16.0% before training, 93.3% after rose")
+    assert reward.seen.endswith(
+        "no clear rise, but the held-out result rose: success 16.0% before training, 93.3% after"
+    )
     log = record(tmp_path / "not", {**HEALTHY, **FLAT})
     log.folder.write_summary({"before": measured(96), "after": measured(110)})
     assert next(item for item in diagnose(log) if item.check == "reward").verdict == "warn"

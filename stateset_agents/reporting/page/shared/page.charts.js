@@ -145,7 +145,7 @@ function traces(chart) {
   return [...chart.series.flatMap((one, at) => {
     const own = single ? colour("--new") : colour(hue(one, at));
     const long = one.values.length >= SMOOTHED_FROM;
-    const smoothed = long && chart.smoothed;
+    const smoothed = chart.smoothed && stepsOf(chart).length >= SMOOTHED_FROM;
     const digits = chart.percent ? "%{y:.1%}" : "%{y:,.4~g}";
     const shape = chart.stepped ? "hv" : "linear";
     const base = { x: one.steps, type: "scatter", mode: "lines", hoverinfo: "skip", showlegend: false, connectgaps: true };
@@ -239,6 +239,6 @@ function layout(chart) {
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
     xaxis: { ...axis, range: across, showgrid: false, zeroline: false, nticks: 6, ...(isWhole ? wholeTicks(across) : {}), tickformat: isWhole ? ",d" : "~g", hoverformat: isWhole ? ",d" : "~g", unifiedhovertitle: { text: `${chart.along} %{x}` } },
     shapes: (chart.zones ?? []).map(({ from, to, key }) => ({ type: "rect", layer: "below", yref: "paper", y0: 0, y1: 1, x0: from, x1: to, line: { width: 0 }, fillcolor: colour(`--c${key}`), opacity: 0.13 })),
-    yaxis: chart.log ? { ...axis, type: "log", dtick: 1, tickformat: "~g", zeroline: false, range: chart.range.map(Math.log10) } : { ...axis, nticks: 5, ...(up && countsWhole(chart) ? wholeTicks(up) : {}), tickformat: chart.percent ? ".0%" : "~g", rangemode: "tozero", ...(up ? { range: up } : {}) },
+    yaxis: chart.log ? { ...axis, type: "log", dtick: 1, tickformat: "~g", zeroline: false, range: chart.range.map(Math.log10) } : { ...axis, nticks: 5, ...(up && countsWhole(chart) ? wholeTicks(up) : {}), tickformat: chart.percent ? "~%" : "~g", rangemode: "tozero", ...(up ? { range: up } : {}) },
   };
 }

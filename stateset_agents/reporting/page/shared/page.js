@@ -29,6 +29,7 @@ function number(value, percent = false) {
 const exact = (value) => (value === null || value === undefined ? "–" : minus(String(Math.abs(value) < 1e-12 ? 0 : value)));
 
 const signed = (value) => (value === null || value === undefined ? "–" : `${value > 0 ? "+" : ""}${exact(Number(value.toFixed(3)))}`);
+const signedNumber = (value) => `${value > 0 ? "+" : ""}${number(value)}`;
 const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 const note = (...text) => h("p", { class: "note" }, ...text);
 

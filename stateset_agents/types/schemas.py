@@ -23,6 +23,7 @@ __all__ = [
     "outside_reference",
     "parameters_of",
     "without_defaults",
+    "without_members",
 ]
 
 _ANY_TYPE = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
@@ -66,6 +67,14 @@ class Properties:
         default = schema.get("default") if isinstance(schema, Mapping) else None
         return name not in self.required and default is None
 
+    def is_default(self, name: str, value: Any) -> bool:
+        """Does leaving this member out mean this value?"""
+        if value is None:
+            return self.may_be_absent(name)
+        schema = _mapping(self.schemas.get(name))
+        has_default = "default" in schema and name not in self.required
+        return has_default and canonical(value) == canonical(schema["default"])
+
 
 def kinds_of(schema: Any, root: Any = None) -> tuple[ValueKind, ...]:
     """The kinds of values that a schema allows; none where it says nothing about that.
@@ -103,7 +112,7 @@ def outside_reference(schema: Any, root: Any) -> str | None:
     return None
 
 
-def without_defaults(value: Any, schema: Any = None, root: Any = None) -> Any:
+def without_defaults(value: Any, schema: Any = None) -> Any:
     """A value without the members that say the same as leaving them out: null, or the schema's default.
 
     Without a schema every null goes. A null that means something else than its absence stays.
@@ -111,22 +120,24 @@ def without_defaults(value: Any, schema: Any = None, root: Any = None) -> Any:
     >>> without_defaults({"city": "Oslo", "days": None})
     {'city': 'Oslo'}
     """
+    return without_members(value, schema, Properties.is_default)
+
+
+def without_members(
+    value: Any, schema: Any, is_left_out: Callable[[Properties, str, Any], bool], root: Any = None
+) -> Any:
+    """A value without the members, at every level, that `is_left_out(members, name, value)`."""
     root = schema if root is None else root
     if isinstance(value, Mapping):
         members = merged(schema, root)
-        kept = {}
-        for name, item in value.items():
-            inner = _mapping(members.schemas.get(name))
-            is_default = item is not None and "default" in inner and name not in members.required
-            if item is None and members.may_be_absent(name):
-                continue
-            if is_default and canonical(item) == canonical(inner["default"]):
-                continue
-            kept[name] = without_defaults(item, inner, root)
-        return kept
+        return {
+            name: without_members(item, _mapping(members.schemas.get(name)), is_left_out, root)
+            for name, item in value.items()
+            if not is_left_out(members, name, item)
+        }
     if isinstance(value, list | tuple):
         of_items = next((part["items"] for part in _parts(schema, root) if "items" in part), None)
-        return [without_defaults(item, _mapping(of_items), root) for item in value]
+        return [without_members(item, _mapping(of_items), is_left_out, root) for item in value]
     return value
 
 

@@ -29,6 +29,8 @@ def located_chats(logs: Chats) -> list[Located]:
         located = [(f"{logs}, {where}", row) for where, row in read_rows(logs, of="conversations")]
         of = f"{logs} holds"
     else:
+        if isinstance(logs, Mapping) or not isinstance(logs, Iterable):
+            raise ConfigurationError(f"conversations must be a file or a list of rows, got {logs!r:.60}")
         located = [(f"conversation {number}", row) for number, row in enumerate(logs, start=1)]
         of = "there is"
     if not located:

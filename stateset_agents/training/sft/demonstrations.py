@@ -130,8 +130,10 @@ def _read(chats: Chats, tools: Sequence[Mapping[str, Any]], share: float) -> Ite
 def _chat(where: str, data: Any, tools: tuple[Mapping[str, Any], ...], counts: RowCounts) -> _Chat:
     try:
         row = counts.add(expect_chat(data))
-        if row.shape == "TRL" and row.rest.get("label") is False:
-            raise ConfigurationError("its label is false: it shows what not to say; leave it out")
+        if row.shape == "TRL" and str(row.rest.get("label")).lower() in ("false", "0"):
+            raise ConfigurationError(
+                "its label is false: it shows what not to say; leave it out, or name the column otherwise"
+            )
         if not any(message.role == "assistant" for message in row.completion):
             raise ConfigurationError(
                 "it shows no reply to imitate: give a completion, or messages that end with the assistant's; "

@@ -10,7 +10,7 @@ from typing import Any
 from stateset_agents.core.sources.rows.files import without_nulls
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import MAX_NESTING, is_nested_deeper
-from stateset_agents.types.schemas import merged
+from stateset_agents.types.schemas import without_members
 
 __all__ = ["from_json_text", "read_schemas", "without_unasked_nulls"]
 
@@ -113,21 +113,12 @@ def _typed(name: str) -> dict[str, Any]:
     return {"type": type_name} if type_name in _TYPES.values() else {}
 
 
-def without_unasked_nulls(arguments: Any, schema: Any, root: Any = None) -> Any:
+def without_unasked_nulls(arguments: Any, schema: Any) -> Any:
     """The arguments of a call without nulls, but those that the schema requires.
 
     Arrow gives the arguments of each call the names of all: {"city": "Oslo", "days": null}. Of an argument
-    that is not required null says no more than its absence. `root` as in `types.schemas`.
+    that is not required null says no more than its absence.
     """
-    root = schema if root is None else root
-    if isinstance(arguments, list | tuple):
-        items = schema.get("items") if isinstance(schema, Mapping) else None
-        return [without_unasked_nulls(item, items, root) for item in arguments]
-    if not isinstance(arguments, Mapping):
-        return arguments
-    members = merged(schema, root)
-    return {
-        key: without_unasked_nulls(value, members.schemas.get(key), root)
-        for key, value in arguments.items()
-        if value is not None or key in members.required
-    }
+    return without_members(
+        arguments, schema, lambda members, name, value: value is None and name not in members.required
+    )

@@ -245,9 +245,16 @@ async def test_a_thought_behind_words_is_no_target() -> None:
         )
 
 
-async def test_a_completion_whose_label_is_false_is_no_target() -> None:
+@pytest.mark.parametrize("label", [False, 0, "False"])
+async def test_a_completion_whose_label_is_false_is_no_target(label: Any) -> None:
     with pytest.raises(ConfigurationError, match="its label is false: it shows what not to say"):
-        load_demonstrations(await scripted(""), [{"prompt": "a", "completion": "b", "label": False}])
+        load_demonstrations(await scripted(""), [{"prompt": "a", "completion": "b", "label": label}])
+
+
+@pytest.mark.parametrize("logs", [5, {"messages": []}])
+def test_logs_that_are_no_rows_are_one_line(logs: Any) -> None:
+    with pytest.raises(ConfigurationError, match="conversations must be a file or a list of rows"):
+        ChatLogs(logs)
 
 
 def test_what_a_replay_cannot_say_is_refused_and_can_be_trained_on() -> None:
@@ -313,6 +320,9 @@ def test_a_null_that_the_schema_requires_stays() -> None:
     nested = {"properties": {"when": {"properties": {"day": {}}, "required": ["day"]}}, "required": ["city"]}
     arguments = {"city": None, "days": None, "when": {"day": None, "hour": None}, "to": [{"x": None}]}
     assert without_unasked_nulls(arguments, nested) == {"city": None, "when": {"day": None}, "to": [{}]}
+    stops = {"properties": {"stops": {"anyOf": [{"items": nested}, {"type": "null"}]}}}
+    through = {"stops": [{"city": None, "days": None}]}
+    assert without_unasked_nulls(through, stops) == {"stops": [{"city": None}]}
     [row] = chat_scenarios([talk({"tool_calls": [{"name": "f", "arguments": '{"x": null}'}]})])
     assert row.context["recorded"][0]["arguments"] == {"x": None}  # text was not through Arrow
 

@@ -131,10 +131,11 @@ def tool(
 
 def _methods(kind: type) -> list[Tool]:
     """The public methods of a class, in their order, as tools on the conversation's object."""
+    names = dict.fromkeys(name for owner in reversed(kind.__mro__) for name in vars(owner))
+    members = {name: inspect.getattr_static(kind, name) for name in names}
     methods = {
         name: member
-        for owner in reversed(kind.__mro__)
-        for name, member in vars(owner).items()
+        for name, member in members.items()
         if inspect.isfunction(member) and not name.startswith("_") and name not in _LIFECYCLE
     }
     if not methods:
@@ -166,7 +167,7 @@ def _tool(
     description, parameter_texts = _read_docstring(inspect.getdoc(function) or "")
     try:
         hints = typing.get_type_hints(function, include_extras=True)
-    except NameError as error:
+    except (NameError, AttributeError, TypeError, SyntaxError) as error:
         raise ConfigurationError(f"tool {name}: a type in its signature is unknown: {error}") from error
     fields: dict[str, Any] = {}
     scenario_parameter = None
@@ -199,6 +200,11 @@ def _tool(
         if parameter.name not in hints:
             raise ConfigurationError(
                 f"tool {name}: parameter {parameter.name!r} needs a type, e.g. {parameter.name}: str"
+            )
+        if isinstance(parameter.default, pydantic.fields.FieldInfo):  # a plain call would get it as a value
+            raise ConfigurationError(
+                f"tool {name}: {parameter.name} has a Field as its default: write {parameter.name}: "
+                "Annotated[TYPE, Field(...)] = DEFAULT"
             )
         default = ... if parameter.default is parameter.empty else parameter.default
         text = parameter_texts.get(parameter.name)
@@ -379,12 +385,16 @@ class Toolbox:
                     "give the environment state=..., a function that makes it"
                 )
             arguments[entry.state_parameter] = state
+        is_method = inspect.getattr_static(self.state_class, entry.name, None) is entry.function
+        function = entry.function
+        if is_method:  # a subclass has its own
+            function = getattr(type(state), entry.name, function)
         late = EnvironmentTimeout(
             f"tool {entry.name} took longer than {entry.timeout} s: mend what hangs, or raise its timeout"
         )
         try:
             async with Deadline(entry.timeout).bound(late):
-                result = await call_user_code(entry.function, **arguments)
+                result = await call_user_code(function, **arguments)
         except ToolError as error:
             return bounded(f"error: {error}", self._max_result_chars)
         except (*PROGRAMMING_ERRORS, StatesetError):

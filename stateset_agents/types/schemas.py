@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 from stateset_agents.types.comparison import canonical
 
@@ -22,6 +23,7 @@ __all__ = [
     "outside_reference",
     "parameters_of",
     "without_defaults",
+    "without_members",
 ]
 
 _ANY_TYPE = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
@@ -41,14 +43,15 @@ class ValueKind:
 
     types: frozenset[str]
     """Names of JSON types; `number` holds whole ones, too."""
-    values: tuple[Any, ...] | None = None
-    """All that there are, of an enum or a constant; None where the types alone limit it."""
+    values: Mapping[str, Any] | None = None
+    """All that there are, of an enum or a constant, by their canonical text; None where the types alone limit
+    it."""
 
     def allows(self, value: Any) -> bool:
         """Is this JSON value of the kind? True is no number, and 3.0 is a whole one."""
         if not _has_type(value, self.types):
             return False
-        return self.values is None or canonical(value) in map(canonical, self.values)
+        return self.values is None or canonical(value) in self.values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,14 @@ class Properties:
         schema = self.schemas.get(name)
         default = schema.get("default") if isinstance(schema, Mapping) else None
         return name not in self.required and default is None
+
+    def is_default(self, name: str, value: Any) -> bool:
+        """Does leaving this member out mean this value?"""
+        if value is None:
+            return self.may_be_absent(name)
+        schema = _mapping(self.schemas.get(name))
+        has_default = "default" in schema and name not in self.required
+        return has_default and canonical(value) == canonical(schema["default"])
 
 
 def kinds_of(schema: Any, root: Any = None) -> tuple[ValueKind, ...]:
@@ -101,7 +112,7 @@ def outside_reference(schema: Any, root: Any) -> str | None:
     return None
 
 
-def without_defaults(value: Any, schema: Any = None, root: Any = None) -> Any:
+def without_defaults(value: Any, schema: Any = None) -> Any:
     """A value without the members that say the same as leaving them out: null, or the schema's default.
 
     Without a schema every null goes. A null that means something else than its absence stays.
@@ -109,22 +120,24 @@ def without_defaults(value: Any, schema: Any = None, root: Any = None) -> Any:
     >>> without_defaults({"city": "Oslo", "days": None})
     {'city': 'Oslo'}
     """
+    return without_members(value, schema, Properties.is_default)
+
+
+def without_members(
+    value: Any, schema: Any, is_left_out: Callable[[Properties, str, Any], bool], root: Any = None
+) -> Any:
+    """A value without the members, at every level, that `is_left_out(members, name, value)`."""
     root = schema if root is None else root
     if isinstance(value, Mapping):
         members = merged(schema, root)
-        kept = {}
-        for name, item in value.items():
-            inner = _mapping(members.schemas.get(name))
-            is_default = item is not None and "default" in inner and name not in members.required
-            if item is None and members.may_be_absent(name):
-                continue
-            if is_default and canonical(item) == canonical(inner["default"]):
-                continue
-            kept[name] = without_defaults(item, inner, root)
-        return kept
+        return {
+            name: without_members(item, _mapping(members.schemas.get(name)), is_left_out, root)
+            for name, item in value.items()
+            if not is_left_out(members, name, item)
+        }
     if isinstance(value, list | tuple):
         of_items = next((part["items"] for part in _parts(schema, root) if "items" in part), None)
-        return [without_defaults(item, _mapping(of_items), root) for item in value]
+        return [without_members(item, _mapping(of_items), is_left_out, root) for item in value]
     return value
 
 
@@ -154,7 +167,7 @@ def inlined(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema with what each `$ref` names in its place, and without titles, which only cost tokens.
 
     Many chat templates show a reference as an argument without a type. A schema that holds itself keeps its
-    references, and so does one that would become very large.
+    references, and so does one that would become very large, or that refers to what is not found in it.
     """
     try:
         whole = _inlined(schema, schema, (), [_MOST_NODES])
@@ -167,7 +180,7 @@ def inlined(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _inlined(schema: Any, root: Any, inside: tuple[str, ...], left: list[int]) -> Any:
-    """`inside`: the references that this schema stands in; RecursionError where it is one of them again."""
+    """`inside`: the references that this schema stands in; RecursionError where it is to stay as it is."""
     if isinstance(schema, list | tuple):
         return [_inlined(item, root, inside, left) for item in schema]
     if not isinstance(schema, Mapping):
@@ -177,6 +190,8 @@ def _inlined(schema: Any, root: Any, inside: tuple[str, ...], left: list[int]) -
     if left[0] < 0 or name in inside:
         raise RecursionError
     target = None if root is None else _target(name, root)
+    if target is None and root is not None and name.startswith("#"):  # an anchor, say
+        raise RecursionError
     beside: dict[str, Any] = {}
     for key, value in schema.items():
         if key == "title" and isinstance(value, str):
@@ -218,8 +233,8 @@ def _kinds(schema: Any, root: Any, known: dict[str, tuple[ValueKind, ...]]) -> t
 def _declared(schema: Mapping[str, Any]) -> ValueKind:
     """What stands in the schema itself."""
     declared = schema.get("type")
-    names = {declared} if isinstance(declared, str) else {*_sequence(declared)}
-    types = frozenset(name for name in names if name in _ANY_TYPE)
+    names = [declared] if isinstance(declared, str) else _sequence(declared)
+    types = frozenset(name for name in names if isinstance(name, str)) & _ANY_TYPE
     if not types and isinstance(schema.get("properties"), Mapping):
         types = frozenset({"object"})
     if not types and "items" in schema:
@@ -228,7 +243,7 @@ def _declared(schema: Mapping[str, Any]) -> ValueKind:
     listed = [schema["const"]] if "const" in schema else schema.get("enum")
     if not isinstance(listed, list | tuple):
         return ValueKind(types=types)
-    return ValueKind(types=types, values=tuple(value for value in listed if _has_type(value, types)))
+    return ValueKind(types=types, values={canonical(v): v for v in listed if _has_type(v, types)})
 
 
 def _both(some: Sequence[ValueKind], others: Sequence[ValueKind]) -> tuple[ValueKind, ...]:
@@ -243,15 +258,22 @@ def _common(one: ValueKind, other: ValueKind) -> ValueKind | None:
     for wide, narrow in ((one, other), (other, one)):
         if "number" in wide.types and "integer" in narrow.types:
             types |= {"integer"}
-    listed = one.values if one.values is not None else other.values
-    values = None if listed is None else tuple(v for v in listed if one.allows(v) and other.allows(v))
-    return None if not types or values == () else ValueKind(types=types, values=values)
+    some, others = (one, other) if one.values is not None else (other, one)
+    values = some.values
+    if values is not None:
+        texts = values if others.values is None else others.values
+        values = {text: v for text, v in values.items() if text in texts and _has_type(v, types)}
+    return None if not types or values == {} else ValueKind(types=types, values=values)
 
 
 def _distinct(kinds: Iterator[ValueKind]) -> tuple[ValueKind, ...]:
-    found: dict[tuple[frozenset[str], str], ValueKind] = {}
+    """The kinds, all values of the same types together."""
+    found: dict[tuple[frozenset[str], bool], ValueKind] = {}
     for kind in kinds:
-        found.setdefault((kind.types, canonical(kind.values)), kind)
+        key = kind.types, kind.values is None
+        known = found.setdefault(key, kind)
+        if known.values is not None and kind.values is not None:
+            found[key] = ValueKind(types=kind.types, values={**known.values, **kind.values})
         if len(found) > _MOST_KINDS:
             return (ValueKind(types=_ANY_TYPE),)
     return tuple(found.values())
@@ -307,7 +329,7 @@ def _target(name: str, root: Any) -> Any:
     if not name.startswith("#"):
         return None
     found = root
-    for step in filter(None, name[1:].split("/")):
+    for step in filter(None, unquote(name[1:]).split("/")):
         step = step.replace("~1", "/").replace("~0", "~")
         if not isinstance(found, Mapping) or step not in found:
             return None

@@ -28,7 +28,8 @@ __all__ = ["PinnedTemplate", "write_template"]
 
 _FIRST, _LAST = "{#- stateset_agents: ", "{#- stateset_agents: the template #}\n"
 _CLOCK = re.compile(r"\bstrftime_now\s*\(\s*(?:format\s*=\s*)?(['\"])([^\\]*?)\1\s*\)")
-_ANY_CLOCK = re.compile(r"\bstrftime_now\s*\(")
+_ANY_CLOCK = re.compile(r"\bstrftime_now\b(?!\s+is\s+(?:not\s+)?defined\b)")
+_COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +60,10 @@ class PinnedTemplate:
     @property
     def tells_date(self) -> bool:
         """Has the template a clock? Raises ConfigurationError for one that cannot be stopped."""
-        if _ANY_CLOCK.search(_CLOCK.sub("", self.text)):
+        if _ANY_CLOCK.search(_CLOCK.sub("", _COMMENT.sub("", self.text))):
             raise ConfigurationError(
-                "the chat template computes the format of its date: give one that has it as text, such as "
+                "the chat template computes the format of its date, or names strftime_now without a call: "
+                "give one that has it as text, such as "
                 "strftime_now('%Y-%m-%d'), or AgentConfig(chat_template=\"plain\")"
             )
         return _CLOCK.search(self.text) is not None

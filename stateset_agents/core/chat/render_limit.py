@@ -23,6 +23,8 @@ _LINES = 8
 """Between two looks at the clock."""
 _MOST_TIMES = 10_000
 """That a text may be repeated by `*`."""
+_MOST = 10_000_000
+"""Of numbers that stand in a template: `ljust` and its like fill the memory, too."""
 
 
 class RenderLimit(Exception):
@@ -63,8 +65,8 @@ def within_limit(render: Callable[[], str], size: int) -> str:
 
 
 def expect_no_bombs(tree: Any) -> None:
-    """Raises ConfigurationError for a template with `**`, or with `*` by what may be any number: a single
-    such step fills the memory, and no clock is looked at within it. `tree` is jinja's."""
+    """Raises ConfigurationError for a template with `**`, with `*` by what may be any number, or with a huge
+    number: a single such step fills the memory, and no clock is looked at within it. `tree` is jinja's."""
     from jinja2 import nodes
 
     for power in tree.find_all(nodes.Pow):
@@ -75,4 +77,10 @@ def expect_no_bombs(tree: Any) -> None:
             raise ConfigurationError(
                 f"the chat template multiplies by what may be any number in line {product.lineno}: only "
                 f"numbers up to {_MOST_TIMES:,} are taken"
+            )
+    for number in tree.find_all(nodes.Const):
+        if isinstance(number.value, int) and number.value > _MOST:
+            raise ConfigurationError(
+                f"the chat template has the number {str(number.value)[:20]} in line {number.lineno}: only "
+                f"numbers up to {_MOST:,} are taken"
             )

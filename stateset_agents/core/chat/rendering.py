@@ -206,7 +206,8 @@ class Rendering:
             raise ConfigurationError(f"the chat template does not end ({limit}); {HINT} does") from None
         except (
             *(TemplateError, SyntaxError),  # Python's, of code that jinja made of a strange template
-            *(ArithmeticError, AttributeError, LookupError, NameError, RecursionError, TypeError, ValueError),
+            *(ArithmeticError, AttributeError, LookupError, MemoryError, NameError, RuntimeError),
+            *(TypeError, ValueError),
         ) as error:  # all but the first arise inside its expressions
             line = " ".join(str(error).split()) or type(error).__name__
             raise ConversationRefused(

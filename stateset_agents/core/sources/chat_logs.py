@@ -34,6 +34,8 @@ def located_chats(logs: Chats) -> list[Located]:
         expect_dataset(logs, "conversations")
         return located_rows(**logs, is_numbered=False)
     else:
+        if isinstance(logs, Mapping) or not isinstance(logs, Iterable):
+            raise ConfigurationError(f"conversations must be a file or a list of rows, got {logs!r:.60}")
         located = [(f"conversation {number}", row) for number, row in enumerate(logs, start=1)]
         of = "there is"
     if not located:

@@ -105,7 +105,8 @@ def located_rows(
     tables = _tables(dataset, config, revision, splits)
     for split, rows in tables.items():
         if isinstance(rows, list):
-            names: Sequence[str] = list(dict.fromkeys(key for _, row in rows for key in row))
+            mappings = (row for _, row in rows if isinstance(row, Mapping))  # others are refused below
+            names: Sequence[str] = list(dict.fromkeys(key for row in mappings for key in row))
         else:
             names = rows.column_names
         _check_columns(names, columns, types)

@@ -111,7 +111,7 @@ def _scenario(item: Any, counts: RowCounts, needs_opening: bool) -> Scenario:
         counts.num_made_up += 1
     system = item.get("system")
     if scenario.opening and isinstance(system, str) and system.strip():
-        counts.shapes["scenario", ("opening", "system")] += 1
+        counts.shapes["scenario", ("opening", "system"), ()] += 1
         messages = (Message(role="system", content=system), *scenario.messages())
         scenario = replace(scenario, prompt=messages)
     return _with_tools(scenario)
@@ -214,20 +214,23 @@ def recorded_calls(messages: Sequence[Message]) -> list[dict[str, Any]]:
 class RowCounts:
     """How the rows of a source were read, for one line of each kind."""
 
-    shapes: Counter[tuple[str, tuple[str, ...]]] = field(default_factory=Counter)
+    shapes: Counter[tuple[str, tuple[str, ...], tuple[str, ...]]] = field(default_factory=Counter)
+    """Name, the columns that are read, and those that could have been."""
     unread: Counter[str] = field(default_factory=Counter)
     num_made_up: int = 0
 
     def add(self, row: DataRow) -> DataRow:
-        if row.shape != "OpenAI messages":
-            self.shapes[row.shape, row.columns] += 1
+        passed = tuple(key for key in OPENING_COLUMNS if row.rest.get(key) and key not in row.columns)
+        if passed or row.shape != "OpenAI messages":
+            self.shapes[row.shape, row.columns, passed] += 1
         self.unread.update(row.unread)
         return row
 
     def tell(self, of: str) -> None:
         """A line for what somebody may have meant otherwise."""
-        for (shape, (prompt, *others)), number in self.shapes.items():
+        for (shape, (prompt, *others), passed), number in self.shapes.items():
             more = f", {' and '.join(map(repr, others))} beside it" if others else ""
+            more += f", {' and '.join(map(repr, passed))} is not" if passed else ""
             role = "the conversation" if shape in _CHATS else "what is asked"
             _log.warning(f"{of}: {prompt!r} is read as {role}{more} (shape {shape}, rows: {number})")
         for key, number in self.unread.items():

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from stateset_agents.core.agent import MultiTurnAgent
+from stateset_agents.core.chat.escaping import encodable
 from stateset_agents.core.chat.history import ChatHistory
 from stateset_agents.core.sources.chat_logs import Chats, located_chats, with_shares
 from stateset_agents.core.sources.rows.data_row import DataRow
@@ -135,8 +136,10 @@ def _read(chats: Chats, tools: Sequence[Mapping[str, Any]], share: float) -> Ite
 def _chat(where: str, data: Any, tools: tuple[Mapping[str, Any], ...], counts: RowCounts) -> _Chat:
     try:
         row = counts.add(expect_chat(data))
-        if row.shape == "TRL" and row.rest.get("label") is False:
-            raise ConfigurationError("its label is false: it shows what not to say; leave it out")
+        if row.shape == "TRL" and str(row.rest.get("label")).lower() in ("false", "0"):
+            raise ConfigurationError(
+                "its label is false: it shows what not to say; leave it out, or name the column otherwise"
+            )
         if not any(message.role == "assistant" for message in row.completion):
             raise ConfigurationError(
                 "it shows no reply to imitate: give a completion, or messages that end with the assistant's; "
@@ -173,6 +176,17 @@ def _sample(agent: MultiTurnAgent, chat: _Chat) -> tuple[Sample, bool]:
                 raise ConfigurationError(
                     f"reply {replies.index(index) + 1} has neither words nor calls nor a thought: take it "
                     'out, or give it "weight": 0'
+                )
+            if weight and not reply.thinks_first:
+                raise ConfigurationError(
+                    f"reply {replies.index(index) + 1} thinks behind its first words, which templates write "
+                    'the other way round: take it out, or give it "weight": 0'
+                )
+            said = f"{reply.reasoning or ''}{reply.content}"
+            if weight and encodable(said) != said:
+                raise ConfigurationError(
+                    f"reply {replies.index(index) + 1} has half of a character (a lone surrogate), which no "
+                    'tokenizer has: mend it, or give it "weight": 0'
                 )
             turn = _turn(agent, history, chat, index)
             if turn is None:

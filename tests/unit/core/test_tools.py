@@ -279,6 +279,14 @@ def test_functions_that_cannot_be_tools_are_refused():
         tool(Tool)
     with pytest.raises(ConfigurationError, match="cannot be filled by name"):
         tool(starred)
+
+    def field(count: int = pydantic.Field(3, ge=1)) -> str:
+        return str(count)
+
+    with pytest.raises(ConfigurationError, match="count has a Field as its default: write count: Annotated"):
+        tool(field)
+    with pytest.raises(ConfigurationError, match="a type in its signature is unknown"):
+        Toolbox([list[int]])
     with pytest.raises(ConfigurationError, match="'refund' stands twice"):
         Toolbox([refund, refund])
 
@@ -303,6 +311,27 @@ def test_functions_and_a_class_may_be_named_as_a_yaml_file_names_them(
     assert [schema["function"]["name"] for schema in Toolbox(named).schemas] == names
     with pytest.raises(ConfigurationError, match=r"'my_shop:trak': .*\(did you mean 'track'\?\)"):
         Toolbox(["my_shop:trak"])
+
+
+async def test_a_class_offers_what_python_would_call() -> None:
+    class Till:
+        def sell(self, item: str) -> str:
+            return f"sold {item}"
+
+        def void(self) -> str:
+            return "void"
+
+    class Locked(Till):
+        void = None
+
+    class Dear(Locked):
+        def sell(self, item: str) -> str:
+            return f"sold {item} dear"
+
+    box = Toolbox(Locked)
+    assert [schema["function"]["name"] for schema in box.schemas] == ["sell"]
+    [told] = await box.call_all([ToolCall(name="sell", arguments={"item": "tea"})], state=Dear())
+    assert told.content == "sold tea dear"
 
 
 def test_tools_that_are_no_list_are_refused() -> None:

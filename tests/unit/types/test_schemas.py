@@ -25,6 +25,9 @@ COLOUR = {"$defs": {"Colour": {"enum": ["red", 3, None]}, "Loop": {"$ref": "#/$d
         ({"const": 5}, [5, 5.0], ["5", 6]),
         ({"properties": {"a": {}}}, [{"a": 1}], ["{}"]),
         ({"items": {}}, [[1]], ["[]"]),
+        ({"type": ["string", {"a": 1}]}, ["a"], [1]),
+        ({"anyOf": [{"enum": ["a"]}, {"enum": ["b", 1]}], "type": "string"}, ["a", "b"], [1, "c"]),
+        ({"$ref": "#/%24defs/Colour"}, ["red"], ["blue"]),
     ],
 )
 def test_the_kinds_of_values_of_a_schema(schema: dict[str, Any], fits: list[Any], others: list[Any]) -> None:
@@ -66,6 +69,19 @@ def test_a_schema_that_holds_itself_keeps_its_references() -> None:
     assert shown["properties"]["first"] == {"$ref": "#/$defs/Node"}
     assert shown["$defs"]["Node"] == {"properties": {"next": {"$ref": "#/$defs/Node"}}}
     assert [kind.types for kind in kinds_of({"$ref": "#/$defs/Node"}, schema)] == [{"object"}]
+
+
+def test_a_reference_to_what_is_not_found_keeps_the_definitions() -> None:
+    schema = {"properties": {"a": {"$ref": "#colour"}}, "$defs": {"Colour": {"$anchor": "colour"}}}
+    assert inlined(schema) == schema
+
+
+def test_thousands_of_constants_take_no_time() -> None:
+    union = {"anyOf": [{"enum": [f"{row}-{column}" for column in range(50)]} for row in range(150)]}
+    start = time.process_time()
+    [kind] = kinds_of({**union, "allOf": [union, {"const": "3-4"}]})
+    assert [kind.allows(text) for text in ("3-4", "3-5")] == [True, False]
+    assert time.process_time() - start < 1
 
 
 def test_references_that_double_forty_times_take_no_time() -> None:

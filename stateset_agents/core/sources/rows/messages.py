@@ -16,7 +16,7 @@ from typing import Any
 from stateset_agents.core.chat.replies.parsing import parse_reply
 from stateset_agents.core.sources.rows.tools import from_json_text, without_unasked_nulls
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.messages import Message
+from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.schemas import parameters_of
 
 __all__ = ["Chat", "read_messages", "read_reply"]
@@ -31,13 +31,12 @@ _SHAREGPT_ROLES = {
     "function_response": "tool",
 }
 """Those that are not OpenAI's, LLaMA-Factory's among them."""
+_THOUGHTS = ("reasoning", "reasoning_content", "thinking")
 _READ = {
     "role",
     "content",
     "refusal",
-    "reasoning",
-    "reasoning_content",
-    "thinking",
+    *_THOUGHTS,
     "thinks_first",
     "tool_calls",
     "function_call",
@@ -69,11 +68,16 @@ def read_messages(value: Any, column: str, tools: Sequence[Mapping[str, Any]] = 
     messages: list[Message] = []
     weights: list[float] = []
     unread: list[str] = []
-    for item in items:
+    for number, item in enumerate(items, start=1):
         data = _as_openai(item)
         unread += [key for key, given in data.items() if key not in _READ and given is not None]
         weight = _weight(data)
         for message in _read(data, messages, tools):
+            if message.role == "user" and not message.content.strip():
+                raise ConfigurationError(
+                    f"message {number} of {column} is the user's and has no words: give it `content`, or "
+                    f"leave the row out (it has {', '.join(map(str, item))})"
+                )
             messages.append(message)
             weights.append(weight)
     return Chat(messages=tuple(messages), weights=tuple(weights), unread=tuple(unread))
@@ -89,12 +93,18 @@ def read_reply(text: str) -> Message:
     is_open = any(text.count(f"<{tag}>") > text.count(f"</{tag}>") for tag in ("think", "tool_call"))
     if is_open or (thought is None and not _CALL.search(text)):
         return Message(role="assistant", content=text)
+    words = text[thought.end() :] if thought is not None else text
     if thought is not None and "<think>" not in thought[0]:  # templates open it in the prompt
         text = f"<think>{text}"
     reply = parse_reply(_CALL.sub(_as_json_call, text))
     broken = next((call.error for call in reply.tool_calls if call.error is not None), None)
     if broken is not None:
         raise ConfigurationError(f"{broken}: {text[:80]!r}; mend the call, or leave the row out")
+    if not reply.thinks_first or any(map(str.strip, _CALL.split(words)[2::2])):
+        raise ConfigurationError(
+            "a reply has a second thought, or words behind a tool call, which templates write in another "
+            f"order: {text[:80]!r}; write thought, words and calls in this order, or leave the row out"
+        )
     return replace(reply, tool_calls=tuple(replace(call, id="") for call in reply.tool_calls))
 
 
@@ -121,13 +131,22 @@ def _read(
     """The message; of results that stand in one, a message for each call before it."""
     if data.get("tool_calls") and isinstance(data["tool_calls"], Sequence):
         data = {**data, "tool_calls": [_without_nulls(call, tools) for call in data["tool_calls"]]}
-    message = Message.from_openai(data)
+    message = Message.from_record(data)
+    given = [key for key in _THOUGHTS if data.get(key) is not None]
+    if any(data[key] != message.reasoning for key in given):
+        raise ConfigurationError(f"a message has {' and '.join(given)}, which differ: leave one")
+    if data.get("tool_calls") and data.get("function_call") is not None:
+        raise ConfigurationError("a message has tool_calls and function_call: leave one")
+    if message.role == "assistant" and message.images:
+        raise ConfigurationError("a reply has a picture, which no agent here can give: leave the row out")
+    for call in message.tool_calls:
+        _expect_json(call)
     if message.tool_calls and message.role != "assistant":
         raise ConfigurationError(
             f"a message of the {message.role} calls {message.tool_calls[0].name!r}: only an assistant's "
             "calls can be played or trained; leave the row out"
         )
-    if message.role == "assistant" and not message.images:
+    if message.role == "assistant":
         reply = read_reply(message.content)
         if reply.content != message.content:
             if (message.tool_calls and reply.tool_calls) or (message.reasoning and reply.reasoning):
@@ -152,6 +171,17 @@ def _read(
         texts = ["\n".join(texts)]
     for text in texts:
         yield replace(message, content=text)
+
+
+def _expect_json(call: ToolCall) -> None:
+    if call.error is not None:
+        raise ConfigurationError(f"a call could not be read, {call.error}: leave the row out")
+    try:
+        json.dumps(dict(call.arguments), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"the arguments of tool call {call.name!r} are no JSON ({error}): write them as JSON text"
+        ) from error
 
 
 def _without_nulls(call: Any, tools: Sequence[Mapping[str, Any]]) -> Any:

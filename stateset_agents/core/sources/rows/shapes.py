@@ -21,7 +21,7 @@ _GSM8K = re.compile(r"\n####\s*(.*\S)\s*$")
 _TOOLS = ("tools", "functions")
 _SYSTEM = ("system", "system_prompt")
 _PICTURES = ("image", "images")
-_NOT_SHOWN = ("choices", "options", "passage", "document")
+_NOT_SHOWN = ("choices", "options", "passage", "document", "history")
 """What a question in text may be about; a model that is not shown it is asked something else."""
 
 
@@ -82,7 +82,8 @@ def read_row(row: Any) -> DataRow | None:
             f"column {picture!r} has pictures, which are read in messages alone: write them there as "
             '{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}'
         )
-    tools = next((read_schemas(row[key]) for key in _TOOLS if row.get(key) is not None), None)
+    listed = _only(row, _TOOLS)
+    tools = None if listed is None else read_schemas(row[listed])
     before, after = _parts(row, shape, tools or ())
     completion = next((column for column in shape.completions if row.get(column) is not None), None)
     detail = shape.detail if row.get(shape.detail or "") else None
@@ -215,9 +216,18 @@ def _prompt_text(row: Mapping[str, Any], shape: Shape) -> str:
     return words
 
 
+def _only(row: Mapping[str, Any], columns: Sequence[str]) -> str | None:
+    """The column of these that the row has something in. Raises ConfigurationError where two differ."""
+    given = [column for column in columns if row.get(column) not in (None, "")]
+    full = [column for column in given if row[column] not in ([], "[]")] or given
+    if any(row[column] != row[full[0]] for column in full):
+        raise ConfigurationError(f"the row has {' and '.join(map(repr, full))}, which differ: leave one")
+    return next(iter(full), None)
+
+
 def _system_of(row: Mapping[str, Any], prompt: Chat) -> tuple[Message, ...]:
     """The system message that stands in a column of its own."""
-    column = next((column for column in _SYSTEM if row.get(column)), None)
+    column = _only(row, _SYSTEM)
     if column is None:
         return ()
     if not isinstance(row[column], str):

@@ -9,7 +9,8 @@ from typing import Any
 
 from stateset_agents.core.sources.rows.files import without_nulls
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.schemas import merged
+from stateset_agents.types.messages import MAX_NESTING, is_nested_deeper
+from stateset_agents.types.schemas import without_members
 
 __all__ = ["from_json_text", "read_schemas", "without_unasked_nulls"]
 
@@ -50,11 +51,19 @@ def read_schemas(value: Any) -> tuple[dict[str, Any], ...]:
         items = [items]
     if isinstance(items, str) or not isinstance(items, Sequence):
         raise ConfigurationError(f"tools must be a list of schemas, got {type(items).__name__} {items!r:.60}")
-    return tuple(map(_schema, items))
+    named: dict[str, dict[str, Any]] = {}
+    for schema in map(_schema, items):
+        name = schema["function"]["name"]
+        if named.setdefault(name, schema) != schema:
+            raise ConfigurationError(f"tool {name!r} stands twice in tools, with two schemas: leave one")
+    return tuple(named.values())
 
 
 def _schema(item: Any) -> dict[str, Any]:
-    item = without_nulls(from_json_text(item, "a tool") if str(item)[:1] == "{" else item)
+    item = from_json_text(item, "a tool") if isinstance(item, str) and item[:1] == "{" else item
+    if is_nested_deeper(item, MAX_NESTING):
+        raise ConfigurationError(f"a tool has more than {MAX_NESTING} levels of objects and lists")
+    item = without_nulls(item)
     function = item.get("function", item) if isinstance(item, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ConfigurationError(
@@ -64,25 +73,27 @@ def _schema(item: Any) -> dict[str, Any]:
     parameters = function.pop("input_schema", None) or function.get("parameters")
     if isinstance(parameters, str):
         parameters = from_json_text(parameters, f"the parameters of tool {function['name']!r}")
+    if not isinstance(parameters, Mapping | None):
+        raise ConfigurationError(
+            f"the parameters of tool {function['name']!r} must be a JSON schema, {{type: object, properties: "
+            f"{{...}}}}, got {parameters!r:.60}"
+        )
     if parameters is not None:
         function["parameters"] = _as_json_schema(parameters)
     return {"type": "function", "function": function}
 
 
-def _as_json_schema(parameters: Any) -> Any:
+def _as_json_schema(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     """xLAM's parameters as JSON Schema, others as they stand."""
     is_bare = (
-        isinstance(parameters, Mapping)
-        and parameters
+        parameters
         and "properties" not in parameters
         and all(
             isinstance(value, Mapping) and isinstance(value.get("type"), str) for value in parameters.values()
         )
     )
     if not is_bare:
-        if isinstance(parameters, Mapping) and parameters.get("type") == "dict":
-            return {**parameters, "type": "object"}
-        return parameters
+        return {**parameters, "type": "object"} if parameters.get("type") == "dict" else parameters
     properties: dict[str, Any] = {}
     required = []
     for name, value in parameters.items():
@@ -102,21 +113,12 @@ def _typed(name: str) -> dict[str, Any]:
     return {"type": type_name} if type_name in _TYPES.values() else {}
 
 
-def without_unasked_nulls(arguments: Any, schema: Any, root: Any = None) -> Any:
+def without_unasked_nulls(arguments: Any, schema: Any) -> Any:
     """The arguments of a call without nulls, but those that the schema requires.
 
     Arrow gives the arguments of each call the names of all: {"city": "Oslo", "days": null}. Of an argument
-    that is not required null says no more than its absence. `root` as in `types.schemas`.
+    that is not required null says no more than its absence.
     """
-    root = schema if root is None else root
-    if isinstance(arguments, list | tuple):
-        items = schema.get("items") if isinstance(schema, Mapping) else None
-        return [without_unasked_nulls(item, items, root) for item in arguments]
-    if not isinstance(arguments, Mapping):
-        return arguments
-    members = merged(schema, root)
-    return {
-        key: without_unasked_nulls(value, members.schemas.get(key), root)
-        for key, value in arguments.items()
-        if value is not None or key in members.required
-    }
+    return without_members(
+        arguments, schema, lambda members, name, value: value is None and name not in members.required
+    )

@@ -26,6 +26,8 @@ ENDLESS = "{% for a in range(99999) %}" * 4 + "{% endfor %}" * 4
         ("{{ (1e308 * 10) | int }}", "'inf' is not defined"),
         ("{{ 'x' * 10000000000 }}", "multiplies by what may be any number in line 1"),
         ("{{ 10 ** 10 ** 10 }}", "has a power"),
+        ("{{ 'x'.ljust(5000000000) }}", "has the number 5000000000 in line 1"),
+        ("{{ cycler() }}", "at least one item has to be provided"),
         ("{{ range(10000000) }}", "Range too big"),
         (ENDLESS, "does not end .it took longer than 1.0 s"),
         ("{% if tools %}" + ENDLESS + "{% endif %}", "does not end"),

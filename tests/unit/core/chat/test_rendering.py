@@ -155,6 +155,10 @@ def test_however_a_template_asks_the_clock_it_reads_one_day(clock: str, told: st
 
 
 def test_a_clock_that_cannot_be_stopped_is_refused() -> None:
-    clock = "{% set shape = '%Y' %}{{ strftime_now(shape) }}"
-    with pytest.raises(ConfigurationError, match="the chat template computes the format of its date"):
-        JinjaTemplate(tokenizer_with(*IM, template=clock + CHATML))
+    for clock in (
+        "{% set shape = '%Y' %}{{ strftime_now(shape) }}",
+        "{% set clock = strftime_now %}{{ clock('%Y') }}",
+    ):
+        with pytest.raises(ConfigurationError, match="the chat template computes the format of its date"):
+            JinjaTemplate(tokenizer_with(*IM, template=clock + CHATML))
+    JinjaTemplate(tokenizer_with(*IM, template="{# strftime_now(shape) #}" + CHATML))

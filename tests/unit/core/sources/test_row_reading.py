@@ -64,6 +64,13 @@ def talk(*replies: dict[str, Any], **more: Any) -> dict[str, Any]:
         ({"prompt": "hi", "system": "a", "messages": [{"role": "system", "content": "b"}]}, "user"),
         ({"question": "a", "answer": "b", "system": 3}, "column 'system' must be text"),
         ({"messages": "[{'role': 'user'}]"}, "messages is a text that is not JSON .*json.dumps"),
+        (
+            {"messages": [{"role": "user", "value": "hi"}]},
+            "message 1 of messages is the user's .*it has role, v",
+        ),
+        ({"conversations": [{"from": "human", "value": None}]}, "message 1 of conversations is the user's"),
+        ({"instruction": "and?", "history": [["2?", "3"]]}, "has 'history' beside 'instruction'"),
+        ({"prompt": "a", "system": "b", "system_prompt": "c"}, "'system' and 'system_prompt', which differ"),
         ({"messages": ["hi"]}, "a message must be a mapping, got str 'hi'"),
         ({"messages": []}, "messages must be a list of messages"),
     ],
@@ -92,6 +99,14 @@ async def test_an_opening_is_made_up_of_topic_and_context_alone_and_a_line_says_
         [{"order_id": "K1"}], user=lambda scenario, seed: default_user(scenario, seed)
     )
     assert spoken.scenarios("train")[0].context == {"order_id": "K1"}  # a user of one's own opens
+
+
+def test_what_could_have_been_read_and_was_not_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    ConversationEnvironment([talk({"content": "a"}, prompt="Which?"), {"question": "a?", "problem": "b?"}])
+    assert [record.getMessage() for record in caplog.records] == [
+        "scenarios: 'messages' is read as the conversation, 'prompt' is not (shape OpenAI messages, rows: 1)",
+        "scenarios: 'question' is read as what is asked, 'problem' is not (shape question, rows: 1)",
+    ]
 
 
 def test_what_was_read_is_said_once_with_its_count(caplog: pytest.LogCaptureFixture) -> None:
@@ -166,6 +181,20 @@ def test_thoughts_and_calls_in_words_are_read_where_their_tags_are_closed() -> N
         ({"content": "b", "weight": True}, "weight must be a number of at least 0, got True"),
         ({"role": "user", "content": "", "tool_calls": [{"name": "f"}]}, "a message of the user calls 'f'"),
         ({"role": "robot", "content": "a"}, "message role must be one of"),
+        ({"content": "<think>a</think>b<think>c</think>d"}, "a second thought, or words behind a tool call"),
+        (
+            {"content": '<tool_call>{"name": "f"}</tool_call> b'},
+            "a second thought, or words behind a tool call",
+        ),
+        ({"content": "a", "reasoning": "b", "thinking": "c"}, "reasoning and thinking, which differ"),
+        ({"tool_calls": [{"name": "f"}], "function_call": {"name": "g"}}, "tool_calls and function_call"),
+        ({"tool_calls": [{"name": "f", "arguments": '{"x": NaN}'}]}, "tool call 'f' are no JSON"),
+        ({"tool_calls": [{"name": "f", "arguments": {"x": b"a"}}]}, "tool call 'f' are no JSON"),
+        ({"tool_calls": [{"name": "f", "error": "not JSON"}]}, "a call could not be read, not JSON"),
+        (
+            {"content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}]},
+            "a reply has a picture",
+        ),
     ],
 )
 def test_a_message_that_says_two_things_is_refused(message: dict[str, Any], said: str) -> None:
@@ -198,9 +227,34 @@ async def test_a_reply_of_nothing_is_no_target() -> None:
     assert sum(sample.advantages) == len(agent.template.reply(Message(role="assistant", content="yes"), ()))
 
 
-async def test_a_completion_whose_label_is_false_is_no_target() -> None:
+@pytest.mark.parametrize("reply", [{"content": "a\ud83d"}, {"reasoning": "a\udc00", "content": "b"}])
+async def test_half_of_a_character_is_no_target(reply: dict[str, Any]) -> None:
+    agent = await scripted("")
+    with pytest.raises(ConfigurationError, match=r"conversation 1: reply 1 has half of a character"):
+        load_demonstrations(agent, [talk(reply)])
+    late = talk(reply | {"weight": 0})
+    late["messages"] += talk({"content": "c"})["messages"]
+    [sample] = load_demonstrations(agent, [late]).train
+    assert {*sample.advantages} == {0.0, 1.0}
+
+
+async def test_a_thought_behind_words_is_no_target() -> None:
+    with pytest.raises(ConfigurationError, match="conversation 1: reply 1 thinks behind its first words"):
+        load_demonstrations(
+            await scripted(""), [talk({"content": "a", "reasoning": "b", "thinks_first": False})]
+        )
+
+
+@pytest.mark.parametrize("label", [False, 0, "False"])
+async def test_a_completion_whose_label_is_false_is_no_target(label: Any) -> None:
     with pytest.raises(ConfigurationError, match="its label is false: it shows what not to say"):
-        load_demonstrations(await scripted(""), [{"prompt": "a", "completion": "b", "label": False}])
+        load_demonstrations(await scripted(""), [{"prompt": "a", "completion": "b", "label": label}])
+
+
+@pytest.mark.parametrize("logs", [5, {"messages": []}])
+def test_logs_that_are_no_rows_are_one_line(logs: Any) -> None:
+    with pytest.raises(ConfigurationError, match="conversations must be a file or a list of rows"):
+        ChatLogs(logs)
 
 
 def test_what_a_replay_cannot_say_is_refused_and_can_be_trained_on() -> None:
@@ -266,6 +320,9 @@ def test_a_null_that_the_schema_requires_stays() -> None:
     nested = {"properties": {"when": {"properties": {"day": {}}, "required": ["day"]}}, "required": ["city"]}
     arguments = {"city": None, "days": None, "when": {"day": None, "hour": None}, "to": [{"x": None}]}
     assert without_unasked_nulls(arguments, nested) == {"city": None, "when": {"day": None}, "to": [{}]}
+    stops = {"properties": {"stops": {"anyOf": [{"items": nested}, {"type": "null"}]}}}
+    through = {"stops": [{"city": None, "days": None}]}
+    assert without_unasked_nulls(through, stops) == {"stops": [{"city": None}]}
     [row] = chat_scenarios([talk({"tool_calls": [{"name": "f", "arguments": '{"x": null}'}]})])
     assert row.context["recorded"][0]["arguments"] == {"x": None}  # text was not through Arrow
 
@@ -286,8 +343,20 @@ def test_schemas_are_read_as_they_are_published() -> None:
     assert b["parameters"] == {"type": "object", "properties": {}}
     assert c == {"name": "c", "parameters": {"type": "object"}}
     assert d["parameters"] == published[3]["parameters"]
-    with pytest.raises(ConfigurationError, match=r"tools is a text that is not JSON"):
-        read_schemas("track, pay")
+    deep: dict[str, Any] = {}
+    for _ in range(500):
+        deep = {"properties": {"a": deep}}
+    assert len(read_schemas([{"name": "f"}, {"name": "f"}])) == 1
+    for tools, said in (
+        ("track, pay", "tools is a text that is not JSON"),
+        ([{"name": "f"}, {"name": "f", "description": "F."}], "tool 'f' stands twice in tools, with two"),
+        ([{"name": "f", "parameters": [1]}], "the parameters of tool 'f' must be a JSON schema"),
+        ([{"name": "f", "parameters": deep}], "a tool has more than 64 levels"),
+    ):
+        with pytest.raises(ConfigurationError, match=said):
+            read_schemas(tools)
+    assert expect_chat(talk({"content": "a"}, tools=[], functions=[{"name": "f"}])).tools is not None
+    assert expect_chat(talk({"content": "a"}, tools="")).tools is None
 
 
 # ------------------------------------------------------------------------------------ files
@@ -311,6 +380,11 @@ def test_cells_of_a_csv_file_are_text_unless_types_say_otherwise(tmp_path: Path)
         {"code": "01234", "level": 5, "share": 0.5, "tags": [1, 2], "topic": ""},
         {"code": "NA", "share": 1000.0, "tags": [], "topic": "x"},
     ]
+    (odd := tmp_path / "odd.jsonl").write_text('{"prompt": "a"}\nnull\n')
+    with pytest.raises(
+        ConfigurationError, match=r"odd\.jsonl, line 2: a row must be a mapping, got NoneType"
+    ):
+        dataset_scenarios(odd)
     for types, said in (
         ({"code": "int"}, r"line 3: column 'code' must be int by types, got 'NA'"),
         ({"code": "number"}, "types: code must be one of int, float, bool, json, or left out"),

@@ -172,7 +172,7 @@ def scenario_of_row(row: DataRow) -> Scenario:
     context: dict[str, Any] = {
         "script": [message.content for message in row.completion if message.role == "user"]
     }
-    if recorded := recorded_calls(row.completion):
+    if recorded := _calls_with_results(row.completion):
         context["recorded"] = recorded
     if answers:
         context["reference"] = answers[-1]
@@ -194,7 +194,7 @@ def scenario_of_row(row: DataRow) -> Scenario:
     return replace(scenario, prompt=() if is_bare else row.prompt, tools=row.tools)
 
 
-def recorded_calls(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def _calls_with_results(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Each call with the content of the tool message that answered it."""
     calls: list[dict[str, Any]] = []
     for index, message in enumerate(messages):

@@ -112,19 +112,15 @@ def _with_ids(messages: Sequence[Message]) -> list[Message]:
     return named
 
 
-def _shown(message: Message) -> dict[str, Any]:
-    """The message with its thought, which `sft` has the model's template frame."""
-    thought = {} if message.reasoning is None else {"reasoning": message.reasoning}
-    return {**message.to_openai(), **thought}
-
-
 def chat_of(trajectory: Trajectory, tools: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-    """A conversation as a line of a file for `sft`. What the assistant says in its opening has weight 0."""
+    """A conversation as a line of a file for `sft`. What the assistant says in its opening has weight 0, and
+    so has what is no example."""
     scenario = trajectory.scenario
-    messages = [_shown(message) for message in _with_ids(trajectory.messages)]
-    for message in messages[: len(trajectory.opening)]:
-        if message["role"] == "assistant":
-            message["weight"] = 0
+    messages = []
+    for index, message in enumerate(_with_ids(trajectory.messages)):
+        is_weighted = message.is_example and index >= len(trajectory.opening)
+        weight = {} if is_weighted or message.role != "assistant" else {"weight": 0}
+        messages.append({**message.to_record(), **weight})
     return {
         "id": scenario.id,
         "family": scenario.family,

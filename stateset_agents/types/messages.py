@@ -87,6 +87,12 @@ class Message:
             )
 
     @property
+    def is_example(self) -> bool:
+        """May this reply be imitated? Not one with a call that cannot be read, or a thought behind its first
+        words, which templates write in front."""
+        return self.thinks_first and all(call.error is None for call in self.tool_calls)
+
+    @property
     def pieces(self) -> list[str]:
         """What stands before, between and behind its pictures; the content alone where it has none."""
         return self.content.split(IMAGE_MARK, len(self.images)) if self.images else [self.content]

@@ -172,7 +172,7 @@ def scenario_of_row(row: DataRow) -> Scenario:
     context: dict[str, Any] = {
         "script": [message.content for message in row.completion if message.role == "user"]
     }
-    if recorded := recorded_calls(row.completion):
+    if recorded := _calls_with_results(row.completion):
         context["recorded"] = recorded
     if answers:
         context["reference"] = answers[-1]
@@ -194,7 +194,7 @@ def scenario_of_row(row: DataRow) -> Scenario:
     return replace(scenario, prompt=() if is_bare else row.prompt, tools=row.tools)
 
 
-def recorded_calls(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def _calls_with_results(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Each call with the content of the tool message that answered it."""
     calls: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
@@ -206,6 +206,7 @@ def recorded_calls(messages: Sequence[Message]) -> list[dict[str, Any]]:
         calls += [
             {"name": call.name, "arguments": dict(call.arguments), "content": results.get(number)}
             for number, call in enumerate(message.tool_calls)
+            if call.error is None
         ]
     return calls
 
@@ -220,7 +221,9 @@ class RowCounts:
     num_made_up: int = 0
 
     def add(self, row: DataRow) -> DataRow:
-        passed = tuple(key for key in OPENING_COLUMNS if row.rest.get(key) and key not in row.columns)
+        known = [*row.columns, *(message.content for message in (*row.prompt, *row.completion))]
+        rest = [key for key in OPENING_COLUMNS if key in row.rest and key not in known]
+        passed = tuple(key for key in rest if row.rest[key] and row.rest[key] not in known)
         if passed or row.shape != "OpenAI messages":
             self.shapes[row.shape, row.columns, passed] += 1
         self.unread.update(row.unread)

@@ -69,7 +69,9 @@ def scenarios_from(
             left_out["not shared out by a deployment"] += 1
         elif any(message.images for message in messages):
             left_out["with pictures"] += 1
-        elif not any(message.role == "user" and message.content.strip() for message in messages):
+        elif not all(said := [message.content.strip() for message in messages if message.role == "user"]):
+            left_out["with a blank message of a user"] += 1
+        elif not said:
             left_out["without words of a user"] += 1
         else:
             redactor = Redactor()
@@ -141,6 +143,8 @@ def _scenario(
 def _message(message: Message, redactor: Redactor) -> dict[str, Any]:
     record = message.to_record()
     record["content"] = _content(message.content, redactor)
+    if not message.is_example:
+        record["weight"] = 0
     if message.reasoning is not None:
         record["reasoning"] = redactor.text(message.reasoning)
     if message.name is not None:

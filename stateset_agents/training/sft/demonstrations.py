@@ -177,10 +177,10 @@ def _sample(agent: MultiTurnAgent, chat: _Chat) -> tuple[Sample, bool]:
                     f"reply {replies.index(index) + 1} has neither words nor calls nor a thought: take it "
                     'out, or give it "weight": 0'
                 )
-            if weight and not reply.thinks_first:
+            if weight and not reply.is_example:
                 raise ConfigurationError(
-                    f"reply {replies.index(index) + 1} thinks behind its first words, which templates write "
-                    'the other way round: take it out, or give it "weight": 0'
+                    f"reply {replies.index(index) + 1} thinks behind its first words, or has a call that "
+                    'cannot be read: take it out, or give it "weight": 0'
                 )
             said = f"{reply.reasoning or ''}{reply.content}"
             if weight and encodable(said) != said:

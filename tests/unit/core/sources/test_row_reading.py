@@ -10,6 +10,7 @@ import datasets
 import pytest
 from published_rows import scripted
 
+from stateset_agents.core.chat.replies.parsing import parse_reply
 from stateset_agents.core.environment import ConversationEnvironment
 from stateset_agents.core.sources.chat_logs import chat_scenarios
 from stateset_agents.core.sources.datasets import dataset_scenarios, read_any_scenarios
@@ -19,14 +20,16 @@ from stateset_agents.core.sources.rows.shapes import expect_chat, read_row
 from stateset_agents.core.sources.rows.tools import read_schemas, without_unasked_nulls
 from stateset_agents.core.users.simulated_user import default_user
 from stateset_agents.environments.chat_logs import ChatLogs
+from stateset_agents.evaluation.demonstrations import chat_of
 from stateset_agents.evaluation.evaluator import evaluate
 from stateset_agents.rewards.verifiable import create_correctness_reward
 from stateset_agents.training.components import make_environment
 from stateset_agents.training.experiment import load_experiment
 from stateset_agents.training.sft.demonstrations import load_demonstrations
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.messages import Message, ToolCall
+from stateset_agents.types.messages import Completion, Message, ToolCall
 from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.trajectory import Trajectory, Turn
 
 
 def lines(path: Path, *rows: Any) -> Path:
@@ -190,7 +193,6 @@ def test_thoughts_and_calls_in_words_are_read_where_their_tags_are_closed() -> N
         ({"tool_calls": [{"name": "f"}], "function_call": {"name": "g"}}, "tool_calls and function_call"),
         ({"tool_calls": [{"name": "f", "arguments": '{"x": NaN}'}]}, "tool call 'f' are no JSON"),
         ({"tool_calls": [{"name": "f", "arguments": {"x": b"a"}}]}, "tool call 'f' are no JSON"),
-        ({"tool_calls": [{"name": "f", "error": "not JSON"}]}, "a call could not be read, not JSON"),
         (
             {"content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}]},
             "a reply has a picture",
@@ -238,11 +240,23 @@ async def test_half_of_a_character_is_no_target(reply: dict[str, Any]) -> None:
     assert {*sample.advantages} == {0.0, 1.0}
 
 
-async def test_a_thought_behind_words_is_no_target() -> None:
-    with pytest.raises(ConfigurationError, match="conversation 1: reply 1 thinks behind its first words"):
-        load_demonstrations(
-            await scripted(""), [talk({"content": "a", "reasoning": "b", "thinks_first": False})]
-        )
+@pytest.mark.parametrize("written", ["a<think>b</think>", "a<tool_call>{b</tool_call>"])
+async def test_what_an_agent_got_wrong_is_shown_and_no_target(written: str) -> None:
+    agent, reply = await scripted(""), parse_reply(written)
+    with pytest.raises(ConfigurationError, match="conversation 1: reply 1 thinks behind its first words, or"):
+        load_demonstrations(agent, [talk(reply.to_record())])
+    asked = Message(role="user", content="hi")
+    begun = {"prompt_ids": (), "token_ids": (), "logprobs": (), "finish_reason": "stop"}
+    replies = [Completion(message=said, **begun) for said in (reply, Message(role="assistant", content="c"))]
+    turns = tuple(Turn(prompt_ids=(), completion=said, feedback=(asked,)) for said in replies)
+    played = Trajectory(scenario=Scenario(id="s", opening="hi"), opening=(asked,), turns=turns)
+    [sample] = load_demonstrations(agent, [chat_of(played)]).train
+    first, second = sample.trajectory.turns
+    assert sample.advantages == (0.0,) * len(first.completion.token_ids) + (1.0,) * len(
+        second.completion.token_ids
+    )
+    [scenario] = chat_scenarios([chat_of(played)])
+    assert "recorded" not in scenario.context
 
 
 @pytest.mark.parametrize("label", [False, 0, "False"])

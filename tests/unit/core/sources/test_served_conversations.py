@@ -116,14 +116,16 @@ def test_what_cannot_be_a_scenario_is_counted() -> None:
         ("known", TALK, ()),
         ("stranger", TALK, ()),
         ("silent", (Message(role="assistant", content="Hello"),), ()),
+        ("blank", (*TALK, Message(role="user", content=" ")), ()),
         ("picture", (Message(role="user", content=f"This {IMAGE_MARK}", images=(picture,)),), ()),
     ]
-    outcomes = {name: outcome() for name in ("known", "silent", "picture")}
+    outcomes = {name: outcome() for name in ("known", "silent", "blank", "picture")}
     harvest = scenarios_from(conversations, outcomes)
     assert len(harvest.scenarios) == 1
     assert harvest.left_out == {
         "not shared out by a deployment": 1,
         "without words of a user": 1,
+        "with a blank message of a user": 1,
         "with pictures": 1,
     }
     assert harvest.removed == {"mail": 5, "secret": 1}

@@ -269,7 +269,7 @@ async def test_a_completion_whose_label_is_false_is_no_target(label: Any) -> Non
 def test_logs_that_are_no_rows_are_one_line(logs: Any) -> None:
     with pytest.raises(
         ConfigurationError,
-        match="conversations must be a (file or a list of rows|list of conversations, got one mapping)",
+        match=r"conversations must be a (file or a list of rows|list of conversations, got one mapping)",
     ):
         ChatLogs(logs)
 

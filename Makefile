@@ -39,7 +39,7 @@ test-docs: setup  ## Every program of every page of docs/, word for word, and ev
 
 # No test there computes with torch: they would say the same on every processor.
 OF_TEXT := $(addprefix tests/unit/,core/chat core/scoring core/sources core/users deployment environments evaluation \
-	reasoning reporting rewards sandbox serving tracking types) \
+	answers reporting rewards sandbox serving tracking types) \
 	$(addprefix tests/integration/,environments sandbox serving)
 WITH_ARITHMETIC := $(SPREAD) --every-case $(addprefix --ignore ,$(OF_TEXT))
 
@@ -130,7 +130,7 @@ test-vllm: setup  ## The vLLM backend against a real server, the CPU build in .v
 GYMNASIUM := .venv/bin/python scripts/beside.py .venv-gymnasium "gymnasium[box2d,mujoco]>=1.4,<2" "ale-py>=0.11,<0.13"
 test-gymnasium: setup  ## A short training of LunarLander, of MuJoCo and of Atari, in .venv-gymnasium
 	@$(GYMNASIUM)
-	@.venv-gymnasium/bin/python -m pytest -n 0 -s -m gymnasium tests/integration/control/test_gymnasium_real.py $(PYTEST_ARGS)
+	@.venv-gymnasium/bin/python -m pytest -n 0 -s -m gymnasium tests/integration/numeric/test_gymnasium_real.py $(PYTEST_ARGS)
 
 bench: setup  ## Time ours against TRL, transformers and others; ARGS="--only step --repetitions 3"
 	@.venv/bin/python -m benchmarks $(ARGS)

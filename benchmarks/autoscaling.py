@@ -17,9 +17,9 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.processors import this_processor
-from stateset_agents.control.environments.base import IntArray
-from stateset_agents.control.infrastructure.actions import InfrastructureActionSpace
-from stateset_agents.control.infrastructure.environment import InfrastructureEnv
+from stateset_agents.numeric.autoscaling.actions import InfrastructureActionSpace
+from stateset_agents.numeric.autoscaling.environment import InfrastructureEnv
+from stateset_agents.numeric.environments.base import IntArray
 
 _STEPS = 60
 _UTILIZATION = 0.65

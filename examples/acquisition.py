@@ -10,16 +10,16 @@ from pathlib import Path
 
 import torch
 
-from stateset_agents.control.acquisition.campaign_page import by_policy, by_rule, campaigns
-from stateset_agents.control.acquisition.environment import AcquisitionEnv
-from stateset_agents.control.acquisition.families import LinearFamily
-from stateset_agents.control.acquisition.lookahead import knowledge_gradient
-from stateset_agents.control.acquisition.network import AcquisitionPolicyNetwork
-from stateset_agents.control.acquisition.rules import RULES
-from stateset_agents.control.cloning import clone
-from stateset_agents.control.evaluation import evaluation_seeds
-from stateset_agents.control.settings import ControlConfig
-from stateset_agents.control.trainer import ControlTrainer
+from stateset_agents.numeric.acquisition.campaign_page import by_policy, by_rule, campaigns
+from stateset_agents.numeric.acquisition.environment import AcquisitionEnv
+from stateset_agents.numeric.acquisition.families import LinearFamily
+from stateset_agents.numeric.acquisition.lookahead import knowledge_gradient
+from stateset_agents.numeric.acquisition.network import AcquisitionPolicyNetwork
+from stateset_agents.numeric.acquisition.rules import RULES
+from stateset_agents.numeric.cloning import clone
+from stateset_agents.numeric.evaluation import evaluation_seeds
+from stateset_agents.numeric.settings import ControlConfig
+from stateset_agents.numeric.trainer import ControlTrainer
 
 FAMILY = LinearFamily(num_variables=5, costs=(1.0, 20.0), budget=20.0)
 SETTINGS = {"num_groups": 32, "gamma": 1.0, "learning_rate": 1e-3, "entropy_coef": 0.001}

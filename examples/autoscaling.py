@@ -9,16 +9,16 @@ import asyncio
 
 import torch
 
-from stateset_agents.control.cloning import clone
-from stateset_agents.control.evaluation import evaluate, evaluate_rule, evaluation_seeds
-from stateset_agents.control.infrastructure.baselines.clairvoyant import clairvoyant
-from stateset_agents.control.infrastructure.baselines.hpa import Hpa
-from stateset_agents.control.infrastructure.baselines.replicas import InReplicas, exactly, in_actions
-from stateset_agents.control.infrastructure.environment import InfrastructureEnv
-from stateset_agents.control.policy import MlpPolicy
-from stateset_agents.control.settings import ControlConfig
-from stateset_agents.control.studies.comparison import Score, compare
-from stateset_agents.control.trainer import ControlTrainer
+from stateset_agents.numeric.autoscaling.baselines.clairvoyant import clairvoyant
+from stateset_agents.numeric.autoscaling.baselines.hpa import Hpa
+from stateset_agents.numeric.autoscaling.baselines.replicas import InReplicas, exactly, in_actions
+from stateset_agents.numeric.autoscaling.environment import InfrastructureEnv
+from stateset_agents.numeric.cloning import clone
+from stateset_agents.numeric.evaluation import evaluate, evaluate_rule, evaluation_seeds
+from stateset_agents.numeric.policy import MlpPolicy
+from stateset_agents.numeric.settings import ControlConfig
+from stateset_agents.numeric.studies.comparison import Score, compare
+from stateset_agents.numeric.trainer import ControlTrainer
 
 SETTINGS = {"gamma": 0.95, "learning_rate": 2e-3, "minibatch_size": 4096, "total_steps": 2_600_000}
 """A discount of .95 looks 20 steps ahead, five start-ups of a replica."""

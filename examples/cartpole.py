@@ -6,10 +6,10 @@ python examples/cartpole.py
 
 import asyncio
 
-from stateset_agents.control.environments.gymnasium_batch import GymnasiumBatch
-from stateset_agents.control.policy import MlpPolicy
-from stateset_agents.control.settings import ControlConfig
-from stateset_agents.control.trainer import ControlTrainer
+from stateset_agents.numeric.environments.gymnasium_batch import GymnasiumBatch
+from stateset_agents.numeric.policy import MlpPolicy
+from stateset_agents.numeric.settings import ControlConfig
+from stateset_agents.numeric.trainer import ControlTrainer
 
 
 async def main() -> None:

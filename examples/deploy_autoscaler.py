@@ -17,24 +17,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from stateset_agents.control.cloning import clone
-from stateset_agents.control.infrastructure.baselines.hpa import Hpa
-from stateset_agents.control.infrastructure.baselines.replicas import in_actions
-from stateset_agents.control.infrastructure.environment import InfrastructureEnv
-from stateset_agents.control.infrastructure.replay import (
+from stateset_agents.deployment.guards import min_replicas_constraint
+from stateset_agents.deployment.numeric import SafeGRPODeployment
+from stateset_agents.deployment.sequential import PairedEvidence
+from stateset_agents.numeric.autoscaling.baselines.hpa import Hpa
+from stateset_agents.numeric.autoscaling.baselines.replicas import in_actions
+from stateset_agents.numeric.autoscaling.environment import InfrastructureEnv
+from stateset_agents.numeric.autoscaling.replay import (
     RecordedLoad,
     ReplicaChanges,
     ScalingPolicy,
     replayed,
     scaling_state,
 )
-from stateset_agents.control.infrastructure.workload import GeneratedLoad, Workload
-from stateset_agents.control.policy import MlpPolicy
-from stateset_agents.control.settings import ControlConfig
-from stateset_agents.control.trainer import ControlTrainer
-from stateset_agents.deployment.guards import min_replicas_constraint
-from stateset_agents.deployment.numeric import SafeGRPODeployment
-from stateset_agents.deployment.sequential import PairedEvidence
+from stateset_agents.numeric.autoscaling.workload import GeneratedLoad, Workload
+from stateset_agents.numeric.cloning import clone
+from stateset_agents.numeric.policy import MlpPolicy
+from stateset_agents.numeric.settings import ControlConfig
+from stateset_agents.numeric.trainer import ControlTrainer
 
 BASELINE = Hpa()
 WINDOW = 120

@@ -6,8 +6,8 @@ python examples/multi_task.py [--steps 60000] [--seed 0]
 import argparse
 import asyncio
 
-from stateset_agents.control.environments.suites import mix
-from stateset_agents.control.studies.partitioned import GRPO
+from stateset_agents.numeric.environments.suites import mix
+from stateset_agents.numeric.studies.partitioned import GRPO
 
 
 async def scores(strategy: str, steps: int, seed: int) -> dict[str, float]:

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from stateset_agents.control.environments.base import Rule, Spec, Transition
-from stateset_agents.control.evaluation import paired_difference
-from stateset_agents.control.policy import MlpPolicy
-from stateset_agents.control.settings import ControlConfig
-from stateset_agents.control.trainer import ControlTrainer
+from stateset_agents.numeric.environments.base import Rule, Spec, Transition
+from stateset_agents.numeric.evaluation import paired_difference
+from stateset_agents.numeric.policy import MlpPolicy
+from stateset_agents.numeric.settings import ControlConfig
+from stateset_agents.numeric.trainer import ControlTrainer
 from stateset_agents.tracking.windows import Panel, Trace
 
 STEPS = 50

@@ -13,10 +13,10 @@ import time
 from collections.abc import Mapping, Sequence
 
 from scripts.acquisition_policy import family, held_out, played, saved
-from stateset_agents.control.acquisition.functional.config import GRPOConfig
-from stateset_agents.control.acquisition.functional.loops import Difficulty, curriculum_enhanced_grpo
-from stateset_agents.control.acquisition.functional.rewards import RewardConfig
-from stateset_agents.control.acquisition.network import AcquisitionPolicyNetwork
+from stateset_agents.numeric.acquisition.functional.config import GRPOConfig
+from stateset_agents.numeric.acquisition.functional.loops import Difficulty, curriculum_enhanced_grpo
+from stateset_agents.numeric.acquisition.functional.rewards import RewardConfig
+from stateset_agents.numeric.acquisition.network import AcquisitionPolicyNetwork
 
 PLANS: Mapping[str, Sequence[Difficulty]] = {
     "plain": [Difficulty(family=family(5))],

@@ -22,10 +22,10 @@ from statistics import fmean
 from typing import Any
 
 from stateset_agents.algorithms.intervals import mean_interval
-from stateset_agents.control.acquisition.campaign import play
-from stateset_agents.control.acquisition.families import LinearFamily
-from stateset_agents.control.acquisition.lookahead import knowledge_gradient, rollout_lookahead
-from stateset_agents.control.acquisition.rules import RULES, Rule
+from stateset_agents.numeric.acquisition.campaign import play
+from stateset_agents.numeric.acquisition.families import LinearFamily
+from stateset_agents.numeric.acquisition.lookahead import knowledge_gradient, rollout_lookahead
+from stateset_agents.numeric.acquisition.rules import RULES, Rule
 from stateset_agents.types.seeds import derive
 
 _wide = partial(LinearFamily, costs=(1.0, 20.0), budget=20.0)

@@ -23,17 +23,17 @@ import torch
 
 from scripts.acquisition_headroom import CHUNK, seeds
 from stateset_agents.algorithms.intervals import mean_interval
-from stateset_agents.control.acquisition.campaign import Outcome, expected_regret, play
-from stateset_agents.control.acquisition.cbo import play_cbo
-from stateset_agents.control.acquisition.environment import AcquisitionEnv
-from stateset_agents.control.acquisition.families import LinearFamily, Tasks
-from stateset_agents.control.acquisition.lookahead import knowledge_gradient, rollout_lookahead
-from stateset_agents.control.acquisition.network import AcquisitionPolicyNetwork
-from stateset_agents.control.acquisition.rules import RULES, Rule
-from stateset_agents.control.cloning import clone
-from stateset_agents.control.evaluation import evaluate
-from stateset_agents.control.settings import ControlConfig
-from stateset_agents.control.trainer import ControlTrainer
+from stateset_agents.numeric.acquisition.campaign import Outcome, expected_regret, play
+from stateset_agents.numeric.acquisition.cbo import play_cbo
+from stateset_agents.numeric.acquisition.environment import AcquisitionEnv
+from stateset_agents.numeric.acquisition.families import LinearFamily, Tasks
+from stateset_agents.numeric.acquisition.lookahead import knowledge_gradient, rollout_lookahead
+from stateset_agents.numeric.acquisition.network import AcquisitionPolicyNetwork
+from stateset_agents.numeric.acquisition.rules import RULES, Rule
+from stateset_agents.numeric.cloning import clone
+from stateset_agents.numeric.evaluation import evaluate
+from stateset_agents.numeric.settings import ControlConfig
+from stateset_agents.numeric.trainer import ControlTrainer
 
 Networks = Mapping[str, AcquisitionPolicyNetwork]
 Values = np.ndarray

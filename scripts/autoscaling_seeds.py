@@ -50,8 +50,8 @@ WORST = 0.05
 
 def shifts(folder: Path) -> dict[str, Any]:
     """Workloads that no training plays, by name."""
-    from stateset_agents.control.infrastructure.trace import TraceLoad
-    from stateset_agents.control.infrastructure.workload import GeneratedLoad
+    from stateset_agents.numeric.autoscaling.trace import TraceLoad
+    from stateset_agents.numeric.autoscaling.workload import GeneratedLoad
 
     file = folder / "two-days.csv"
     if not file.exists():  # a wave of a day, shifts of work that begin at once, and a noon peak
@@ -81,7 +81,7 @@ class Steps:
         """[num_steps] requests per second."""
         import numpy as np
 
-        from stateset_agents.control.infrastructure.workload import realised
+        from stateset_agents.numeric.autoscaling.workload import realised
 
         generator = np.random.default_rng([seed, 2])
         level = generator.uniform(700, 3000)
@@ -127,9 +127,9 @@ class Apart:
 
 def environments(folder: Path) -> dict[str, Any]:
     """What is compared on: the training's kind of workload, then the shifted ones."""
-    from stateset_agents.control.infrastructure.cluster import Cluster
-    from stateset_agents.control.infrastructure.environment import InfrastructureEnv
-    from stateset_agents.control.infrastructure.workload import GeneratedLoad
+    from stateset_agents.numeric.autoscaling.cluster import Cluster
+    from stateset_agents.numeric.autoscaling.environment import InfrastructureEnv
+    from stateset_agents.numeric.autoscaling.workload import GeneratedLoad
 
     found: dict[str, Any] = {"held out": InfrastructureEnv()}
     for name, workload in shifts(folder).items():
@@ -142,7 +142,7 @@ def environments(folder: Path) -> dict[str, Any]:
 
 def held_out(name: str, workloads: int) -> list[int]:
     """The starts of a comparison: fewer of the shifted workloads."""
-    from stateset_agents.control.evaluation import evaluation_seeds
+    from stateset_agents.numeric.evaluation import evaluation_seeds
 
     return evaluation_seeds(10**9, workloads if name == "held out" else max(workloads // 5, 1))
 
@@ -157,7 +157,7 @@ def score_of(record: Mapping[str, Any]) -> Any:
     """And back."""
     import numpy as np
 
-    from stateset_agents.control.studies.comparison import Score
+    from stateset_agents.numeric.studies.comparison import Score
 
     return Score(
         seeds=tuple(record["seeds"]),
@@ -168,13 +168,13 @@ def score_of(record: Mapping[str, Any]) -> Any:
 
 def play_rules(folder: Path, workloads: int) -> dict[str, Any]:
     """Tune on one set of workloads, then play on the others."""
-    from stateset_agents.control.evaluation import evaluate_rule, evaluation_seeds
-    from stateset_agents.control.infrastructure.baselines.clairvoyant import clairvoyant
-    from stateset_agents.control.infrastructure.baselines.hpa import HPA_GRID
-    from stateset_agents.control.infrastructure.baselines.mpc import Mpc
-    from stateset_agents.control.infrastructure.baselines.replicas import InReplicas, exactly
-    from stateset_agents.control.infrastructure.baselines.static import static_replicas
-    from stateset_agents.control.studies.comparison import Score
+    from stateset_agents.numeric.autoscaling.baselines.clairvoyant import clairvoyant
+    from stateset_agents.numeric.autoscaling.baselines.hpa import HPA_GRID
+    from stateset_agents.numeric.autoscaling.baselines.mpc import Mpc
+    from stateset_agents.numeric.autoscaling.baselines.replicas import InReplicas, exactly
+    from stateset_agents.numeric.autoscaling.baselines.static import static_replicas
+    from stateset_agents.numeric.evaluation import evaluate_rule, evaluation_seeds
+    from stateset_agents.numeric.studies.comparison import Score
 
     every = environments(folder)
     tuning = evaluation_seeds(10**9 + 1, min(TUNING, workloads))
@@ -209,13 +209,13 @@ def play_rules(folder: Path, workloads: int) -> dict[str, Any]:
 
 async def train(way: str, seed: int, folder: Path, workloads: int, steps: int | None) -> dict[str, Any]:
     """One policy, and what it earns everywhere."""
-    from stateset_agents.control.cloning import clone
-    from stateset_agents.control.evaluation import evaluate
-    from stateset_agents.control.infrastructure.baselines.replicas import in_actions
-    from stateset_agents.control.policy import MlpPolicy
-    from stateset_agents.control.settings import ControlConfig
-    from stateset_agents.control.studies.comparison import Score
-    from stateset_agents.control.trainer import ControlTrainer
+    from stateset_agents.numeric.autoscaling.baselines.replicas import in_actions
+    from stateset_agents.numeric.cloning import clone
+    from stateset_agents.numeric.evaluation import evaluate
+    from stateset_agents.numeric.policy import MlpPolicy
+    from stateset_agents.numeric.settings import ControlConfig
+    from stateset_agents.numeric.studies.comparison import Score
+    from stateset_agents.numeric.trainer import ControlTrainer
 
     example = runpy.run_path(str(ROOT / "examples" / "autoscaling.py"))
     every = environments(folder)
@@ -256,7 +256,7 @@ def child(way: str | None, seed: int, file: Path, workloads: int, steps: int | N
 
 def summarise(folder: Path, ways: list[str], seeds: int) -> tuple[str, dict[str, Any]]:
     """Markdown and JSON of all records."""
-    from stateset_agents.control.studies.comparison import compare, difference
+    from stateset_agents.numeric.studies.comparison import compare, difference
 
     rules = json.loads((folder / "rules.json").read_text())
     hindsight, tuned = rules["hindsight"], rules["tuned"]["hpa"]

@@ -9,9 +9,9 @@ from typing import Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from stateset_agents.control.experiment import ControlFile, MeasurementConfig, PolicyConfig
-from stateset_agents.control.settings import ControlConfig
 from stateset_agents.core.agent import AgentConfig
+from stateset_agents.numeric.experiment import ControlFile, MeasurementConfig, PolicyConfig
+from stateset_agents.numeric.settings import ControlConfig
 from stateset_agents.training.config import PROFILES, TrainingConfig
 from stateset_agents.training.experiment import EvaluationConfig, ExperimentConfig
 from stateset_agents.training.settings.distillation import DistillationSettings, TraceSettings

@@ -18,22 +18,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from stateset_agents.control.credit import Values, credit
-from stateset_agents.control.environments.base import map_observations
-from stateset_agents.control.environments.classic import BatchedCartPole
-from stateset_agents.control.evaluation import evaluate
-from stateset_agents.control.infrastructure.actions import (
+from stateset_agents.numeric.autoscaling.actions import (
     TRAFFIC_WEIGHTS,
     ConfigAction,
     InfrastructureActionSpace,
     ScalingAction,
 )
-from stateset_agents.control.infrastructure.environment import InfrastructureEnv
-from stateset_agents.control.infrastructure.grpo.network import GRPOPolicyNetwork
-from stateset_agents.control.policy import MlpPolicy, as_tensors
-from stateset_agents.control.rollout import Rollout, action_keys, collect
-from stateset_agents.control.settings import ControlConfig
-from stateset_agents.control.update import update
+from stateset_agents.numeric.autoscaling.environment import InfrastructureEnv
+from stateset_agents.numeric.autoscaling.grpo.network import GRPOPolicyNetwork
+from stateset_agents.numeric.credit import Values, credit
+from stateset_agents.numeric.environments.base import map_observations
+from stateset_agents.numeric.environments.classic import BatchedCartPole
+from stateset_agents.numeric.evaluation import evaluate
+from stateset_agents.numeric.policy import MlpPolicy, as_tensors
+from stateset_agents.numeric.rollout import Rollout, action_keys, collect
+from stateset_agents.numeric.settings import ControlConfig
+from stateset_agents.numeric.update import update
 from stateset_agents.runs.optimizer import Optimization
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "images"

@@ -83,7 +83,7 @@ async def look(folder: Path, operations: int, seed: int, episodes: int) -> dict[
     from stateset_agents.core.reward import EnvironmentReward
     from stateset_agents.environments.problems import ArithmeticProblems, DecomposedArithmetic
     from stateset_agents.evaluation.evaluator import evaluate, held_out
-    from stateset_agents.reasoners.hierarchical import tokens_by_role
+    from stateset_agents.reasoning.hierarchical import tokens_by_role
 
     config = AgentConfig(model_name=str(folder), max_new_tokens=96, allow_hidden_tools=True)
     settings: dict[str, Any] = {
@@ -145,7 +145,7 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
 def main() -> None:
     import torch
 
-    from stateset_agents.cli.build_embedded import build_recipe
+    from stateset_agents.embedded.build import build_recipe
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -25,8 +25,8 @@ from statistics import fmean
 from typing import Any
 
 from scripts.page_tables import mean_and_range, write_table
+from stateset_agents.core.chat.replies.thoughts import read_reasoned
 from stateset_agents.environments.problems import ArithmeticProblems, EquationProblems
-from stateset_agents.reasoning.replies import read_reasoned
 from stateset_agents.types.messages import Message
 
 SHARES = (0.0, 0.25, 0.5)
@@ -90,7 +90,7 @@ async def play(folder: Path, seed: int, chosen: argparse.Namespace) -> dict[str,
     """One seed: the first domain, then the second with each share."""
     from stateset_agents import AgentConfig, TrainingConfig
     from stateset_agents.embedded.recipes.reasoner import RECOMMENDED
-    from stateset_agents.reasoners import ContinualGRPO
+    from stateset_agents.reasoning import ContinualGRPO
 
     second: str = chosen.second
     both = domains(second, seed, chosen.problems)
@@ -174,7 +174,7 @@ def _shares(second: str, stages: Sequence[Mapping[str, Any]], stage: str) -> str
 def main() -> None:
     import torch
 
-    from stateset_agents.cli.build_embedded import build_recipe
+    from stateset_agents.embedded.build import build_recipe
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -101,7 +101,7 @@ async def reinforced(folder: Path, seed: int, changes: Mapping[str, Any]) -> dic
 async def imitated(folder: Path, seed: int, samples: int, steps: int) -> dict[str, Any]:
     """A fine-tuning of the student on the teacher's verified replies."""
     from stateset_agents import MultiTurnAgent
-    from stateset_agents.reasoners import ReasoningDistillation
+    from stateset_agents.reasoning import ReasoningDistillation
     from stateset_agents.training.components import make_environment
 
     config = experiment(folder / "student", seed, {})
@@ -193,7 +193,7 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
 def main() -> None:
     import torch
 
-    from stateset_agents.cli.build_embedded import build_recipe
+    from stateset_agents.embedded.build import build_recipe
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -17,16 +17,16 @@ import time
 import torch
 from torch import Tensor, nn
 
-from stateset_agents.control.evaluation import evaluate, paired_difference
-from stateset_agents.control.infrastructure.actions import (
+from stateset_agents.numeric.autoscaling.actions import (
     ConfigAction,
     InfrastructureActionSpace,
     ScalingAction,
 )
-from stateset_agents.control.infrastructure.environment import InfrastructureEnv
-from stateset_agents.control.infrastructure.grpo.config import GRPOConfig
-from stateset_agents.control.infrastructure.grpo.network import GRPOPolicyNetwork
-from stateset_agents.control.infrastructure.grpo.trainer import GRPOTrainer
+from stateset_agents.numeric.autoscaling.environment import InfrastructureEnv
+from stateset_agents.numeric.autoscaling.grpo.config import GRPOConfig
+from stateset_agents.numeric.autoscaling.grpo.network import GRPOPolicyNetwork
+from stateset_agents.numeric.autoscaling.grpo.trainer import GRPOTrainer
+from stateset_agents.numeric.evaluation import evaluate, paired_difference
 
 SPACE = InfrastructureActionSpace(config_actions=[ConfigAction.NO_CHANGE], enable_traffic_actions=False)
 MAINTAIN = SPACE.encode_action({"scaling": ScalingAction.MAINTAIN, "config": ConfigAction.NO_CHANGE})

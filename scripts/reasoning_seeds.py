@@ -141,7 +141,7 @@ def build_control(folder: Path) -> None:
     """The model that was never shown a thought, after a warm start of as many tokens."""
     import torch
 
-    from stateset_agents.cli.build_embedded import build_embedded
+    from stateset_agents.embedded.build import build_embedded
     from stateset_agents.embedded.recipes import reasoner
 
     torch.set_num_threads(1)

@@ -1,11 +1,12 @@
-"""How the package is divided: rooms, floors, circles and the size of each folder, and what one step executes.
+"""How the package is divided: rooms, floors, circles, lines of code, and what one step executes.
 
     python scripts/rooms.py            print the tables
     python scripts/rooms.py --step     also count what one step of examples/demo.yaml executes
     python scripts/rooms.py --write    put them into docs/architecture.md
 
 A room is a folder or a module of the package. A module's floor is one above the highest of those it imports,
-seen from the folder that holds both; imports for type checkers do not count.
+seen from the folder that holds both; imports for type checkers do not count there, and count where circles of
+modules are looked for. Lines of code are those that hold a token of Python: not blank, comment or docstring.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from __future__ import annotations
 import argparse
 import ast
 import asyncio
+import io
 import re
 import sys
 import tempfile
 import threading
+import tokenize
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -30,14 +33,17 @@ PACKAGE = ROOT / "stateset_agents"
 PAGE = ROOT / "docs" / "architecture.md"
 LAYERS = (
     {"cli"},
-    {"training", "control", "deployment", "embedded", "reasoners"},
+    {"numeric", "deployment", "reasoning"},
+    {"training", "embedded"},
     {"rewards", "environments", "evaluation", "serving", "runs"},
-    {"core", "reporting", "reasoning", "analysis"},
-    {"backends", "tracking", "sandbox"},
-    {"algorithms", "runtime", "grouping"},
+    {"core", "reporting"},
+    {"backends", "tracking", "sandbox", "grouping"},
+    {"algorithms", "runtime", "answers", "claims"},
     {"types"},
 )
-"""From the top; a module imports from its own layer or from one below."""
+"""From the doors to the ground; a module imports from its own layer or from one below."""
+COMPANIONS = frozenset({"numeric", "deployment", "reasoning"})
+"""The wall: products beside the trainer, which no room but `cli` imports, nor one of them another."""
 BEGIN, END = "<!-- scripts/rooms.py --write -->\n", "<!-- end -->\n"
 
 
@@ -62,16 +68,16 @@ class Folder:
 
 
 @cache
-def module_imports(path: Path) -> frozenset[str]:
-    """Dotted names that a module needs at run time: modules, and what may be one."""
-    return frozenset(_imports(path))
+def module_imports(path: Path, *, with_types: bool = False) -> frozenset[str]:
+    """Dotted names that a module needs at run time (or for type checkers): modules, and what may be one."""
+    return frozenset(_imports(path, with_types))
 
 
-def _imports(path: Path) -> Iterator[str]:
+def _imports(path: Path, with_types: bool) -> Iterator[str]:
     stack: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
     while stack:
         node = stack.pop()
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+        if not with_types and isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
             stack.extend(node.orelse)
             continue
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -90,6 +96,52 @@ def imports_up(path: Path) -> list[str]:
     return [room for room, layer in layers.items() if None not in (own, layer) and (layer or 0) < (own or 0)]
 
 
+def imports_of_companions(path: Path) -> list[str]:
+    """Companions that a module of another room imports, though it is no door."""
+    own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    names = module_imports(path, with_types=True)
+    rooms = {name.split(".")[1] for name in names if name.startswith(f"{PACKAGE.name}.")}
+    return [] if own in ("cli", "__init__") else sorted(rooms & COMPANIONS - {own})
+
+
+def circles_of_modules() -> list[str]:
+    """Modules that import one another in a circle, imports for type checkers included; one circle at most."""
+    paths = {_dotted(path): path for path in PACKAGE.rglob("*.py") if path.stem != "__init__"}
+    graph = {
+        name: module_imports(path, with_types=True) & paths.keys() - {name} for name, path in paths.items()
+    }
+    try:
+        list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        return [str(name) for name in error.args[1]]
+    return []
+
+
+def lines_of_code(path: Path) -> int:
+    """Lines of a module that hold a token of Python: not blank, comment or docstring."""
+    text = path.read_text(encoding="utf-8")
+    blank = {
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENDMARKER,
+    }
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in blank:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)
+
+
 def _layer(room: str) -> int | None:
     return next((depth for depth, names in enumerate(LAYERS) if room in names), None)
 
@@ -97,7 +149,7 @@ def _layer(room: str) -> int | None:
 def folders() -> list[Folder]:
     """Every folder of the package that holds modules, the package itself first."""
     paths = sorted(PACKAGE.rglob("*.py"))
-    modules = {_dotted(path): path for path in paths if path.stem != "__init__"}
+    modules = {_dotted(path): path for path in paths if path.stem not in ("__init__", "__main__")}
     imports = {name: module_imports(path) & modules.keys() for name, path in modules.items()}
     listed = []
     for folder in sorted({path.parent for path in paths}):
@@ -155,13 +207,21 @@ def tables(*, with_step: bool) -> str:
     """Markdown."""
     listed = folders()
     circles = [folder.name for folder in listed if _is_circular(folder)]
-    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py"))
+    paths = list(PACKAGE.rglob("*.py"))
+    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
     rows = [
         ("rooms at the top", str(len(listed[0].arrows))),
         ("floors at the top", str(listed[0].floors())),
         ("folders with a circle", ", ".join(circles) or "0"),
-        ("imports of a room above", str(sum(len(imports_up(path)) for path in PACKAGE.rglob("*.py")))),
+        ("circles of modules, imports for types included", " → ".join(circles_of_modules()) or "0"),
+        ("imports of a room above", str(sum(len(imports_up(path)) for path in paths))),
+        (
+            "imports of a companion from below the doors",
+            str(sum(len(imports_of_companions(path)) for path in paths)),
+        ),
+        ("files of Python", f"{len(paths):,}"),
         ("lines of Python", f"{lines:,}"),
+        ("lines of code", f"{sum(map(lines_of_code, paths)):,}"),
     ]
     if with_step:
         functions, files = executed_by_a_step()

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
         EnvironmentReward,
         RewardFunction,
         RewardResult,
-        create_customer_service_reward,
         reward_function,
     )
     from stateset_agents.core.tools import ToolError, tool
+    from stateset_agents.rewards.factories import create_customer_service_reward
     from stateset_agents.runs.callbacks import Callback
     from stateset_agents.serving.chat_session import ChatSession
     from stateset_agents.training.config import TrainingConfig, TrainingProfile
@@ -68,9 +68,9 @@ _HOMES = {
         "EnvironmentReward",
         "RewardFunction",
         "RewardResult",
-        "create_customer_service_reward",
         "reward_function",
     ),
+    "rewards.factories": ("create_customer_service_reward",),
     "types.scenario": ("Scenario",),
     "core.tools": ("ToolError", "tool"),
     "types.trajectory": ("Trajectory", "TrajectoryGroup"),

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from benchmarks.worker import Clock, Task, serve
-from stateset_agents.control.evaluation import evaluate
-from stateset_agents.control.experiment import ControlFile, make_environment
-from stateset_agents.control.trainer import ControlTrainer
+from stateset_agents.numeric.evaluation import evaluate
+from stateset_agents.numeric.experiment import ControlFile, make_environment
+from stateset_agents.numeric.trainer import ControlTrainer
 
 
 class Numeric:

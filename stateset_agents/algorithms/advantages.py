@@ -16,21 +16,6 @@ from typing import Literal, NamedTuple, get_args
 from stateset_agents.algorithms.baselines import BASELINES, mean
 from stateset_agents.types.errors import ConfigurationError, RewardFailure
 
-__all__ = [
-    "Credit",
-    "Scaling",
-    "broadcast_turns",
-    "clipped",
-    "group_advantages",
-    "per_turn_group_credit",
-    "returns_to_go",
-    "rewards_on_agent_tokens",
-    "standardized",
-    "token_gae",
-    "turn_gae",
-    "zero_variance_fraction",
-]
-
 Scaling = Literal["population", "sample", "batch", "none"]
 """What the difference is divided by (a spread plus `eps`, which stands outside the root):
 

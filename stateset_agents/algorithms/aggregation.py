@@ -23,8 +23,6 @@ from torch import Tensor
 
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["Averaging", "Denominators", "LossOutput", "Metrics", "aggregate", "mean_per_trajectory"]
-
 Averaging = Literal["trajectory", "token", "constant"]
 """- trajectory: 1/B sum_i 1/|y_i| sum_t; each conversation counts alike (GRPO, GSPO);
 - token: sum / all trained tokens of the batch; each token counts alike (DAPO);

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-__all__ = ["BASELINES", "Baseline", "is_over_batch", "mean"]
-
 
 @dataclass(frozen=True, slots=True)
 class Baseline:

@@ -8,8 +8,6 @@ from statistics import fmean
 from stateset_agents.algorithms.advantages import returns_to_go
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["branch_credit"]
-
 
 def branch_credit(
     turn_rewards: Sequence[Sequence[float] | None],

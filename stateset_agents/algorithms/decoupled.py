@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from stateset_agents.algorithms.advantages import Scaling, group_advantages, standardized
 
-__all__ = ["decoupled_advantages", "summed_advantages"]
-
 Scores = Sequence[Sequence[float | None]]
 """[groups][members], None where a member has none."""
 

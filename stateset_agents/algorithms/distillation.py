@@ -24,8 +24,6 @@ from typing import Literal, get_args
 
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["TeacherCredit", "teacher_advantages", "teacher_signal"]
-
 TeacherCredit = Literal["token", "to_go", "turn_sum", "turn_mean"]
 _MOST = 20.0
 """Nats, as in `kl.log_ratio`: one token that the teacher rules out does not drown a step."""

@@ -20,19 +20,6 @@ import numpy as np
 from stateset_agents.algorithms.advantages import Scaling
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = [
-    "Array",
-    "ArrayBaseline",
-    "ArrayCredit",
-    "branch_credit_array",
-    "deviation_array",
-    "gae_array",
-    "group_advantages_array",
-    "returns_to_go_array",
-    "sibling_credit_array",
-    "tied_groups_array",
-]
-
 Array = Any
 """A numpy array or a torch tensor."""
 ArrayBaseline = Literal["group_mean", "leave_one_out"]

@@ -14,15 +14,6 @@ from collections.abc import Mapping, Sequence
 
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = [
-    "LARGEST",
-    "SMALLEST",
-    "adaptive_group_size",
-    "group_sizes",
-    "mixed_probability",
-    "success_group_size",
-]
-
 SMALLEST, LARGEST = 4, 16
 """Of groups that are sized by success: fewer than 4 say little, and at p = .98 even 16 are alike three times
 in four."""

@@ -15,18 +15,6 @@ from statistics import NormalDist, variance
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.seeds import derive
 
-__all__ = [
-    "crossed_interval",
-    "interquartile_mean",
-    "mean_interval",
-    "pass_at_k",
-    "pass_hat_k",
-    "share_interval",
-    "stratified_interval",
-    "t_quantile",
-    "wilson",
-]
-
 
 def wilson(successes: float, n: float, confidence: float = 0.95) -> tuple[float, float]:
     """Wilson's score interval (1927) of a share: [low, high] within [0, 1]; n = 0 gives [0, 1].

@@ -26,17 +26,6 @@ from stateset_agents.algorithms.kl.penalty import kl_loss, log_ratio
 from stateset_agents.algorithms.policy_losses import LOSSES, Clip, PolicyLoss
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = [
-    "LOSSES",
-    "Clip",
-    "PolicyLoss",
-    "entropy",
-    "entropy_loss",
-    "entropy_of",
-    "policy_loss",
-    "value_loss",
-]
-
 
 def policy_loss(
     name: str,

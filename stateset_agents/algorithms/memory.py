@@ -13,16 +13,6 @@ from dataclasses import dataclass
 
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = [
-    "FP32_MASTERS",
-    "MIXED_PRECISION",
-    "PARAMETERS_ALONE",
-    "BytesPerParameter",
-    "ModelMemory",
-    "TrainingMemory",
-    "training_memory",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BytesPerParameter:

@@ -28,16 +28,6 @@ if TYPE_CHECKING:
 
     from stateset_agents.algorithms.aggregation import Averaging
 
-__all__ = [
-    "LIKELIHOOD_LOSS",
-    "LOSSES",
-    "Clip",
-    "PolicyLoss",
-    "clipped_surrogate",
-    "clipped_weight",
-    "log_likelihood",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clip:

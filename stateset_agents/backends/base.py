@@ -21,19 +21,6 @@ if TYPE_CHECKING:
     from stateset_agents.types.images import PixelValues
     from stateset_agents.types.messages import Completion, SamplingParams
 
-__all__ = [
-    "Backend",
-    "EngineInfo",
-    "PictureBackend",
-    "RunningBackend",
-    "SavableBackend",
-    "Session",
-    "SharedBackend",
-    "Tokenizer",
-    "TrainableBackend",
-    "picture_reader",
-]
-
 
 class Session(NamedTuple):
     """One live conversation. Sessions sort by (episode, member), the order of requests in a batch."""

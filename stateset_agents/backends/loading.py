@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from stateset_agents.backends.pretrained.loading import DType
     from stateset_agents.backends.scripted import Script
 
-__all__ = ["load_backend"]
-
 
 async def load_backend(
     name: str,

@@ -11,8 +11,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-__all__ = ["SamplingMetadata", "sample", "turn_uniforms"]
-
 _BLOCK = 32
 _BELOW_ONE = 1 - 2**-40
 

@@ -20,8 +20,6 @@ from stateset_agents.types.messages import Completion, FinishReason, Message, Sa
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Script", "ScriptedBackend", "ScriptedRequest"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedRequest:

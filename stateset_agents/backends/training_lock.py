@@ -9,8 +9,6 @@ from weakref import WeakKeyDictionary
 from stateset_agents.backends.base import Backend
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["exclusive", "is_training", "new_weights", "weights_token"]
-
 _trainers: WeakKeyDictionary[Backend, list[object]] = WeakKeyDictionary()
 """Who trains a backend's model now."""
 _tokens: WeakKeyDictionary[Backend, object] = WeakKeyDictionary()

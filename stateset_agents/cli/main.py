@@ -23,8 +23,6 @@ from stateset_agents.types.logs import configure_logging
 from stateset_agents.types.settings import nearest
 from stateset_agents.types.shown_text import shown_line
 
-__all__ = ["main"]
-
 
 class _Parser(argparse.ArgumentParser):
     """Adds hints to argparse's errors; subparsers are of this class, too."""

@@ -11,8 +11,6 @@ from stateset_agents.types.errors import ConfigurationError
 if TYPE_CHECKING:
     from stateset_agents.training.config import TrainingConfig
 
-__all__ = ["NamedEnvironment", "named_environment"]
-
 
 class NamedEnvironment(NamedTuple):
     """As `make_environment` and `make_reward` take them."""

@@ -15,20 +15,6 @@ from stateset_agents.types.shown_text import shown, shown_line
 if TYPE_CHECKING:
     from stateset_agents.tracking.run_folder import RunFolder
 
-__all__ = [
-    "bounds",
-    "check_writable",
-    "display_path",
-    "exclusions",
-    "floors",
-    "health",
-    "percent",
-    "print_result",
-    "rate",
-    "table",
-    "verdict_line",
-]
-
 
 def rate(result: Mapping[str, Any]) -> str:
     """`success 16.0% [13.3%, 19.1%]`, or the mean reward if the environment has no success."""

@@ -13,7 +13,6 @@ from stateset_agents.types.settings import nearest
 if TYPE_CHECKING:
     from stateset_agents.tracking.run_folder import RunFolder
 
-__all__ = ["enclosing_run", "is_control", "overrides", "run_and_checkpoint", "settings_of_run"]
 
 _KINDS = ("control",)
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.cli import control
+from stateset_agents.cli import numeric
 from stateset_agents.cli.output import display_path, health, rate
 from stateset_agents.cli.run_settings import is_control, overrides, run_and_checkpoint
 from stateset_agents.runtime import event_loop
@@ -23,8 +23,6 @@ from stateset_agents.types.logs import configure_logging
 
 if TYPE_CHECKING:
     from stateset_agents.training.experiment import Experiment
-
-__all__ = ["add_parser", "run"]
 
 
 def add_parser(subparsers: Any) -> None:
@@ -65,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     """
     _check_source(args)
     if is_control(args.config or args.resume):
-        return control.train(args)
+        return numeric.train(args)
     experiment = None
     try:
         experiment = _experiment(args)

@@ -25,12 +25,13 @@ from stateset_agents.backends.base import (
 )
 from stateset_agents.backends.text.streaming import streamed
 from stateset_agents.backends.text.tokenizers import save_tokenizer
-from stateset_agents.core.agent_config import AgentConfig, check_context
+from stateset_agents.core.agent_config import AgentConfig as AgentConfig
+from stateset_agents.core.agent_config import check_context
 from stateset_agents.core.chat.chatml_template import chatml_text
 from stateset_agents.core.chat.context_window import num_replies
 from stateset_agents.core.chat.history import ChatHistory, HistorySettings, Prompt
 from stateset_agents.core.chat.pinned_template import PinnedTemplate, write_template
-from stateset_agents.core.chat.plain_template import is_plain
+from stateset_agents.core.chat.plain_template import PlainTemplate, is_plain
 from stateset_agents.core.chat.system_message import (
     ChatInput,
     Context,
@@ -38,12 +39,7 @@ from stateset_agents.core.chat.system_message import (
     add_system_prompt,
     as_messages,
 )
-from stateset_agents.core.chat.template import (
-    ChatTemplate,
-    JinjaTemplate,
-    PlainTemplate,
-    ToolSchemas,
-)
+from stateset_agents.core.chat.template import ChatTemplate, JinjaTemplate, ToolSchemas
 from stateset_agents.core.model_card import Origin, write_card
 from stateset_agents.runtime.tasks import LoopShare
 from stateset_agents.types.errors import BackendError, ConfigurationError
@@ -52,8 +48,6 @@ from stateset_agents.types.logs import get_logger
 from stateset_agents.types.messages import GREEDY_BELOW, Completion, Message, SamplingParams
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.settings import expect
-
-__all__ = ["AgentConfig", "MultiTurnAgent"]
 
 _log = get_logger(__name__)
 _MUCH_TEXT = 10_000

@@ -13,8 +13,6 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.settings import Settings
 
-__all__ = ["AgentConfig", "HistoryMode", "check_context"]
-
 HistoryMode = Literal["template", "keep", "compact", "slide"]
 _log = get_logger(__name__)
 

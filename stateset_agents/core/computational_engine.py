@@ -32,8 +32,6 @@ from stateset_agents.types.settings import expect
 from stateset_agents.types.timeline import Span
 from stateset_agents.types.trajectory import UNANSWERED, Branch, Status, Trajectory, TrajectoryGroup
 
-__all__ = ["ComputationalEngine", "Kept", "create_computational_engine"]
-
 T = TypeVar("T")
 
 

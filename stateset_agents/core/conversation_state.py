@@ -17,8 +17,6 @@ from stateset_agents.runtime.user_code import call_user_code, format_error, guar
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario
 
-__all__ = ["StateFactory", "StateMaker", "close_state", "copy_state"]
-
 StateFactory = Callable[..., Any]
 """Makes the state of one conversation; may ask for `scenario` and `seed` by name. The members of a group
 share both, and must start from equal states."""

@@ -32,19 +32,6 @@ from stateset_agents.types.messages import Completion, Message
 from stateset_agents.types.scenario import Scenario, expect_split
 from stateset_agents.types.trajectory import Outcome
 
-__all__ = [
-    "Conversation",
-    "ConversationEnvironment",
-    "Environment",
-    "Observation",
-    "ReplyLimits",
-    "Success",
-    "expect_environment",
-    "start_conversation",
-    "step_conversation",
-]
-
-
 _ROUNDING = 1e-3
 """By which the sum of a breakdown may differ from the reward, as a share of what it is made of: enough for
 rounded terms and for fp32, too little for one that was forgotten."""

@@ -29,7 +29,6 @@ from stateset_agents.types.logs import get_logger
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
 
-__all__ = ["Origin", "model_card", "shared_name", "write_card"]
 
 _log = get_logger(__name__)
 _TAG = "stateset_agents"

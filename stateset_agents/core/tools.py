@@ -44,8 +44,6 @@ from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.schemas import inlined
 from stateset_agents.types.settings import closest
 
-__all__ = ["Tool", "ToolError", "Toolbox", "Tools", "bounded", "tool"]
-
 
 class ToolError(Exception):
     """Raised by a tool to tell the agent that its call cannot be done; the agent reads the text."""

@@ -29,15 +29,6 @@ from stateset_agents.algorithms.aggregation import Denominators
 from stateset_agents.algorithms.losses import value_loss
 from stateset_agents.types.errors import CheckpointError, ConfigurationError
 
-__all__ = [
-    "ValueFunction",
-    "ValueHead",
-    "create_value_function",
-    "explained_variance",
-    "hidden_size_of",
-    "trunk_of",
-]
-
 
 class ValueHead(nn.Module):
     """Linear, ReLU, dropout, Linear: a hidden state to one number. Starts at 0 everywhere.

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-__all__ = ["Arm", "Assignment", "arm_of", "bucket", "new_salt"]
-
 Arm = Literal["baseline", "candidate"]
 
 

@@ -33,8 +33,6 @@ from stateset_agents.deployment.status import status_of
 from stateset_agents.types.errors import ConfigurationError, JournalError
 from stateset_agents.types.logs import get_logger
 
-__all__ = ["DeploymentController", "Report", "start_deployment"]
-
 _log = get_logger(__name__)
 
 Report = Literal["counted", "again", "late"]

@@ -31,8 +31,6 @@ from stateset_agents.types.errors import ConfigurationError, JournalError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.messages import Message
 
-__all__ = ["Deployed", "num_tokens", "resumed_or_started"]
-
 _log = get_logger(__name__)
 T = TypeVar("T")
 

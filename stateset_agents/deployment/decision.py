@@ -11,8 +11,6 @@ from stateset_agents.deployment.plan import DeploymentPlan
 from stateset_agents.deployment.sequential import Evidence
 from stateset_agents.deployment.state import Deployment, Mode, Move
 
-__all__ = ["PROGRAM", "Known", "next_move", "objections"]
-
 PROGRAM = "stateset-agents"
 """Who moved, where nobody did by hand."""
 

@@ -15,8 +15,6 @@ from typing import Any, Protocol
 from stateset_agents.deployment.guards import Guard, Violation, violations_of
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["ALTERNATIVES", "ActionSpace", "Executed", "alternatives_to", "executed_action"]
-
 Action = Mapping[str, Any]
 
 ALTERNATIVES = ("MAINTAIN", "SCALE_UP_SMALL", "SCALE_DOWN_SMALL")

@@ -19,27 +19,6 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 from stateset_agents.types.schemas import call_key
 
-__all__ = [
-    "Agreement",
-    "Answer",
-    "Clock",
-    "Constraint",
-    "CostGuard",
-    "FailureGuard",
-    "Guard",
-    "LatencyGuard",
-    "RateGuard",
-    "RateLimit",
-    "Violation",
-    "WindowGuard",
-    "agreement_of",
-    "max_scaling_constraint",
-    "min_replicas_constraint",
-    "rate_bets",
-    "rate_limit_constraint",
-    "violations_of",
-]
-
 Clock = Callable[[], float]
 """Seconds since 1970, as `time.time`."""
 

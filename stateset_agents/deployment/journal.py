@@ -39,8 +39,6 @@ from stateset_agents.deployment.plan import DeploymentPlan
 from stateset_agents.deployment.state import Move, checked_mode
 from stateset_agents.types.errors import ConfigurationError, JournalError
 
-__all__ = ["DeploymentRecord", "Journal", "Pages", "deployment_id", "read_assignment"]
-
 _VERSION = 2
 """Of the tables; a file of another one is refused."""
 _BUSY_TIMEOUT = 30.0

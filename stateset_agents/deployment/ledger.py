@@ -14,8 +14,6 @@ from stateset_agents.deployment.sequential import Evidence
 from stateset_agents.deployment.state import Deployment, Move, transition
 from stateset_agents.types.errors import JournalError
 
-__all__ = ["CheckedAnswer", "Ledger", "Outcome", "Reassigned", "Row"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:

@@ -29,8 +29,6 @@ from stateset_agents.deployment.state import Deployment, Mode, Move, checked_mod
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 
-__all__ = ["Alert", "ChosenAction", "LoggedAction", "SafeGRPODeployment"]
-
 _log = get_logger(__name__)
 
 HISTORY = 1000

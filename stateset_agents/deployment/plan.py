@@ -19,8 +19,6 @@ from stateset_agents.runtime.yaml_files import read_yaml
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import Settings
 
-__all__ = ["DeploymentPlan", "GuardPlan", "read_plan"]
-
 RATE_PART = 0.2
 """Of alpha, for the rate of unsafe answers: it is seen within hundreds of answers also with a small part,
 where a few points of success take thousands of conversations."""

@@ -25,8 +25,6 @@ from dataclasses import dataclass, field, replace
 
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["ConfidenceSequence", "EProcess", "Evidence", "PairedEvidence"]
-
 BETS = (0.1, 0.25, 0.5)
 """Shares of the wealth that are staked. The growth is largest at effect / variance of an outcome: for a rate
 of 80 % these are effects of 1.6, 4 and 8 points. v is at least -1, so half of the wealth is the most that is

@@ -16,8 +16,6 @@ from typing import Literal, get_args
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import alternatives, nearest
 
-__all__ = ["NEXT", "Deployment", "Mode", "Move", "checked_mode", "transition"]
-
 Mode = Literal["shadow", "gradual", "full", "rolled_back"]
 
 NEXT: Mapping[Mode, frozenset[Mode]] = MappingProxyType(

@@ -9,8 +9,6 @@ from stateset_agents.deployment.guards import RateGuard
 from stateset_agents.deployment.journal import DeploymentRecord
 from stateset_agents.deployment.ledger import Ledger
 
-__all__ = ["status_of"]
-
 
 def status_of(record: DeploymentRecord, ledger: Ledger, now: float) -> dict[str, Any]:
     """Plain values. Wealths are evidence against "worse by the margin" and "as good": compare with

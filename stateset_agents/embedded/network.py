@@ -8,8 +8,6 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 from stateset_agents.backends.pretrained.load_lock import loading
 from stateset_agents.types.seeds import derive
 
-__all__ = ["new_model"]
-
 
 def new_model(
     tokenizer: PreTrainedTokenizerFast,

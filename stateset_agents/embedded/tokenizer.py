@@ -22,16 +22,6 @@ from transformers import PreTrainedTokenizerFast
 
 from stateset_agents.embedded.recipes.recipe import Dialogue, written
 
-__all__ = [
-    "CHAT_TEMPLATE",
-    "END",
-    "PAD",
-    "ROLE_TOKENS",
-    "TOOL_CALL_TOKENS",
-    "build_tokenizer",
-    "texts",
-]
-
 PAD, END = "<|pad|>", "<|end|>"
 ROLE_TOKENS = {role: f"<|{role}|>" for role in ("system", "user", "assistant", "tool")}
 TOOL_CALL_TOKENS = ("<tool_call>", "</tool_call>")

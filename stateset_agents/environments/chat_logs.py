@@ -13,8 +13,6 @@ from stateset_agents.core.users.simulated_user import UserFactory, default_user
 from stateset_agents.types.messages import Message
 from stateset_agents.types.scenario import Scenario
 
-__all__ = ["ChatLogs", "made_the_recorded_calls"]
-
 
 class ChatLogs(ConversationEnvironment):
     """Logs, played again with another agent: `{"messages": [...]}` or another shape of `core.sources.rows`.

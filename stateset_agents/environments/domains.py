@@ -11,8 +11,6 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario, expect_split
 from stateset_agents.types.settings import nearest
 
-__all__ = ["Domains"]
-
 
 class Domains:
     """Trains on one domain and on replayed prompts of others; held out are scenarios of all.

@@ -28,8 +28,6 @@ from stateset_agents.types.scenario import Scenario, expect_split
 if TYPE_CHECKING:
     import gymnasium
 
-__all__ = ["GymnasiumText"]
-
 
 class GymnasiumText:
     """Every conversation is an episode in a Gymnasium environment of its own.

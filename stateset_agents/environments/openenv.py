@@ -24,8 +24,6 @@ from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure,
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.scenario import Scenario, expect_split
 
-__all__ = ["OpenEnvText"]
-
 _log = get_logger(__name__)
 _FIRST_PAUSE = 0.5
 """Seconds before the second attempt to open a session; each later pause is twice as long."""

@@ -16,8 +16,6 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 from stateset_agents.types.scenario import Scenario
 
-__all__ = ["HELD_OUT", "ServedConversations", "made_the_confirmed_calls"]
-
 HELD_OUT: Mapping[str, float] = {"validation": 0.1, "test": 0.1}
 """Shares that are not trained on. The conversation's id decides, so they stay held out as the file grows."""
 

@@ -27,16 +27,6 @@ from stateset_agents.types.scenario import Scenario, Split
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.trajectory import Outcome
 
-__all__ = [
-    "InvalidAction",
-    "TextAdapter",
-    "World",
-    "WorldStep",
-    "reset_seed",
-    "world_conversation",
-    "world_scenarios",
-]
-
 _SEEDS = 2**31
 """Seeds of worlds stay below: many worlds hand them on to generators of 32 bits."""
 

@@ -31,8 +31,6 @@ from stateset_agents.types.seeds import derive
 from stateset_agents.types.settings import nearest
 from stateset_agents.types.trajectory import Status, TrajectoryGroup
 
-__all__ = ["Audit", "Ceiling", "audit", "degenerate_agents_of", "expect_limits", "honest_agent_of"]
-
 MIN_SCORED = 0.9
 """Share of an agent's conversations that must have been played and scored for its figures to be a finding."""
 

@@ -19,8 +19,6 @@ from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.trajectory import Trajectory
 
-__all__ = ["Comparison", "Paired", "Verdict", "compare", "compare_runs", "recorded_evaluation"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paired:

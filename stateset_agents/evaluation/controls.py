@@ -11,8 +11,6 @@ from stateset_agents.types.errors import RewardFailure
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.trajectory import Trajectory
 
-__all__ = ["ShuffledReward"]
-
 
 class ShuffledReward(RewardFunction):
     """Another reward's scores, dealt out at random among the members of each group.

@@ -15,18 +15,6 @@ from typing import Any, Protocol
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.schemas import inlined
 
-__all__ = [
-    "DEGENERATE",
-    "AgentFactory",
-    "ConsentSkipper",
-    "KeywordStuffer",
-    "Liar",
-    "Refuser",
-    "ScriptedAgent",
-    "Silent",
-    "ToolSpammer",
-]
-
 Tools = Sequence[Mapping[str, Any]]
 """Schemas in OpenAI's shape, as a conversation offers them."""
 

@@ -21,8 +21,6 @@ from stateset_agents.types.seeds import derive
 from stateset_agents.types.settings import nearest
 from stateset_agents.types.trajectory import Status, Trajectory
 
-__all__ = ["Demonstrated", "chat_of", "demonstrate", "scripted_agent_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstrated:

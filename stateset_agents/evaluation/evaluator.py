@@ -32,20 +32,6 @@ from stateset_agents.types.scenario import Scenario, expect_scenarios, expect_sp
 from stateset_agents.types.settings import expect
 from stateset_agents.types.trajectory import UNANSWERED, Trajectory, TrajectoryGroup
 
-__all__ = [
-    "Divide",
-    "Evaluation",
-    "FamilyResult",
-    "OnProgress",
-    "PlayPart",
-    "evaluate",
-    "held_out",
-    "measured",
-    "refuse_truncated_sampling",
-    "spread",
-]
-
-
 PlayPart = Callable[[Sequence[Scenario], Sequence[Scenario]], Awaitable[list[TrajectoryGroup]]]
 """(scenarios, those that stand before them) -> a group of each."""
 Divide = Callable[[Sequence[Scenario], PlayPart], Awaitable[list[TrajectoryGroup]]]

@@ -22,8 +22,6 @@ from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.trajectory import TrajectoryGroup
 
-__all__ = ["with_floors"]
-
 
 async def with_floors(
     evaluation: Evaluation,

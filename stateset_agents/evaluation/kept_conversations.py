@@ -28,8 +28,6 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import Trajectory
 
-__all__ = ["KeptConversations"]
-
 _PLACE = {"step": 0, "stage": "evaluation", "group": "", "weight": 1.0, "advantages": None}
 """What a line of a run has besides the conversation."""
 

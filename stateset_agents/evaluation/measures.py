@@ -15,17 +15,6 @@ from typing import Any
 from stateset_agents.algorithms.intervals import mean_interval, pass_at_k, pass_hat_k, share_interval
 from stateset_agents.types.trajectory import Status, Trajectory, TrajectoryGroup
 
-__all__ = [
-    "MeanEstimate",
-    "matched_pairs_right",
-    "mean_of_scenarios",
-    "passes",
-    "success_of_scenarios",
-    "tries_of",
-    "user_misses",
-    "violation_rates",
-]
-
 USER_MISS, VIOLATIONS = "user_miss", "violations"
 """Keys of a trajectory's metadata; an environment gives them by `Outcome.metadata`."""
 

@@ -10,8 +10,6 @@ from stateset_agents.types.messages import Completion, FinishReason, VersionSpan
 from stateset_agents.types.scenario import Scenario, expect_split
 from stateset_agents.types.trajectory import Outcome, Status, Trajectory, TrajectoryGroup, Turn
 
-__all__ = ["groups_of", "trajectory_of"]
-
 
 def trajectory_of(rollout: RecordedRollout) -> Trajectory:
     """The conversation that was recorded, with its scenario, tokens, verdict and reward.

@@ -14,8 +14,6 @@ from stateset_agents.runtime.tasks import gather_or_cancel
 from stateset_agents.types.errors import ConfigurationError, RewardFailure
 from stateset_agents.types.trajectory import Status, TrajectoryGroup
 
-__all__ = ["Flip", "Rescored", "RewardChange", "rank_correlation", "rescore"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flip:

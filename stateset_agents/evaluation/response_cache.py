@@ -16,8 +16,6 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Completion, SamplingParams
 from stateset_agents.types.settings import expect
 
-__all__ = ["ResponseCache"]
-
 _SAMPLING = frozenset(field.name for field in fields(SamplingParams))
 _Key = tuple[object, int, str]
 

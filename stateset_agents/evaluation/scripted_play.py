@@ -15,8 +15,6 @@ from stateset_agents.types.messages import Completion, Message
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import Status, Trajectory, Turn
 
-__all__ = ["MAX_TURNS", "play"]
-
 MAX_TURNS = 100
 """Replies after which a conversation is cut whose environment sets no limit."""
 _TOKENIZER = ByteTokenizer()

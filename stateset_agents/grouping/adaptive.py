@@ -14,8 +14,6 @@ from stateset_agents.grouping.clustering import kmeans, matched, nearest, standa
 from stateset_agents.grouping.partitions import Labels, Parts
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["AdaptiveGrouper", "finer_parts", "hierarchical_advantages"]
-
 Floats = NDArray[np.float64]
 
 

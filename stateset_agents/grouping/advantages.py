@@ -14,18 +14,6 @@ from stateset_agents.algorithms.group_arrays import deviation_array
 from stateset_agents.grouping.partitions import Parts, create_group_masks
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = [
-    "BatchGae",
-    "GroupAdvantageNormalizer",
-    "PartStatistics",
-    "absolute_shares",
-    "compute_group_advantages_vectorized",
-    "gae_batch",
-    "normalise_by_part",
-    "part_statistics",
-    "sign_flip_share",
-]
-
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Labels = NDArray[np.int64]

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from stateset_agents.grouping.mulberry32 import mulberry32
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["MOST_CLUSTERS", "Clusters", "first_centres", "kmeans", "matched", "nearest", "standardised"]
-
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
 

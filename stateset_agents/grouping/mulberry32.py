@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-__all__ = ["mulberry32"]
-
 _WORD = 0xFFFFFFFF
 
 

@@ -21,8 +21,6 @@ from stateset_agents.grouping.partitions import (
 from stateset_agents.grouping.weights import GroupWeightCalculator, step_weights
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["GROUP_STRATEGIES", "UNNUMBERED", "PartCredit", "PartSettings", "Partitioner"]
-
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 

@@ -22,20 +22,6 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.settings import nearest
 
-__all__ = [
-    "STRATEGIES",
-    "GroupingStrategy",
-    "Parts",
-    "Strategy",
-    "Trajectories",
-    "create_group_masks",
-    "key_parts",
-    "kmeans_parts",
-    "quantile_boundaries",
-    "quantile_parts",
-    "random_parts",
-]
-
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
 

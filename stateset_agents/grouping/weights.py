@@ -15,8 +15,6 @@ from stateset_agents.grouping.partitions import Labels
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import nearest
 
-__all__ = ["FLOOR", "PART_WEIGHTS", "GroupWeightCalculator", "group_fairness", "part_weights", "step_weights"]
-
 Floats = NDArray[np.float64]
 
 FLOOR = 0.05

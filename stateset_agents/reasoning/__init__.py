@@ -1,9 +1,41 @@
-"""Replies that think before they answer: thinking and answer told apart, and answers compared by value.
+"""Models that learn to reason, from live objects: a policy, a reference, a tokenizer, a reward.
 
-from stateset_agents.reasoning import math_agreement, split_reasoning
+The names here are those that readers of DeepSeek's papers know; what they do is this package's own engine,
+losses and learner. Whole trainings, with run folders and checkpoints, are `training.trainer`'s.
 """
 
-from stateset_agents.reasoning.maths.agreement import math_agreement
-from stateset_agents.reasoning.replies import Reasoned, answer_of, num_steps, read_reasoned, split_reasoning
+from stateset_agents.answers.agreement import math_agreement
+from stateset_agents.core.chat.replies.thoughts import (
+    Reasoned,
+    answer_of,
+    num_steps,
+    read_reasoned,
+    split_reasoning,
+)
+from stateset_agents.reasoning.continual import ContinualGRPO
+from stateset_agents.reasoning.groups import Group, normalize_rewards_per_group
+from stateset_agents.reasoning.hierarchical import HierarchicalGRPO
+from stateset_agents.reasoning.multimodal import MultiModalGRPO, PictureProblem
+from stateset_agents.reasoning.processes import setup_distributed_grpo
+from stateset_agents.reasoning.responses import batch_generate_responses
+from stateset_agents.reasoning.trainer import GRPOTrainer
+from stateset_agents.training.sft.distillation import ReasoningDistillation
 
-__all__ = ["Reasoned", "answer_of", "math_agreement", "num_steps", "read_reasoned", "split_reasoning"]
+__all__ = [
+    "ContinualGRPO",
+    "GRPOTrainer",
+    "Group",
+    "HierarchicalGRPO",
+    "MultiModalGRPO",
+    "PictureProblem",
+    "Reasoned",
+    "ReasoningDistillation",
+    "answer_of",
+    "batch_generate_responses",
+    "math_agreement",
+    "normalize_rewards_per_group",
+    "num_steps",
+    "read_reasoned",
+    "setup_distributed_grpo",
+    "split_reasoning",
+]

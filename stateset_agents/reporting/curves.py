@@ -17,21 +17,6 @@ from stateset_agents.reporting.step_activity import OTHER, OVERLAPPED, ROLLOUT_O
 from stateset_agents.tracking.run_log import MetricLine
 from stateset_agents.tracking.units import CONVERSATIONS, NUMERIC, Units
 
-__all__ = [
-    "Chart",
-    "Range",
-    "Series",
-    "activity_curves",
-    "axis",
-    "bin_value",
-    "captions",
-    "is_smoothed",
-    "learning_curves",
-    "numeric_curves",
-    "other_curves",
-    "reward_terms",
-]
-
 _MAX_POINTS = 2000
 """Points of a curve; a longer one is averaged in bins."""
 

@@ -19,8 +19,6 @@ from stateset_agents.tracking.run_log import MetricLine, RunLog, held_out_gains
 from stateset_agents.tracking.units import NUMERIC
 from stateset_agents.tracking.windows import Window
 
-__all__ = ["action_table", "episode_charts", "numeric_page", "player_table", "window_charts"]
-
 _MAX_POINTS = 500
 """Of a chart of episodes; more steps are taken together."""
 _MOST_ACTIONS = 24

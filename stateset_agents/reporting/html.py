@@ -19,8 +19,6 @@ import jinja2
 
 from stateset_agents.tracking.jsonl import dump
 
-__all__ = ["CompressedSize", "html_page", "plotly_js"]
-
 _LEVEL = 6
 
 

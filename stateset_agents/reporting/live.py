@@ -29,19 +29,6 @@ from stateset_agents.tracking.jsonl import damage_named, dump
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.types.errors import StatesetError
 
-__all__ = [
-    "DEFAULT_PORT",
-    "FileStates",
-    "SharedText",
-    "event_stream",
-    "file_states",
-    "html_response",
-    "plotly",
-    "serve",
-    "serve_routes",
-    "trouble",
-]
-
 DEFAULT_PORT = 8750
 _HOST = "127.0.0.1"
 _READ_TIMEOUT = 30.0

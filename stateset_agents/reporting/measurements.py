@@ -7,8 +7,6 @@ from typing import Any
 
 from stateset_agents.algorithms.intervals import wilson
 
-__all__ = ["other_tables", "success_rows"]
-
 _Side = Mapping[str, Any]
 """`before` or `after` of a summary; empty if it was not evaluated."""
 

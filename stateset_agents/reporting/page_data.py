@@ -23,8 +23,6 @@ from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.tracking.run_settings import flat_settings
 from stateset_agents.tracking.units import NUMERIC, units_of
 
-__all__ = ["page_data"]
-
 
 def page_data(log: RunLog) -> dict[str, Any]:
     """The parts that the run has so far; parts that were not measured or logged are empty or None."""

@@ -22,8 +22,6 @@ from stateset_agents.tracking.jsonl import damage_named
 from stateset_agents.tracking.run_folder import replace_file
 from stateset_agents.tracking.run_log import RunLog
 
-__all__ = ["MAX_BYTES", "Recorded", "render", "write_report"]
-
 MAX_BYTES = 8_000_000
 """Of a page with plotly.js in it, unless the number of conversations is given."""
 

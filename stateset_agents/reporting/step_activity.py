@@ -7,8 +7,6 @@ from typing import Any
 
 from stateset_agents.tracking.run_log import MetricLine
 
-__all__ = ["OTHER", "OVERLAPPED", "ROLLOUT_ONLY", "UPDATE_ONLY", "step_activity"]
-
 ROLLOUT_ONLY, OVERLAPPED = "waits/talking", "waits/both"
 """Conversations without an update, and both at once."""
 UPDATE_ONLY, OTHER = "waits/updating", "waits/neither"

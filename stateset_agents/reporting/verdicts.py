@@ -14,8 +14,6 @@ from stateset_agents.tracking.jsonl import read_json
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["verdict_tables"]
-
 _MAX_FLIPS = 20
 
 

@@ -9,6 +9,12 @@ from stateset_agents.core.reward import (
     RewardFunction,
     RewardResult,
     as_reward,
+    reward_function,
+)
+from stateset_agents.rewards.agreement import Agreement, measure_agreement
+from stateset_agents.rewards.code import CodeReward, create_code_reward
+from stateset_agents.rewards.composites import GatedReward, ProductReward
+from stateset_agents.rewards.factories import (
     create_customer_service_reward,
     create_domain_reward,
     create_engagement_reward,
@@ -16,11 +22,7 @@ from stateset_agents.core.reward import (
     create_task_completion_reward,
     create_task_reward,
     create_tutoring_reward,
-    reward_function,
 )
-from stateset_agents.rewards.agreement import Agreement, measure_agreement
-from stateset_agents.rewards.code import CodeReward, create_code_reward
-from stateset_agents.rewards.composites import GatedReward, ProductReward
 from stateset_agents.rewards.formats import (
     create_pattern_reward,
     create_schema_reward,

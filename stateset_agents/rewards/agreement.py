@@ -15,8 +15,6 @@ from stateset_agents.types.errors import ConfigurationError, RewardFailure
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.trajectory import Trajectory
 
-__all__ = ["Agreement", "cohens_kappa", "kappa_interval", "measure_agreement"]
-
 Counts = tuple[int, int, int, int]
 """Conversations that both pass, only the judge, only the check, neither."""
 

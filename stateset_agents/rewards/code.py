@@ -17,8 +17,6 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.trajectory import Trajectory
 
-__all__ = ["CodeReward", "HiddenCases", "create_code_reward", "last_program", "read_tests"]
-
 _log = get_logger(__name__)
 _MOST_CHARACTERS = 100_000
 """Of a reply; a longer one is no program."""

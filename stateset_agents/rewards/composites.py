@@ -11,8 +11,6 @@ from stateset_agents.runtime.tasks import gather_or_cancel
 from stateset_agents.types.errors import ConfigurationError, RewardFailure
 from stateset_agents.types.trajectory import Trajectory
 
-__all__ = ["GatedReward", "ProductReward"]
-
 Result = RewardResult | RewardFailure
 
 

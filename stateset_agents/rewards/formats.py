@@ -8,22 +8,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stateset_agents.claims.text_checks import words
 from stateset_agents.core.scoring.base import RewardResult
-from stateset_agents.core.scoring.claims.text_checks import words
 from stateset_agents.rewards.verifiable import CheckedReward
 from stateset_agents.types.comparison import composed, nfc
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.trajectory import Trajectory
-
-__all__ = [
-    "PatternReward",
-    "SchemaReward",
-    "SimilarityReward",
-    "create_pattern_reward",
-    "create_schema_reward",
-    "create_similarity_reward",
-    "likeness",
-]
 
 _MOST_CHARACTERS = 20_000
 """Of a reply; a longer one fails every check of form."""

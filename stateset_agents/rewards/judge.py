@@ -21,8 +21,6 @@ from stateset_agents.types.errors import ConfigurationError, RewardFailure
 from stateset_agents.types.messages import FinishReason, Message
 from stateset_agents.types.trajectory import Trajectory
 
-__all__ = ["Judge", "JudgeReward", "create_judge_reward", "judge_prompt", "parse_verdict"]
-
 Judge = ChatClient | MultiTurnAgent | Callable[[str], Awaitable[str]] | Callable[[str], str]
 """Answers a prompt with text."""
 

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["AnswerCache"]
-
 _VERSION = 1
 """Of the table; a file of another one is refused."""
 _BUSY_TIMEOUT = 30.0

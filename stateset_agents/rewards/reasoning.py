@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, get_args
 
+from stateset_agents.answers.agreement import Form, check_truth, math_agreement
+from stateset_agents.core.chat.replies.thoughts import answer_of, num_steps, read_reasoned, words_of
 from stateset_agents.core.scoring.base import RewardFunction, RewardResult, score_trajectories
 from stateset_agents.core.scoring.terms import RewardOfRewards, parts_of
-from stateset_agents.reasoning.maths.agreement import Form, check_truth, math_agreement
-from stateset_agents.reasoning.replies import answer_of, num_steps, read_reasoned, words_of
 from stateset_agents.rewards.verifiable import CheckedReward
 from stateset_agents.runtime.named_code import imported
 from stateset_agents.types.errors import ConfigurationError, RewardFailure
@@ -25,17 +25,6 @@ from stateset_agents.types.logs import get_logger
 from stateset_agents.types.messages import Completion, Message
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import Trajectory, Turn
-
-__all__ = [
-    "ANSWER_REWARDS",
-    "DeepSeekRewardFunction",
-    "MathAnswerReward",
-    "ReasoningFormatReward",
-    "ReasoningReward",
-    "create_math_answer_reward",
-    "create_reasoning_format_reward",
-    "create_reasoning_reward",
-]
 
 _log = get_logger(__name__)
 

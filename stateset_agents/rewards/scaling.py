@@ -13,8 +13,6 @@ from stateset_agents.core.scoring.terms import RewardOfRewards, as_term, parts_o
 from stateset_agents.types.errors import ConfigurationError, RewardFailure
 from stateset_agents.types.trajectory import Trajectory
 
-__all__ = ["NormalizedReward", "RewardScaling", "RunningMoments", "ScaledReward", "apply_reward_scaling"]
-
 RewardScaling = Literal["tanh", "clip", "none"]
 
 

@@ -22,8 +22,6 @@ from stateset_agents.types.errors import ConfigurationError, RewardFailure
 from stateset_agents.types.settings import alternatives
 from stateset_agents.types.trajectory import Status, Trajectory
 
-__all__ = ["PotentialShaping", "refuse_unfit_shaping", "shaping_rewards"]
-
 _OFFERED = ("messages", "replies", "scenario", "context")
 
 

@@ -13,9 +13,9 @@ import unicodedata
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
+from stateset_agents.claims.text_checks import declines, is_refusal, words
 from stateset_agents.core.scoring.answers import agreement, parse_number
 from stateset_agents.core.scoring.base import RewardFunction, RewardResult
-from stateset_agents.core.scoring.claims.text_checks import declines, is_refusal, words
 from stateset_agents.core.scoring.normal_form import in_normal_form
 from stateset_agents.core.scoring.transcript import (
     claims_something_false,
@@ -27,16 +27,6 @@ from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.trajectory import Trajectory
-
-__all__ = [
-    "CheckedReward",
-    "ConcisenessReward",
-    "CorrectnessReward",
-    "SafetyReward",
-    "create_conciseness_reward",
-    "create_correctness_reward",
-    "create_safety_reward",
-]
 
 _log = get_logger(__name__)
 

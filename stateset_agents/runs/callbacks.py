@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from stateset_agents.tracking.monitors import Finding
     from stateset_agents.tracking.run_folder import RunFolder
 
-__all__ = ["CLOSING_TIMEOUT", "Callback", "CallbackTimeout", "Training", "expect_callback", "notify"]
 
 _log = get_logger(__name__)
 

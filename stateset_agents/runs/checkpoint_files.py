@@ -35,21 +35,6 @@ from stateset_agents.runs.tensor_file import write_tensors
 from stateset_agents.runtime.disk import sync
 from stateset_agents.types.errors import CheckpointError
 
-__all__ = [
-    "SCHEMA_VERSION",
-    "Checkpoint",
-    "best_checkpoint",
-    "fingerprint",
-    "latest_checkpoint",
-    "load_checkpoint",
-    "mark_best",
-    "prune",
-    "remove_after",
-    "restore_replaced",
-    "save_checkpoint",
-    "write_texts",
-]
-
 SCHEMA_VERSION = 1
 
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from stateset_agents.types.errors import CheckpointError, ConfigurationError
 
-__all__ = ["Compatibility", "Identity", "as_json", "check_identical"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:

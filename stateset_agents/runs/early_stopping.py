@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["Best", "crossed"]
-
 
 def crossed(every: int, before: int, now: int) -> bool:
     """Has a multiple of `every` been reached since `before`? Never at 0, nor where `every` is 0.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-__all__ = ["Schedule", "schedule"]
-
 Schedule = Literal["constant", "linear", "cosine", "inverse_sqrt"]
 """How the learning rate goes on after the warm-up."""
 

@@ -11,8 +11,6 @@ from typing import Any, Literal, Protocol, get_args
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import nearest
 
-__all__ = ["Lifecycle", "NothingBeside", "Pausable", "Progress", "State"]
-
 State = Literal["idle", "running", "pausing", "paused", "stopping", "stopped", "finished", "failed"]
 """idle: `train` was not called yet. pausing and stopping: asked for, the step under way ends first.
 stopped: before the last step, as asked or by a cancellation; `train` goes on from there."""

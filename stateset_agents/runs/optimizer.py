@@ -15,8 +15,6 @@ from stateset_agents.runs.learning_rate import schedule
 from stateset_agents.runs.settings import OptimizerSettings
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["Optimization", "StepResult", "autocast_dtype"]
-
 
 def autocast_dtype(precision: str, device: torch.device, num_parameters: int = 0) -> torch.dtype | None:
     """The dtype of autocast for a model of this size, None for fp32.

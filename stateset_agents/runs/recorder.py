@@ -22,8 +22,6 @@ from stateset_agents.tracking.tracker import JsonlTracker, SilentTracker
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 
-__all__ = ["RunRecorder", "ready"]
-
 _log = get_logger(__name__)
 _T = TypeVar("_T")
 

@@ -19,8 +19,6 @@ from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.types.errors import CheckpointError
 
-__all__ = ["checkpoint_at", "newest_checkpoint", "other_machine", "repair", "truncate_run"]
-
 
 def repair(run: RunFolder) -> None:
     """Finish the replacement of a checkpoint that a kill interrupted."""

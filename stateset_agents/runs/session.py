@@ -20,8 +20,6 @@ from stateset_agents.runtime.worker_thread import Worker
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["Session", "Work", "end_training", "one_line"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:

@@ -12,8 +12,6 @@ from stateset_agents.runs.trackers import TrackerName
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import Settings, expect
 
-__all__ = ["CADENCE", "OptimizerSettings", "RunSettings", "changed_settings"]
-
 CADENCE = frozenset(
     {
         *("save_steps", "save_total_limit", "eval_steps", "eval_episodes", "load_best_at_end"),

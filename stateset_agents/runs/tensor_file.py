@@ -13,8 +13,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-__all__ = ["write_tensors"]
-
 _NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",

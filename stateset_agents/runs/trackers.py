@@ -23,14 +23,6 @@ if TYPE_CHECKING:
     from stateset_agents.runs.callbacks import Training
     from stateset_agents.runs.lifecycle import Progress
 
-__all__ = [
-    "TensorBoardTracker",
-    "TrackerName",
-    "TrackioTracker",
-    "WandbTracker",
-    "check_installed",
-    "make_trackers",
-]
 
 TrackerName = Literal["tensorboard", "wandb", "trackio"]
 

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from stateset_agents.algorithms.baselines import is_over_batch
-from stateset_agents.tracking.diagnostics import History, live_findings
+from stateset_agents.tracking.diagnostics import live_findings
+from stateset_agents.tracking.history import History
 from stateset_agents.tracking.monitors import MAX_LOOP_LAG, MAX_TIED_STEPS, OTHER_CODE_HINT, Finding
 from stateset_agents.tracking.run_log import MetricLine
 from stateset_agents.types.logs import get_logger
-
-__all__ = ["StepWarnings"]
 
 _log = get_logger(__name__)
 

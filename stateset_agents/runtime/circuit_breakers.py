@@ -18,16 +18,6 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import Literal, Protocol
 
-__all__ = [
-    "Breaker",
-    "BreakerCall",
-    "BreakerListener",
-    "State",
-    "admitted",
-    "breaker_listener",
-    "wait_listener",
-]
-
 State = Literal["closed", "half-open", "open"]
 
 _LONGEST_PAUSE = 60.0

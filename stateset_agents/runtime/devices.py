@@ -6,8 +6,6 @@ import os
 
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["local_gpu"]
-
 
 def local_gpu() -> int | None:
     """Index of this process's GPU: LOCAL_RANK, or None without a launcher.

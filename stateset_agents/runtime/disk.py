@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["sync"]
-
 
 def sync(path: Path) -> None:
     """Flush a file, or the names in a folder, to the disk."""

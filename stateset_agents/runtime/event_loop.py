@@ -10,8 +10,6 @@ import sys
 from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
-__all__ = ["run", "runner"]
-
 T = TypeVar("T")
 
 

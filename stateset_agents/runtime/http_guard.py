@@ -21,7 +21,6 @@ from stateset_agents.types.errors import ConfigurationError
 if TYPE_CHECKING:
     from aiohttp import web
 
-__all__ = ["API_KEY_VARIABLE", "LOOPBACK_NAMES", "HttpGuard", "is_loopback", "read_api_keys"]
 
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 """Names of this machine in the `Host` header of a local browser."""

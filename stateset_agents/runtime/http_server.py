@@ -21,7 +21,6 @@ from stateset_agents.types.errors import ConfigurationError
 if TYPE_CHECKING:
     from aiohttp import web
 
-__all__ = ["listen"]
 
 _FEW_BYTES, _MANY_BYTES = 512, 2**18
 """Read at once from a connection: of clients that nobody knows, and of bodies of a known length."""

@@ -13,8 +13,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from types import FrameType
 
-__all__ = ["LoopLag", "measure_loop_lag"]
-
 _PYTHON, _INSTALLED = (
     tuple(sysconfig.get_paths()[name] for name in names)
     for names in (("stdlib", "platstdlib"), ("purelib", "platlib"))

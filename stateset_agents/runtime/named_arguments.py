@@ -14,8 +14,6 @@ from stateset_agents.runtime.user_code import call_user_code
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.foreign_names import argument_hint
 
-__all__ = ["NamedCall", "wanted_arguments"]
-
 
 class NamedCall:
     """Calls a function with the arguments that its parameters name.

@@ -15,8 +15,6 @@ from stateset_agents.types.errors import ConfigurationError, StatesetError
 from stateset_agents.types.foreign_names import setting_hint
 from stateset_agents.types.settings import nearest
 
-__all__ = ["check_arguments", "imported", "is_code_below", "registered"]
-
 _CODE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 

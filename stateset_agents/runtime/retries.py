@@ -18,8 +18,6 @@ from stateset_agents.runtime.user_code import format_error
 from stateset_agents.types.errors import PROGRAMMING_ERRORS, ConfigurationError, StatesetError
 from stateset_agents.types.seeds import derive
 
-__all__ = ["FaultPolicy", "FaultTolerance", "retry", "wait_before"]
-
 T = TypeVar("T")
 
 _LONGEST_WAIT = 30.0

@@ -15,16 +15,6 @@ from typing import Any, ParamSpec, TypeVar
 
 from stateset_agents.types.logs import get_logger
 
-__all__ = [
-    "MAX_THREADS",
-    "Deadline",
-    "LoopShare",
-    "gather_or_cancel",
-    "in_thread",
-    "shielded",
-    "with_timeout",
-]
-
 _log = get_logger(__name__)
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -22,15 +22,6 @@ from stateset_agents.types.errors import (
 )
 from stateset_agents.types.logs import get_logger
 
-__all__ = [
-    "RateLimitedWarnings",
-    "call_checked",
-    "call_user_code",
-    "format_error",
-    "guarded",
-    "user_line",
-]
-
 T = TypeVar("T")
 _log = get_logger(__name__)
 

@@ -11,8 +11,6 @@ import torch
 
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["Worker"]
-
 _T = TypeVar("_T")
 
 

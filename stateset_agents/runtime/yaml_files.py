@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 _Model = TypeVar("_Model", bound=Settings)
 
-__all__ = ["absolute_paths", "override", "parse_yaml", "read_sections", "read_yaml", "settings_from"]
 
 _MERGE = "tag:yaml.org,2002:merge"
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")

@@ -16,8 +16,6 @@ from typing import Any, Literal
 from stateset_agents.sandbox.child import encoded
 from stateset_agents.types.comparison import nfc
 
-__all__ = ["READY", "Claims", "Ending", "agrees", "read_claims", "why_broken"]
-
 Ending = Literal["finished", "ended early", "cpu limit", "wall limit", "output limit", "malformed"]
 READY = b'"ready"\n'
 """The first line, written before the program's first."""

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["CHILD", "Interpreter", "find_interpreter"]
-
 CHILD = Path(__file__).with_name("child.py")
 """The source of what runs beside a program."""
 _LOOK = """

@@ -8,8 +8,6 @@ from typing import Any
 
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["Job", "Limits", "expect_built_in"]
-
 _MOST_DEPTH = 60
 _LEAST_MIB = 64
 """What the interpreter itself takes of address space, with room to shut the door."""

@@ -14,8 +14,6 @@ from pathlib import Path
 
 from stateset_agents.types.errors import SandboxFailure
 
-__all__ = ["abi", "make_ruleset"]
-
 _CREATE_RULESET, _ADD_RULE = 444, 445  # on every architecture
 _READ_FILE, _READ_DIRECTORY = 1 << 2, 1 << 3
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 5: 16}

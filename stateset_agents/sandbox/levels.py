@@ -21,8 +21,6 @@ from stateset_agents.sandbox.syscalls import this_architecture
 from stateset_agents.sandbox.walls import Level, Walls
 from stateset_agents.types.errors import ConfigurationError, SandboxFailure
 
-__all__ = ["CURE", "LEVELS", "LEVEL_NAMES", "Machine", "choose_walls", "probe", "what_is_there"]
-
 LEVELS: tuple[Level, ...] = ("landlock", "bubblewrap", "namespaces")
 """In the order in which `auto` tries them."""
 LEVEL_NAMES: Mapping[Level, str] = {

@@ -25,8 +25,6 @@ from stateset_agents.sandbox.job import Job, Limits
 from stateset_agents.sandbox.walls import Walls
 from stateset_agents.types.errors import SandboxFailure
 
-__all__ = ["Watch", "run_job"]
-
 _CHUNK = 1 << 16
 
 

@@ -22,8 +22,6 @@ from stateset_agents.sandbox.interpreter import CHILD
 from stateset_agents.sandbox.job import Job, Limits
 from stateset_agents.types.errors import SandboxFailure
 
-__all__ = ["run_elsewhere"]
-
 _MOST_ESCAPED = 6
 """Bytes of JSON for a byte of claims, at most."""
 _GRACE = 10.0

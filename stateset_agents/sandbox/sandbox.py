@@ -13,8 +13,6 @@ from stateset_agents.sandbox.local import Watch, run_job
 from stateset_agents.sandbox.remote import run_elsewhere
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["Sandbox"]
-
 
 class Sandbox:
     """Walls around programs.

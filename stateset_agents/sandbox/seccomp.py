@@ -11,8 +11,6 @@ import struct
 
 from stateset_agents.sandbox.syscalls import Architecture, this_architecture
 
-__all__ = ["assemble", "can_filter"]
-
 _LOAD, _EQUAL, _AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
 """BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_JMP|JGE|K, BPF_ALU|AND|K, BPF_RET|K."""
 _ALLOW, _KILL_PROCESS, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000

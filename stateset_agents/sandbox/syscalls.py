@@ -15,8 +15,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-__all__ = ["ARCHITECTURES", "Architecture", "this_architecture"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:

@@ -13,8 +13,6 @@ from stateset_agents.sandbox.interpreter import Interpreter
 from stateset_agents.sandbox.seccomp import assemble
 from stateset_agents.sandbox.syscalls import this_architecture
 
-__all__ = ["Level", "Walls"]
-
 Level = Literal["landlock", "bubblewrap", "namespaces", "unsafe"]
 _START = (
     "import marshal,sys;f=sys.stdin.buffer;n={'__name__':'child'};exec(marshal.load(f),n);"

@@ -8,8 +8,6 @@ from contextlib import asynccontextmanager, suppress
 
 from stateset_agents.backends.openai.protocol import ApiError
 
-__all__ = ["ActiveRequests", "shutting_down"]
-
 _CANCEL_SECONDS = 2.0
 """Time for cancelled requests to send their error."""
 

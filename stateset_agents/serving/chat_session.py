@@ -17,8 +17,6 @@ from stateset_agents.core.tools import Tool, Toolbox
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Completion, Message, ToolCall
 
-__all__ = ["ChatSession", "ConversationTools", "Event", "ToolRunner"]
-
 _GRACE_SECONDS = 1.0
 _CONTEXTS = 4
 """Of turns that a chat remembers as they were sampled, each with its prompt: it goes on from the last, or

@@ -14,8 +14,6 @@ from stateset_agents.core.chat.history import ChatHistory
 from stateset_agents.core.chat.known_conversations import KnownConversations, SentConversation
 from stateset_agents.types.messages import Message
 
-__all__ = ["ClientHistories", "ClientHistory"]
-
 _MAX_CLIENTS = 1024
 _CHARACTERS_A_TOKEN = 4
 

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from stateset_agents.backends.openai.protocol import ApiError, ChatRequest
 from stateset_agents.types.messages import Message
 
-__all__ = ["HEADER", "conversation_id"]
-
 HEADER = "X-Conversation-Id"
 """Of a request, and of its answer where the id can stand in a header."""
 _MAX_LENGTH = 256

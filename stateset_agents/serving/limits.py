@@ -19,8 +19,6 @@ from pydantic import Field
 from stateset_agents.backends.openai.protocol import ApiError
 from stateset_agents.types.settings import Settings
 
-__all__ = ["AnswerQueue", "BodyMemory", "Limits", "QueueEntry"]
-
 
 class Limits(Settings):
     """What one server takes on. `stateset-agents serve` has a flag for each field."""

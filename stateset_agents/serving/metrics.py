@@ -13,7 +13,6 @@ from stateset_agents.serving.limits import AnswerQueue
 if TYPE_CHECKING:
     from aiohttp import web
 
-__all__ = ["MetricFamily", "ServerMetrics", "metrics_page"]
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 

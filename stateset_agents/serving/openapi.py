@@ -9,8 +9,6 @@ from pydantic import BaseModel
 from stateset_agents.serving.conversation_ids import HEADER
 from stateset_agents.serving.routing import OutcomeBody
 
-__all__ = ["ERRORS", "OPEN_PATHS", "document"]
-
 OPEN_PATHS = ("/health", "/ready")
 """Answered without a key: a load balancer asks them."""
 

@@ -13,8 +13,6 @@ from stateset_agents.backends.openai.protocol import Answer, ApiError
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.serving.served_agent import Asked, OnDelta, ServedAgent
 
-__all__ = ["AnswerOne", "OutcomeBody", "Router", "read_outcome"]
-
 
 class AnswerOne(Protocol):
     """Gives one answer to a request; its text goes to `on_delta` as it is sampled."""

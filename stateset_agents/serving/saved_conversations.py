@@ -21,8 +21,6 @@ from stateset_agents.core.chat.escaping import encodable
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 
-__all__ = ["ServedConversation", "check_writable", "load_conversations", "load_served", "save_conversation"]
-
 _HINT = "give a file in a folder that exists and that you may write to"
 
 

@@ -15,8 +15,6 @@ from stateset_agents.serving.served_agent import Asked, OnDelta, ServedAgent
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 
-__all__ = ["SavingRouter"]
-
 _log = get_logger(__name__)
 
 

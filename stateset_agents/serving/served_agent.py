@@ -13,8 +13,6 @@ from stateset_agents.serving.limits import Limits
 from stateset_agents.types.messages import Completion, Message
 from stateset_agents.types.seeds import derive
 
-__all__ = ["Asked", "OnDelta", "ServedAgent"]
-
 OnDelta = Callable[[Mapping[str, str]], None]
 """Gets what a stream adds to an answer's `content` or `reasoning`, as it is sampled."""
 

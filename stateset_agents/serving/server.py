@@ -52,8 +52,6 @@ from stateset_agents.types.errors import (
 )
 from stateset_agents.types.messages import Message
 
-__all__ = ["AgentServer"]
-
 _MAX_POLL_SECONDS, _MIN_POLL_SECONDS = 1.0, 0.05
 
 

@@ -24,8 +24,6 @@ from stateset_agents.algorithms.paired import (
 from stateset_agents.tracking.history import History, window
 from stateset_agents.tracking.monitors import MONITORS, OTHER_CODE_HINT, Finding, graded
 
-__all__ = ["CHECKS", "Check"]
-
 Check = Callable[[History], Finding | None]
 
 # ------------------------------------------------------------------------------ what was collected

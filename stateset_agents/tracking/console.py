@@ -13,8 +13,6 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-__all__ = ["ConsoleDisplay", "PlayDisplay", "progress_line"]
-
 _COLUMNS = (
     ("reward", "reward/mean", "{:.3f}"),
     ("success", "success/rate", "{:.0%}"),

@@ -13,10 +13,8 @@ from dataclasses import replace
 from stateset_agents.tracking.checks import CHECKS, Check
 from stateset_agents.tracking.history import History
 from stateset_agents.tracking.jsonl import damage_named
-from stateset_agents.tracking.monitors import MONITORS, Finding, Severity
+from stateset_agents.tracking.monitors import MONITORS, Finding
 from stateset_agents.tracking.run_log import RunLog, held_out_gains
-
-__all__ = ["Finding", "History", "Severity", "all_passed", "diagnose", "live_findings"]
 
 
 def diagnose(log: RunLog) -> list[Finding]:

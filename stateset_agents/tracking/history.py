@@ -11,8 +11,6 @@ from typing import Any
 from stateset_agents.tracking.run_log import MetricLine
 from stateset_agents.tracking.units import CONVERSATIONS, NUMERIC, Units
 
-__all__ = ["History", "part_name", "window"]
-
 
 @dataclass(frozen=True, slots=True)
 class History:

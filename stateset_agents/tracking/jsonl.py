@@ -19,17 +19,6 @@ from typing import Any, BinaryIO, Self
 from stateset_agents.types.errors import ConfigurationError, StatesetError
 from stateset_agents.types.json_text import finite_json
 
-__all__ = [
-    "SCHEMA_VERSION",
-    "GrowingFile",
-    "JsonlWriter",
-    "damage_named",
-    "dump",
-    "parse_record",
-    "read_json",
-    "read_lines",
-]
-
 SCHEMA_VERSION = 1
 
 

@@ -11,17 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = [
-    "MAX_LOOP_LAG",
-    "MAX_TIED_STEPS",
-    "MONITORS",
-    "OTHER_CODE_HINT",
-    "Finding",
-    "Monitor",
-    "Severity",
-    "graded",
-]
-
 Severity = Literal["ok", "warn", "fail"]
 
 _SIGNS: Mapping[Severity, str] = {"ok": "✓", "warn": "!", "fail": "✗"}

@@ -36,8 +36,6 @@ from stateset_agents.tracking.jsonl import SCHEMA_VERSION, JsonlWriter, dump, re
 from stateset_agents.tracking.windows import Window
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["RunFolder", "replace_file"]
-
 _NUMBERED = re.compile(r"^(\d{4,})-")
 
 

@@ -16,8 +16,6 @@ from typing import IO
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 
-__all__ = ["RunLock"]
-
 _log = get_logger(__name__)
 
 _HELD = {errno.EAGAIN, errno.EACCES, errno.EDEADLK}

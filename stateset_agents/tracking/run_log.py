@@ -18,17 +18,6 @@ from stateset_agents.tracking.windows import Window
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 
-__all__ = [
-    "MetricLine",
-    "RecordedRollout",
-    "RecordedTurn",
-    "RunLog",
-    "held_out_gains",
-    "held_out_returns",
-    "read_rollout",
-]
-
-
 _STAGE = re.compile(rb'\{"step":-?\d+,"stage":"(\w+)",')
 """How the tracker begins a line of rollouts.jsonl."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = ["differing_settings", "flat_settings", "is_identity"]
-
 _IDENTITY = frozenset({"training.run_name", "training.output_dir"})
 """Settings that say which run it is, not what it does."""
 

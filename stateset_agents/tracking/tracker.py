@@ -18,7 +18,6 @@ from stateset_agents.tracking.run_log import RunLog
 if TYPE_CHECKING:
     from stateset_agents.types.trajectory import TokenLogprobs, Trajectory, TrajectoryGroup, Turn
 
-__all__ = ["JsonlTracker", "SilentTracker", "Stage", "rollout_record", "timeline_record"]
 
 Stage = Literal["train", "before", "after", "validation"]
 """When a conversation was held: in training, or in an evaluation before, during or after it."""

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["CONVERSATIONS", "NUMERIC", "Units", "units_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Units:

@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["Panel", "Trace", "Window"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:

@@ -18,16 +18,6 @@ from stateset_agents.training.settings.composed_rewards import COMPOSED, compose
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario
 
-__all__ = [
-    "ENVIRONMENTS",
-    "REWARDS",
-    "check_reward",
-    "check_scored",
-    "make_environment",
-    "make_reward",
-    "read_spec",
-]
-
 ENVIRONMENTS: Mapping[str, str] = {
     "conversation": "stateset_agents.core.environment:ConversationEnvironment",
     "chats": "stateset_agents.environments.chat_logs:ChatLogs",

@@ -36,8 +36,6 @@ from stateset_agents.training.trl.settings import TrlSettings
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import Settings
 
-__all__ = ["EvaluationConfig", "Experiment", "ExperimentConfig", "load_experiment", "measure"]
-
 
 class EvaluationConfig(Settings):
     """The measurement before and after training."""

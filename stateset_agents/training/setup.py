@@ -41,8 +41,6 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.scenario import Scenario
 
-__all__ = ["Job", "Parts", "is_deterministic", "make_validation", "run_settings", "set_up"]
-
 _log = get_logger(__name__)
 
 

@@ -62,8 +62,6 @@ from stateset_agents.types.scenario import Scenario, expect_scenarios
 from stateset_agents.types.settings import expect
 from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup, by_scenario
 
-__all__ = ["MultiTurnGRPOTrainer", "train"]
-
 _log = get_logger(__name__)
 
 _MAY_CHANGE = CADENCE | {"num_episodes", "max_steps", "max_failed_steps", "log_rollouts"}

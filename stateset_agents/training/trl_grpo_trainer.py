@@ -16,10 +16,10 @@ from stateset_agents.core.reward import Reward
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
 from stateset_agents.training.trl.factory import TrlLearnerFactory
-from stateset_agents.training.trl.rollouts import TrlRollout, make_trl_rollout
-from stateset_agents.training.trl.settings import TrlSettings, check_mappable, require_trl
-
-__all__ = ["TrlGRPOTrainer", "TrlRollout", "TrlSettings", "make_trl_rollout", "train_with_trl_grpo"]
+from stateset_agents.training.trl.rollouts import TrlRollout as TrlRollout
+from stateset_agents.training.trl.rollouts import make_trl_rollout as make_trl_rollout
+from stateset_agents.training.trl.settings import TrlSettings as TrlSettings
+from stateset_agents.training.trl.settings import check_mappable, require_trl
 
 
 class TrlGRPOTrainer(MultiTurnGRPOTrainer):

@@ -12,8 +12,6 @@ from typing import Any
 
 import regex  # type: ignore[import-untyped]  # it has no types of its own
 
-__all__ = ["canonical", "composed", "nfc"]
-
 _MANY_MARKS = regex.compile(r"(\p{M}{31,})")
 
 

@@ -18,24 +18,6 @@ user code (`PROGRAMMING_ERRORS`) are always raised to the caller.
 
 from __future__ import annotations
 
-__all__ = [
-    "PROGRAMMING_ERRORS",
-    "BackendError",
-    "BudgetExceeded",
-    "CheckpointError",
-    "ConfigurationError",
-    "ContextLengthExceeded",
-    "ConversationRefused",
-    "EnvironmentFailure",
-    "EnvironmentTimeout",
-    "JournalError",
-    "RewardFailure",
-    "RewardTimeout",
-    "SandboxFailure",
-    "StatesetError",
-    "TrainingStopped",
-]
-
 
 class StatesetError(Exception):
     """Base of the errors that this package raises on purpose."""

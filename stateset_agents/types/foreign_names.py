@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, get_args
 
-__all__ = ["ARGUMENTS", "SETTINGS", "ForeignName", "argument_hint", "setting_hint"]
-
 Origin = Literal["TRL", "verifiers", "common"]
 
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["IMAGE_MARK", "Image", "PixelValues"]
-
 IMAGE_MARK = "\ufffc"
 """Stands in a message's content where a picture stands: Unicode's object replacement character."""
 _DATA_URL = re.compile(r"data:(image/[\w.+-]+);base64,", re.ASCII)

@@ -6,8 +6,6 @@ import json
 import math
 from typing import Any
 
-__all__ = ["finite_json"]
-
 
 def finite_json(text: str | bytes) -> Any:
     """The value of a JSON text.

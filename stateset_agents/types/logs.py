@@ -14,8 +14,6 @@ import structlog
 
 from stateset_agents.types.shown_text import shown
 
-__all__ = ["configure_logging", "get_logger"]
-
 _ROOT = "stateset_agents"
 
 

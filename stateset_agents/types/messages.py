@@ -11,23 +11,6 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.images import IMAGE_MARK, Image, PixelValues
 from stateset_agents.types.settings import closest
 
-__all__ = [
-    "GREEDY_BELOW",
-    "MAX_NESTING",
-    "MAX_VALUES",
-    "Completion",
-    "FinishReason",
-    "Message",
-    "Role",
-    "SamplingParams",
-    "ToolCall",
-    "VersionSpan",
-    "call_arguments",
-    "calls_answered",
-    "is_nested_deeper",
-    "num_values",
-]
-
 GREEDY_BELOW = 1e-5
 """Temperatures above 0 and below this are taken as greedy when an agent answers people, as vLLM takes them
 (`_SAMPLING_EPS` in vllm/sampling_params.py): logits over them would overflow."""

@@ -14,8 +14,6 @@ from stateset_agents.types.logs import get_logger
 from stateset_agents.types.messages import Message
 from stateset_agents.types.settings import closest
 
-__all__ = ["OPENING_COLUMNS", "Scenario", "Split", "expect_scenarios", "expect_split"]
-
 _log = get_logger(__name__)
 
 Split = Literal["train", "validation", "test"]

@@ -13,19 +13,6 @@ from urllib.parse import unquote
 
 from stateset_agents.types.comparison import canonical
 
-__all__ = [
-    "Properties",
-    "ValueKind",
-    "call_key",
-    "inlined",
-    "kinds_of",
-    "merged",
-    "outside_reference",
-    "parameters_of",
-    "without_defaults",
-    "without_members",
-]
-
 _ANY_TYPE = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 _MOST_KINDS = 200
 _MOST_NODES = 4000

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import hashlib
 
-__all__ = ["derive"]
-
 
 def derive(seed: int, *path: int | str) -> int:
     """A 63-bit key for one stream, e.g. `derive(seed, "turn", step, scenario.id, member, turn)`."""

@@ -14,8 +14,6 @@ from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.foreign_names import setting_hint
 
-__all__ = ["OneOf", "Settings", "alternatives", "closest", "expect", "nearest"]
-
 
 def closest(name: str, known: Iterable[str], *, likeness: float = 0.6) -> str | None:
     """The known name that is most like `name`, or None when none is (1.0 is the same)."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["shown", "shown_line"]
-
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 """A terminal obeys control characters, and the others end lines or turn the order of what is read around. The
 marks of right-to-left scripts (U+200E, U+200F, U+061C) turn nothing that a letter of theirs does not."""

@@ -6,8 +6,6 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Doing", "Span", "Stopwatch"]
-
 Doing = Literal["environment", "waiting", "model", "reward"]
 """environment: its user, tools or outcome. waiting: a requested turn that has not begun, because the model
 serves others or, with deterministic scheduling, waits for them. model: a turn is sampled. reward: scoring,

@@ -13,19 +13,6 @@ from stateset_agents.types.messages import Completion, Message
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.timeline import Span
 
-__all__ = [
-    "UNANSWERED",
-    "Branch",
-    "Outcome",
-    "Row",
-    "Status",
-    "TokenLogprobs",
-    "Trajectory",
-    "TrajectoryGroup",
-    "Turn",
-    "by_scenario",
-]
-
 T = TypeVar("T")
 UNANSWERED = "unanswered"
 """Key in the metadata of a FAILED conversation: the endpoint of its agent gave no answer."""

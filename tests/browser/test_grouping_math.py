@@ -13,12 +13,6 @@ from chromium import chromium
 from learn_math import SEEDS, PageMath, near
 
 from stateset_agents.algorithms.intervals import interquartile_mean, stratified_interval
-from stateset_agents.analysis.measures import (
-    area_under_curve,
-    performance_profile,
-    probability_of_improvement,
-    worst_drawdown,
-)
 from stateset_agents.grouping.advantages import (
     absolute_shares,
     gae_batch,
@@ -29,6 +23,12 @@ from stateset_agents.grouping.advantages import (
 from stateset_agents.grouping.clustering import kmeans, standardised
 from stateset_agents.grouping.partitions import kmeans_parts, quantile_parts, random_parts
 from stateset_agents.grouping.weights import GroupWeightCalculator, group_fairness, part_weights
+from stateset_agents.numeric.studies.measures import (
+    area_under_curve,
+    performance_profile,
+    probability_of_improvement,
+    worst_drawdown,
+)
 from stateset_agents.reporting.learn.papers import toys
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stateset_agents.control.environments.base import Spec, Transition
+from stateset_agents.numeric.environments.base import Spec, Transition
 from stateset_agents.tracking.windows import Panel, Trace
 
 __all__ = ["RuledSignals", "Signals"]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from stateset_agents.reasoning.maths.agreement import Form, math_agreement
+from stateset_agents.answers.agreement import Form, math_agreement
 
 TIMES, MINUS, INFINITY, ROOT, PI = "\u00d7", "\u2212", "\u221e", "\u221a", "\u03c0"
 

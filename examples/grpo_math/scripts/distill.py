@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from stateset_agents import AgentConfig, MultiTurnAgent
-from stateset_agents.reasoners import ReasoningDistillation
+from stateset_agents.reasoning import ReasoningDistillation
 
 PROJECT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(PROJECT))

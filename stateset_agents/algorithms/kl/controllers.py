@@ -8,15 +8,6 @@ from typing import Literal, Self, get_args
 
 from stateset_agents.types.errors import ConfigurationError, TrainingStopped
 
-__all__ = [
-    "AdaptiveKLController",
-    "FixedKLController",
-    "KLController",
-    "KLControllerKind",
-    "ZieglerKLController",
-    "create_kl_controller",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedKLController:

@@ -13,7 +13,6 @@ from stateset_agents.types.errors import ConfigurationError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["KLEstimator", "Weighting", "allowed_weightings", "value_and_slope"]
 
 KLEstimator = Literal["k1", "k2", "k3"]
 Weighting = Literal["live", "detached", "none"]

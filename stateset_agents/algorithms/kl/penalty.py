@@ -38,16 +38,6 @@ from stateset_agents.algorithms.kl.estimators import (
 )
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = [
-    "estimate",
-    "kl_loss",
-    "kl_rewards",
-    "kl_tokens",
-    "log_ratio",
-    "token_returns_to_go",
-    "trajectory_sums",
-]
-
 _MAX_LOG_RATIO = 20.0
 """Beyond it values and slopes stay constant: with exp(20) = 4.9e8 a gradient norm, which squares the product
 of two such ratios, is finite in fp32. No token loses its gradient, so that a diverged one can recover."""

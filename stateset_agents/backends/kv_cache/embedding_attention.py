@@ -14,8 +14,6 @@ from torch import Tensor
 
 from stateset_agents.backends.kv_cache.slots import COLUMN_MULTIPLE
 
-__all__ = ["EmbeddingBagAttention", "SlotMapping"]
-
 _BLOCK = COLUMN_MULTIPLE
 
 

@@ -10,8 +10,6 @@ import mmap
 import torch
 from torch import Tensor
 
-__all__ = ["trim_memory", "zeros"]
-
 _HUGE = 2**22
 """Bytes. A larger tensor is allocated in huge pages of 2 MB."""
 

@@ -34,8 +34,6 @@ from stateset_agents.backends.kv_cache.slots import (
     round_up,
 )
 
-__all__ = ["HeadShape", "PackedRows", "SlotStore", "StoreModel"]
-
 _BLOCK = COLUMN_MULTIPLE
 _IS_X86 = platform.machine() in ("x86_64", "AMD64")
 _BAG_DTYPES = {torch.float32, torch.bfloat16} if _IS_X86 else {torch.float32}

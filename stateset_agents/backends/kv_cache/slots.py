@@ -23,17 +23,6 @@ from stateset_agents.types.images import PixelValues
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-__all__ = [
-    "COLUMN_MULTIPLE",
-    "ROW_MULTIPLE",
-    "CachedModel",
-    "EngineBase",
-    "Ints",
-    "Plan",
-    "SlotModel",
-    "layer_windows",
-    "round_up",
-]
 
 Ints: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 

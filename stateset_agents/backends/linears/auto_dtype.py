@@ -12,8 +12,6 @@ import torch
 
 from stateset_agents.backends.linears.matmul_precision import is_usable
 
-__all__ = ["auto_dtype"]
-
 _LEAST_PARAMETERS = 100_000_000
 
 

@@ -25,20 +25,6 @@ from torch.nn import functional as F
 
 from stateset_agents.types.logs import get_logger
 
-__all__ = [
-    "MatmulPrecision",
-    "Rounded",
-    "add_product",
-    "head_weight",
-    "is_usable",
-    "product",
-    "rounded",
-    "sums_in_fp32",
-    "transposed",
-    "usable_precision",
-    "wide_product",
-]
-
 _log = get_logger(__name__)
 
 MatmulPrecision: TypeAlias = Literal["highest", "high", "medium"]

@@ -32,16 +32,6 @@ from stateset_agents.backends.linears.matmul_precision import (
     transposed,
 )
 
-__all__ = [
-    "fast_linears",
-    "is_available",
-    "linear",
-    "onednn_agrees",
-    "onednn_packed",
-    "onednn_product",
-    "processor_vendor",
-]
-
 
 @functools.cache
 def is_available() -> bool:

@@ -32,8 +32,6 @@ from stateset_agents.backends.linears.onednn_linear import (
     processor_vendor,
 )
 
-__all__ = ["PackedLinear", "Packing", "packing"]
-
 Packing: TypeAlias = Literal["oneDNN", "MKL"]
 _ROWS = 32
 """The number of rows that a packing is told to expect. Any other is multiplied correctly, too."""

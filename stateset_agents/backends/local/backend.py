@@ -47,7 +47,6 @@ from stateset_agents.types.messages import Completion, Message, SamplingParams
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["DTYPES", "HuggingFaceBackend"]
 
 _log = get_logger(__name__)
 

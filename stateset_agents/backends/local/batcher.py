@@ -31,8 +31,6 @@ from stateset_agents.backends.sampling import SamplingMetadata, sample
 from stateset_agents.types.errors import BackendError
 from stateset_agents.types.messages import GREEDY_BELOW
 
-__all__ = ["Batcher", "Stats"]
-
 _LONG_PROMPT = 256
 """Tokens. A longer prompt of a request without a session is prefilled in chunks."""
 _CHUNK_BUDGET_WITH_DECODES, _CHUNK_BUDGET, _MIN_CHUNK = 64, 1024, 32

@@ -26,8 +26,6 @@ from stateset_agents.types.errors import BackendError
 from stateset_agents.types.images import PixelValues
 from stateset_agents.types.messages import SamplingParams
 
-__all__ = ["check_cache", "unfit_as_backend_error"]
-
 _UNFIT = (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError)
 """Raised by a model that an engine does not fit, or by a config that lacks an attribute."""
 _PROMPT_LENGTHS = (3, 11, 7)

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["fp32_forwards"]
-
 
 @contextlib.contextmanager
 def fp32_forwards(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:

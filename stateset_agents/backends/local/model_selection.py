@@ -32,7 +32,6 @@ from stateset_agents.types.logs import get_logger
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Engine", "RunningModel", "select_engine"]
 
 _log = get_logger(__name__)
 

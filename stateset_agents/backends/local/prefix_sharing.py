@@ -13,8 +13,6 @@ import numpy as np
 
 from stateset_agents.backends.kv_cache.slots import Ints
 
-__all__ = ["MIN_SHARED_TOKENS", "PrefixCopy", "shared_prefixes"]
-
 MIN_SHARED_TOKENS = 16
 """A shorter shared prefix is forwarded again instead of copied."""
 

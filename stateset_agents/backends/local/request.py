@@ -15,8 +15,6 @@ from stateset_agents.types.errors import BackendError
 from stateset_agents.types.images import PixelValues
 from stateset_agents.types.messages import FinishReason, SamplingParams, VersionSpan
 
-__all__ = ["GenerationRequest", "Key", "new_request"]
-
 Key: TypeAlias = tuple[int, int, int]
 """Names and sorts conversations: (0, episode, member), or (1, serial, 0) for a request without a session."""
 

@@ -18,8 +18,6 @@ from typing import Any, Literal, TypeAlias
 from stateset_agents.backends.local.request import GenerationRequest, Key
 from stateset_agents.types.errors import BackendError
 
-__all__ = ["PendingRequest", "Scheduler", "Scheduling", "Work", "WorkerJob", "call", "resolve"]
-
 Scheduling: TypeAlias = Literal["deterministic", "throughput"]
 
 

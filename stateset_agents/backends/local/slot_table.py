@@ -16,8 +16,6 @@ from stateset_agents.types.errors import BackendError
 from stateset_agents.types.images import PixelValues
 from stateset_agents.types.messages import FinishReason
 
-__all__ = ["SlotTable"]
-
 
 class SlotTable:
     """Slots for conversations, within a limit of cached tokens; the longest idle are evicted."""

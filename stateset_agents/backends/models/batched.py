@@ -27,7 +27,6 @@ from stateset_agents.types.errors import BackendError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["BatchedModel"]
 
 _NAME = "stateset-slots"
 _IGNORED = {"position_ids", "cache_position", "position_embeddings"}

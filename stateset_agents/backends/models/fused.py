@@ -25,7 +25,6 @@ from stateset_agents.types.errors import BackendError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["FusedModel"]
 
 _LLAMAS = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 _GPT2 = "GPT2LMHeadModel"

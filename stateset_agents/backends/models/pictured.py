@@ -20,8 +20,6 @@ from stateset_agents.types.images import PixelValues
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["PicturedModel"]
-
 
 class PicturedModel(UnbatchedModel):
     """Forwards rows with their pictures. It never samples the token that stands for a picture."""

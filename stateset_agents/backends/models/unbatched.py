@@ -23,7 +23,6 @@ from stateset_agents.types.images import PixelValues
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["CacheUse", "UnbatchedModel"]
 
 CacheUse: TypeAlias = Literal["always", "decode", "never"]
 """When a row uses its cache: `always`; in `decode` steps only, since some recurrent models continue by single

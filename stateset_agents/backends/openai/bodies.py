@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-__all__ = ["default_max_body", "parsed", "read_body", "read_json"]
 
 _BYTES_PER_TOKEN = 64
 _MIN_BODY, _MAX_BODY = 256 * 2**10, 4 * 2**20

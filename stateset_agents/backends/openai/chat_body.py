@@ -13,8 +13,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-__all__ = ["ChatBody", "RolloutBody", "body_for", "validation_message"]
-
 _INT64 = 2**63
 Text = Annotated[str, Field(max_length=256)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]

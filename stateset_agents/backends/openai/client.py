@@ -38,7 +38,6 @@ from stateset_agents.types.settings import Settings
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["ChatAnswer", "ChatClient", "ChatSettings", "NoAnswer"]
 
 _MAX_ANSWER = 16 * 2**20
 """Bytes of one answer. A stream of words that has no end would fill the memory."""

@@ -12,8 +12,6 @@ from stateset_agents.backends.openai.protocol import REQUEST_ID, ApiError
 if TYPE_CHECKING:
     from aiohttp import web
 
-__all__ = ["EventStream"]
-
 
 class EventStream:
     """The events of one response. Its status is sent with the first event; earlier errors have their own."""

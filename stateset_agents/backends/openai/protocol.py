@@ -24,22 +24,6 @@ from stateset_agents.types.messages import MAX_VALUES, FinishReason, Message, ca
 if TYPE_CHECKING:
     from aiohttp import web
 
-__all__ = [
-    "REQUEST_ID",
-    "SAMPLING",
-    "Answer",
-    "ApiError",
-    "ChatRequest",
-    "as_api_error",
-    "as_sent",
-    "chunk",
-    "chunks",
-    "completion_body",
-    "new_text",
-    "openai_error_middleware",
-    "read_request",
-    "usage_chunk",
-]
 
 _log = get_logger(__name__)
 

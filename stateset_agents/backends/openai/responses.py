@@ -18,8 +18,6 @@ from typing import Any
 from stateset_agents.backends.openai.thoughts import WordStream, thoughts_of, words_of
 from stateset_agents.types.messages import MAX_NESTING, ToolCall, call_arguments, is_nested_deeper
 
-__all__ = ["ChatAnswer", "Failure", "StreamedAnswer", "http_failure", "read_answer"]
-
 _TRANSIENT = frozenset({408, 409, 425, 429})
 """Besides every 5xx: statuses after which the same request may succeed."""
 _THOUGHTS = ("reasoning", "reasoning_content")

@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["WordStream", "thoughts_of", "words_of"]
-
 _OPEN, _CLOSE = "<think>", "</think>"
 _THOUGHT = re.compile(f"{_OPEN}(.*?)(?:{_CLOSE}|\\Z)", re.DOTALL)
 

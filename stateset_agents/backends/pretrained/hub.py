@@ -6,8 +6,6 @@ import os
 
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["from_disk_alone", "why_out_of_reach"]
-
 _PATIENCE = 10.0
 """Seconds for this one request."""
 

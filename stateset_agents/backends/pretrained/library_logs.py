@@ -9,8 +9,6 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["suppress_library_logs"]
-
 _lock = threading.Lock()
 _open: list[object] = []
 """An entry for each context that is open, in all threads."""

@@ -20,8 +20,6 @@ from typing import TypeVar
 
 from stateset_agents.backends.pretrained.library_logs import suppress_library_logs
 
-__all__ = ["load_in_thread", "loading"]
-
 T = TypeVar("T")
 
 _lock = threading.RLock()

@@ -36,19 +36,6 @@ if TYPE_CHECKING:
     from stateset_agents.backends.pretrained.pictures import PictureReader
     from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
 
-__all__ = [
-    "DType",
-    "embedded_models",
-    "eos_ids_of",
-    "load_model_and_tokenizer",
-    "load_picture_reader",
-    "load_tokenizer",
-    "model_folder",
-    "recommended_settings",
-    "reload_model",
-    "trained_tokens",
-    "unreadable",
-]
 
 _log = get_logger(__name__)
 

@@ -13,8 +13,6 @@ from pathlib import Path
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import nearest
 
-__all__ = ["PACKAGE_MODELS", "PREFIX", "PackageModel", "cache_folder", "package_folder", "package_model"]
-
 PREFIX = "package:"
 
 

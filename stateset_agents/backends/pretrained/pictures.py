@@ -23,17 +23,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-__all__ = [
-    "NEVER",
-    "PictureReader",
-    "expect_pillow",
-    "marked",
-    "place_id_of",
-    "sample_pictures",
-    "stacked",
-    "vision_tower",
-    "with_pictures",
-]
 
 NEVER = -1e9
 """The logit of the token that stands for a picture, in rollouts and updates: a reply cannot show any."""

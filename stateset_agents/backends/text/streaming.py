@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TypeVar
 
-__all__ = ["reported", "streamed"]
-
 P = TypeVar("P")
 T = TypeVar("T")
 

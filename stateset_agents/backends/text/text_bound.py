@@ -13,8 +13,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["TextBound", "text_bound"]
-
 _MOST_COMPOSED = 4
 """Most characters that NFC and NFKC compose into one: U+1F82 and a few others decompose into four
 (https://unicode.org/faq/normalization.html#12)."""

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["ByteTokenizer", "HuggingFaceTokenizer", "save_tokenizer"]
 
 _LONG = 4096
 """Characters. A shorter text is tokenised within a few milliseconds."""

@@ -9,8 +9,6 @@ from collections.abc import Callable, Collection, Sequence
 
 from stateset_agents.backends.base import Tokenizer
 
-__all__ = ["TurnText", "cut"]
-
 _WINDOW = 64
 """Tokens that are always decoded together. Decoding a full long turn at each token would be slow."""
 _BROKEN = "\ufffd"

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from stateset_agents.backends.linears.matmul_precision import MatmulPrecision
     from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
 
-__all__ = ["VLLMBackend", "connect"]
 
 _log = get_logger(__name__)
 _CHECK_SECONDS = 5.0

@@ -17,7 +17,6 @@ from stateset_agents.types.logs import get_logger
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["Unreachable", "VLLMClient", "sampled"]
 
 _log = get_logger(__name__)
 _TRANSIENT = frozenset({408, 425, 429})

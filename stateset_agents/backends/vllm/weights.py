@@ -13,8 +13,6 @@ from stateset_agents.types.errors import BackendError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["WeightFolders"]
-
 
 class WeightFolders:
     """Folders of safetensors inside a shared folder, or inside a temporary one, which `close` removes."""

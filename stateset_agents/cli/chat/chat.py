@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from stateset_agents.serving.chat_session import ChatSession
     from stateset_agents.types.scenario import Scenario
 
-__all__ = ["add_parser", "run"]
 
 _MAX_REPLIES = 1_000_000
 """Of the agent, in a conversation with a person."""

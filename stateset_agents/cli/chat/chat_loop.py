@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from stateset_agents.serving.chat_session import ChatSession
     from stateset_agents.types.messages import ToolCall
 
-__all__ = ["COMMANDS", "ChatLoop"]
 
 COMMANDS = "/save FILE, /reset, /quit"
 

@@ -9,8 +9,6 @@ import sys
 
 from stateset_agents.types.shown_text import shown, shown_line
 
-__all__ = ["Terminal"]
-
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 _MAX_SHOWN = 2000
 """Characters of one tool's answer."""

@@ -9,8 +9,6 @@ from typing import Any
 
 from stateset_agents.types.shown_text import shown
 
-__all__ = ["add_parser", "run"]
-
 
 def add_parser(subparsers: Any) -> None:
     """Register the verb."""

@@ -18,9 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stateset_agents.sandbox.levels import CURE, LEVEL_NAMES, what_is_there
-from stateset_agents.tracking.diagnostics import Finding, Severity
-
-__all__ = ["EXTRAS", "REQUIRED", "add_parser", "machine_findings", "run"]
+from stateset_agents.tracking.monitors import Finding, Severity
 
 REQUIRED = ("torch>=2.6", "transformers>=5.23,<6", "safetensors>=0.5")
 """Heavy packages without which nothing trains; the lighter ones are needed to get as far as here."""

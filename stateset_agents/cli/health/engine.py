@@ -6,8 +6,6 @@ import argparse
 import shlex
 from typing import Any
 
-__all__ = ["add_parser", "command", "run"]
-
 
 def add_parser(subparsers: Any) -> None:
     """The verb and its arguments."""

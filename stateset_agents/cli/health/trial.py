@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stateset_agents.runtime import event_loop
-from stateset_agents.tracking.diagnostics import Finding
+from stateset_agents.tracking.monitors import Finding
 from stateset_agents.types.errors import StatesetError
-
-__all__ = ["trial_findings"]
 
 _REPORT = "report this, with the lines above"
 

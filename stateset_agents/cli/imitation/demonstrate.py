@@ -14,8 +14,6 @@ from stateset_agents.tracking.jsonl import dump
 if TYPE_CHECKING:
     from stateset_agents.evaluation.demonstrations import Demonstrated
 
-__all__ = ["add_parser", "run"]
-
 
 def add_parser(subparsers: Any) -> None:
     """Register the verb."""

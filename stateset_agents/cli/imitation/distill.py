@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from stateset_agents.training.sft.distillation import Distilled, Measured, ReasoningDistillation
     from stateset_agents.training.sft.traces import Traces
 
-__all__ = ["add_parser", "run"]
-
 
 def add_parser(subparsers: Any) -> None:
     """Register the verb."""

@@ -10,8 +10,6 @@ from typing import Any
 
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["add_parser", "run"]
-
 
 def add_parser(subparsers: Any) -> None:
     """Register the verb."""

@@ -20,8 +20,6 @@ from stateset_agents.types.errors import ConfigurationError
 if TYPE_CHECKING:
     from stateset_agents.training.sft.trainer import SFTTrainer
 
-__all__ = ["add_parser", "run"]
-
 
 def add_parser(subparsers: Any) -> None:
     """Register the verb."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from stateset_agents.evaluation.audit import Audit
     from stateset_agents.evaluation.evaluator import Evaluation
 
-__all__ = ["add_parser", "run"]
-
 
 def add_parser(subparsers: Any) -> None:
     """Register the verb."""

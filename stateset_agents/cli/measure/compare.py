@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.cli import control
+from stateset_agents.cli import numeric
 from stateset_agents.cli.measure.endpoint import (
     add_endpoint_options,
     endpoint_lines,
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from stateset_agents.evaluation.comparison import Comparison, Paired
     from stateset_agents.evaluation.evaluator import Evaluation
 
-__all__ = ["add_parser", "run"]
 
 _SIDES = ("-a", "-b")
 _ENDS = ("_a", "_b")
@@ -67,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     from stateset_agents.evaluation.comparison import compare
 
     if is_control(args.config):
-        return control.compare(args)
+        return numeric.compare(args)
     if args.b is None:  # two runs
         if not Path(args.config).is_dir():
             raise ConfigurationError(

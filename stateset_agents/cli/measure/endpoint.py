@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from stateset_agents.evaluation.kept_conversations import KeptConversations
     from stateset_agents.training.experiment import EvaluationConfig, ExperimentConfig
 
-__all__ = ["Endpoint", "add_endpoint_options", "endpoint_lines", "endpoint_of", "how_to_go_on"]
 
 _OPTIONS: Sequence[tuple[str, dict[str, Any]]] = (
     (

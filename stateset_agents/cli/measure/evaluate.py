@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.cli import control
+from stateset_agents.cli import numeric
 from stateset_agents.cli.measure.endpoint import (
     Endpoint,
     add_endpoint_options,
@@ -35,8 +35,6 @@ from stateset_agents.types.errors import ConfigurationError
 if TYPE_CHECKING:
     from stateset_agents.evaluation.evaluator import Evaluation
     from stateset_agents.training.experiment import ExperimentConfig
-
-__all__ = ["add_options", "add_parser", "experiment", "play", "run", "temperature"]
 
 
 def add_parser(subparsers: Any) -> None:
@@ -66,7 +64,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Exit code 0 when it could be measured."""
     if is_control(args.config):
-        return control.evaluate(args)
+        return numeric.evaluate(args)
     of_run = args.config if Path(args.config).is_dir() else None
     endpoint = endpoint_of(args, args.model)
     config = experiment(args, None if endpoint else args.model or of_run)

@@ -13,7 +13,6 @@ from stateset_agents.types.errors import ConfigurationError
 if TYPE_CHECKING:
     from stateset_agents.evaluation.rescoring import Rescored, RewardChange
 
-__all__ = ["add_parser", "run"]
 
 _SHOWN = 5
 

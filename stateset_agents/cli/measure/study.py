@@ -14,10 +14,8 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import nearest
 
 if TYPE_CHECKING:
-    from stateset_agents.analysis.study_folder import Cell
-    from stateset_agents.control.studies.runner import StudySettings
-
-__all__ = ["add_parser"]
+    from stateset_agents.numeric.studies.runner import StudySettings
+    from stateset_agents.numeric.studies.study_folder import Cell
 
 
 def add_parser(subparsers: Any) -> None:
@@ -57,7 +55,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0 when all cells are finished, 130 if interrupted; the same command goes on."""
-    from stateset_agents.control.studies.runner import run_study
+    from stateset_agents.numeric.studies.runner import run_study
 
     event_loop.run(run_study(args.folder, _settings(args), on_cell=_say))
     print(f"finished: stateset-agents study report {display_path(Path(args.folder))}")
@@ -66,9 +64,9 @@ def run(args: argparse.Namespace) -> int:
 
 def report(args: argparse.Namespace) -> int:
     """Exit code 0 when there is a cell to report."""
-    from stateset_agents.analysis.study import analyse
-    from stateset_agents.analysis.study_folder import StudyFolder
-    from stateset_agents.analysis.study_report import study_report
+    from stateset_agents.numeric.studies.study import analyse
+    from stateset_agents.numeric.studies.study_folder import StudyFolder
+    from stateset_agents.numeric.studies.study_report import study_report
     from stateset_agents.tracking.jsonl import damage_named
 
     check_writable(args.out)
@@ -81,7 +79,7 @@ def report(args: argparse.Namespace) -> int:
 
 def _settings(args: argparse.Namespace) -> StudySettings | None:
     """What the options say; None where the folder alone says it."""
-    from stateset_agents.control.studies.runner import (
+    from stateset_agents.numeric.studies.runner import (
         ARMS,
         NAMED_ARMS,
         StudySettings,

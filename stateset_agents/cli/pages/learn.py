@@ -7,8 +7,6 @@ import webbrowser
 from pathlib import Path
 from typing import Any
 
-__all__ = ["add_parser", "run", "write_pages"]
-
 
 def add_parser(subparsers: Any) -> None:
     """Register the verb."""

@@ -9,11 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from stateset_agents.analysis.study import analyse
-from stateset_agents.analysis.study_folder import StudyFolder
+from stateset_agents.numeric.studies.study import analyse
+from stateset_agents.numeric.studies.study_folder import StudyFolder
 from stateset_agents.tracking.jsonl import damage_named
-
-__all__ = ["is_study", "study_data"]
 
 _FIELDS = (
     *("suite", "tasks", "arm", "seed", "steps", "curve", "final", "worst_task", "fairness", "sign_flips"),

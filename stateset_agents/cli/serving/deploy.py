@@ -9,8 +9,6 @@ from typing import Any
 from stateset_agents.cli.serving.deployments import add_file, last_record, user_name
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["add_parser", "run"]
-
 
 def add_parser(subparsers: Any) -> None:
     """Register the verb."""

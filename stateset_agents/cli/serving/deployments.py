@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from stateset_agents.deployment.controller import DeploymentController
     from stateset_agents.deployment.journal import DeploymentRecord, Journal
 
-__all__ = ["ROLLED_BACK", "add_deployment", "add_file", "last_record", "opened", "user_name"]
 
 ROLLED_BACK = 3
 """Exit code where a deployment was rolled back, for scripts."""

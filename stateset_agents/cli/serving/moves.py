@@ -7,8 +7,6 @@ from typing import Any
 
 from stateset_agents.cli.serving.deployments import add_deployment, opened, user_name
 
-__all__ = ["add_parser", "promote", "roll_back"]
-
 
 def add_parser(subparsers: Any) -> None:
     """Register both verbs."""

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from stateset_agents.serving.limits import Limits
     from stateset_agents.serving.routing import Router
 
-__all__ = ["add_parser", "run"]
 
 _WATCH_SECONDS = 0.5
 

@@ -14,8 +14,6 @@ from stateset_agents.cli.output import table
 from stateset_agents.cli.serving.deployments import ROLLED_BACK, add_deployment, opened
 from stateset_agents.types.shown_text import shown, shown_line
 
-__all__ = ["add_parser", "run"]
-
 _WATCH_SECONDS = 1.0
 _DECIDED = ("full", "rolled_back")
 

@@ -17,8 +17,6 @@ from typing import Any
 from stateset_agents.core.chat.plain_template import starts_with_bos
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["CHATML", "chatml_text", "speaks_chatml"]
-
 _TOKENS = ("<|im_start|>", "<|im_end|>")
 CHATML = r"""
 {%- set first = messages[0] if messages else {} %}

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 
 from stateset_agents.types.messages import Message
 
-__all__ = ["View", "num_replies", "slide_window", "with_summary"]
-
 _SUMMARY = "Summary of the conversation so far:"
 
 

@@ -16,8 +16,6 @@ from stateset_agents.backends.base import Tokenizer
 from stateset_agents.types.images import IMAGE_MARK
 from stateset_agents.types.messages import Message, ToolCall
 
-__all__ = ["ControlTokenEscaper", "MarkupEncoder", "encodable"]
-
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _START, _STOP = (f"{secrets.randbelow(10**24):024d}" for _ in range(2))
 _MARK = re.compile(f"{_START}([0-9]+?){_STOP}")

@@ -23,8 +23,6 @@ from stateset_agents.types.errors import ContextLengthExceeded
 from stateset_agents.types.images import PixelValues
 from stateset_agents.types.messages import Completion, Message
 
-__all__ = ["ChatHistory", "HistorySettings", "Place", "Prompt"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistorySettings:

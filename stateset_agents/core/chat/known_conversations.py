@@ -14,8 +14,6 @@ from typing import Generic, Protocol, TypeVar
 from stateset_agents.types.comparison import canonical
 from stateset_agents.types.messages import Message, ToolCall
 
-__all__ = ["KnownConversation", "KnownConversations", "SentConversation"]
-
 
 class KnownConversation(Protocol):
     """One that ends with the agent's words."""

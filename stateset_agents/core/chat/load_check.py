@@ -10,8 +10,6 @@ from stateset_agents.core.chat.rendering import MARKS, Rendering, Roles
 from stateset_agents.core.chat.turn_ends import TurnEnds, rewrites
 from stateset_agents.types.messages import Message, ToolCall
 
-__all__ = ["TOOL", "answers", "probe_talks", "refuse_unstable"]
-
 TOOL: dict[str, Any] = {
     "type": "function",
     "function": {

@@ -24,8 +24,6 @@ from typing import Any
 
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["PinnedTemplate", "write_template"]
-
 _FIRST, _LAST = "{#- stateset_agents: ", "{#- stateset_agents: the template #}\n"
 _CLOCK = re.compile(r"\bstrftime_now\s*\(\s*(?:format\s*=\s*)?(['\"])([^\\]*?)\1\s*\)")
 _ANY_CLOCK = re.compile(r"\bstrftime_now\b(?!\s+is\s+(?:not\s+)?defined\b)")

@@ -15,8 +15,6 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.images import PixelValues
 from stateset_agents.types.messages import Message, ToolCall
 
-__all__ = ["PlainTemplate", "is_plain", "starts_with_bos", "with_calls_as_text", "with_thought_as_text"]
-
 _LINE_END = re.compile("\r\n|[\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029]")
 """Whatever `str.splitlines` takes for the end of a line."""
 

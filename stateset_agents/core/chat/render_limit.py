@@ -13,8 +13,6 @@ from typing import Any
 
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["RenderLimit", "expect_no_bombs", "within_limit"]
-
 _SECONDS, _SECONDS_EACH = 1.0, 0.01
 """Processor time of one rendering, and for each message and tool in it: a hundred times what they take."""
 _FILE = "<template>"

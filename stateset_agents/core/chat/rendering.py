@@ -23,8 +23,6 @@ from stateset_agents.types.images import IMAGE_MARK, Image
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.settings import nearest
 
-__all__ = ["HINT", "MARKS", "Rendering", "Roles", "checked_arguments", "find_roles"]
-
 HINT = 'set AgentConfig(chat_template="plain") or give a template that'
 _FIRST = 10**23 + secrets.randbelow(10**23)
 MARKS = tuple(f"{number:024d}" for number in range(_FIRST, _FIRST + 32))

@@ -11,8 +11,6 @@ from stateset_agents.core.agent_config import AgentConfig
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 
-__all__ = ["ChatInput", "Context", "add_context", "add_system_prompt", "as_messages"]
-
 ChatInput = str | Sequence[Message | Mapping[str, Any]]
 """A conversation as callers give it; a text is one user message."""
 Context = str | Mapping[str, Any] | None

@@ -23,17 +23,14 @@ from stateset_agents.core.chat.chatml_template import CHATML, speaks_chatml
 from stateset_agents.core.chat.escaping import ControlTokenEscaper, MarkupEncoder
 from stateset_agents.core.chat.load_check import TOOL, answers, probe_talks, refuse_unstable
 from stateset_agents.core.chat.pinned_template import PinnedTemplate
-from stateset_agents.core.chat.plain_template import PlainTemplate
 from stateset_agents.core.chat.rendering import HINT, MARKS, Rendering, Roles, find_roles
-from stateset_agents.core.chat.replies.parsing import ReplyParser, choose_parser, parse_reply
+from stateset_agents.core.chat.replies.parsing import ReplyParser, choose_parser
 from stateset_agents.core.chat.turn_ends import TurnEnds
 from stateset_agents.core.chat.unread_replies import why_unread
 from stateset_agents.types.errors import ConfigurationError, ConversationRefused
 from stateset_agents.types.images import PixelValues
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.schemas import call_key, parameters_of, without_defaults
-
-__all__ = ["ChatTemplate", "JinjaTemplate", "PlainTemplate", "parse_reply"]
 
 ToolSchemas = Sequence[Mapping[str, Any]]
 

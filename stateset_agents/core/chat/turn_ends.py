@@ -10,8 +10,6 @@ from stateset_agents.core.chat.rendering import HINT, MARKS, Rendering
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 
-__all__ = ["TurnEnds", "rewrites"]
-
 _PROBE = MARKS[0]
 
 

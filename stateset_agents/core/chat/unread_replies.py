@@ -15,8 +15,6 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.schemas import kinds_of, merged, outside_reference, parameters_of
 
-__all__ = ["why_unread"]
-
 _OTHER_TEMPLATE = "or choose another AgentConfig(chat_template=...)"
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from stateset_agents.backends.base import Session
-from stateset_agents.backends.openai.client import ChatAnswer, ChatClient, NoAnswer
-from stateset_agents.backends.openai.responses import Failure
+from stateset_agents.backends.openai.client import ChatClient, NoAnswer
+from stateset_agents.backends.openai.responses import ChatAnswer, Failure
 from stateset_agents.backends.openai.thoughts import words_of
 from stateset_agents.core.agent_config import AgentConfig
 from stateset_agents.core.chat.context_window import View
@@ -25,8 +25,6 @@ from stateset_agents.types.messages import GREEDY_BELOW, Completion, Message, To
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.settings import expect
 from stateset_agents.types.trajectory import UNANSWERED
-
-__all__ = ["EndpointAgent", "EndpointSpeaker", "Usage"]
 
 _NEVER = frozenset({401, 402, 404, 405})
 """Statuses that every other request would get too: the key, the account, the model's name, the url."""

@@ -34,8 +34,6 @@ from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.timeline import Stopwatch
 from stateset_agents.types.trajectory import Outcome, Status, Trajectory, Turn
 
-__all__ = ["BetweenTurns", "EpisodeSeeds", "Fork", "run_branch", "run_episode"]
-
 T = TypeVar("T")
 BetweenTurns = Callable[[Trajectory, Conversation], Awaitable[None]]
 """Awaited before each turn of the agent but the first, with what has happened so far."""

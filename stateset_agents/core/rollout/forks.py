@@ -15,8 +15,6 @@ from stateset_agents.types.errors import ConfigurationError, EnvironmentTimeout
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.trajectory import Trajectory
 
-__all__ = ["Forks"]
-
 _log = get_logger(__name__)
 _GRACE_SECONDS = 1.0
 """How long somebody who no longer wants a fork waits for it, so that nothing is closed while it is copied."""

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from stateset_agents.runtime.retries import FaultPolicy
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["RolloutLimits"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutLimits:

@@ -10,8 +10,6 @@ from stateset_agents.backends.base import Session
 from stateset_agents.core.chat.history import Prompt
 from stateset_agents.types.messages import Completion, Message
 
-__all__ = ["Player", "Speaker"]
-
 
 class Speaker(Protocol):
     """An agent in one conversation."""

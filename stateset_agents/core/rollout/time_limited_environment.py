@@ -28,8 +28,6 @@ from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.trajectory import Outcome
 
-__all__ = ["TimeLimitedEnvironment"]
-
 T = TypeVar("T")
 _log = get_logger(__name__)
 

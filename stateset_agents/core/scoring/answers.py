@@ -7,12 +7,10 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from stateset_agents.core.scoring.claims.text_checks import words
-from stateset_agents.reasoning.maths.units import same_unit, unit_name
+from stateset_agents.answers.units import same_unit, unit_name
+from stateset_agents.claims.text_checks import words
 from stateset_agents.types.comparison import composed, nfc
 from stateset_agents.types.errors import ConfigurationError
-
-__all__ = ["agreement", "parse_number"]
 
 _NUMBER = re.compile(
     r"(?P<before>[$€£])?\s*(?P<sign>[-+\u2212])?\s*(?P<also>[$€£])?"

@@ -19,19 +19,6 @@ from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.trajectory import Trajectory
 
-__all__ = [
-    "RewardFunction",
-    "RewardResult",
-    "Scope",
-    "as_member_result",
-    "as_result",
-    "result_of",
-    "score_trajectories",
-    "score_trajectory",
-    "turn_rewards",
-    "with_score",
-]
-
 T = TypeVar("T")
 Scope = Literal["turn", "trajectory", "group"]
 """What a reward looks at: each turn by itself, a conversation, or a group's conversations together."""

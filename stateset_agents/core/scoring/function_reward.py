@@ -21,14 +21,6 @@ from stateset_agents.types.foreign_names import ARGUMENTS
 from stateset_agents.types.messages import Message
 from stateset_agents.types.trajectory import Trajectory, Turn
 
-__all__ = [
-    "FunctionReward",
-    "Reward",
-    "as_reward",
-    "asks_for_a_conversation",
-    "reward_function",
-]
-
 Reward = RewardFunction | Callable[..., Any]
 """What is accepted where a reward is expected: see `as_reward`."""
 

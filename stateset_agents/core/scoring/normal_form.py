@@ -9,8 +9,6 @@ from stateset_agents.types.comparison import composed, nfc
 from stateset_agents.types.messages import Message
 from stateset_agents.types.trajectory import Trajectory
 
-__all__ = ["in_normal_form"]
-
 
 def in_normal_form(trajectory: Trajectory) -> Trajectory:
     """The conversation with all that was said and called, and its scenario's context, in NFC.

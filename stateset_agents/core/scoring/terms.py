@@ -14,8 +14,6 @@ from stateset_agents.types.errors import ConfigurationError, RewardFailure
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import Trajectory
 
-__all__ = ["RewardOfRewards", "Term", "as_term", "named_terms", "parts_of"]
-
 Term = tuple[Reward, float]
 """A reward, or a plain function, and its number: a weight here, a threshold in a gate."""
 

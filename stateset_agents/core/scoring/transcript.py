@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from stateset_agents.core.scoring.claims.fact_status import FactStatus, fact_statuses
-from stateset_agents.core.scoring.claims.false_claims import claims_phrase
-from stateset_agents.core.scoring.claims.statements import MOST_READ
-from stateset_agents.core.scoring.claims.text_checks import (
+from stateset_agents.claims.fact_status import FactStatus, fact_statuses
+from stateset_agents.claims.false_claims import claims_phrase
+from stateset_agents.claims.statements import MOST_READ
+from stateset_agents.claims.text_checks import (
     choices,
     content_words,
     echo,
@@ -17,11 +17,9 @@ from stateset_agents.core.scoring.claims.text_checks import (
     is_rude,
     words,
 )
-from stateset_agents.core.scoring.claims.typed_values import stem
+from stateset_agents.claims.typed_values import stem
 from stateset_agents.types.messages import Message
 from stateset_agents.types.trajectory import Trajectory
-
-__all__ = ["Transcript", "claims_something_false", "read_transcript", "resolution", "share", "shown_texts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,6 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario, Split
 from stateset_agents.types.seeds import derive
 
-__all__ = ["Chats", "chat_scenarios", "located_chats", "with_shares"]
-
 Chats = str | Path | Mapping[str, Any] | Iterable[Mapping[str, Any]]
 """A file of conversations, or these, in any shape of `rows.shapes`; or where they are, by the arguments of
 `dataset_scenarios`: {"dataset": FILE, "columns": {"messages": "turns"}}."""

@@ -20,8 +20,6 @@ from stateset_agents.types.logs import get_logger
 from stateset_agents.types.scenario import Scenario, expect_split
 from stateset_agents.types.settings import nearest
 
-__all__ = ["dataset_scenarios", "expect_dataset", "located_rows", "read_any_scenarios"]
-
 _log = get_logger(__name__)
 _FILES = (".csv", ".tsv", ".parquet", ".json", ".jsonl", ".ndjson", ".txt", ".gz")
 _TYPES: Mapping[str, Callable[[str], Any]] = {

@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-__all__ = ["KINDS", "Redacted", "Redactor", "redact"]
-
 _GAP = "[ \u00a0\u2007\u2009\u202f.\u2010-\u2013-]"
 """Between the groups of a number: blanks, dots and hyphens."""
 _SECRET_NAMES = r"pass(?:word|wd|code|phrase)|pwd|api[ _-]?key|access[ _-]?key|token|secret|pin|cvv|cvc"

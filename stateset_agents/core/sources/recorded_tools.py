@@ -10,8 +10,6 @@ from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.schemas import call_key
 
-__all__ = ["NOT_RECORDED", "RecordedToolbox", "folded_key", "recorded_calls"]
-
 NOT_RECORDED = "error: no answer is recorded for this call"
 
 

@@ -20,8 +20,6 @@ from stateset_agents.types.logs import get_logger
 from stateset_agents.types.messages import Message, calls_answered
 from stateset_agents.types.scenario import OPENING_COLUMNS, Scenario
 
-__all__ = ["RowCounts", "load_scenarios", "located_scenarios", "read_scenarios", "scenario_of_row"]
-
 _log = get_logger(__name__)
 _OURS = ("id", "family", "topic", "split", "context")
 _CHATS = {shape.name for shape in SHAPES if not shape.completions}

@@ -20,8 +20,6 @@ from stateset_agents.core.sources.personal_text import Redactor
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 
-__all__ = ["SOURCE", "Harvest", "ServedOutcome", "expect_served", "scenarios_from", "warm_start"]
-
 SOURCE = "served"
 """Under `source` in each line: personal text was taken out of it."""
 

@@ -13,8 +13,6 @@ from stateset_agents.types.messages import Message
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.settings import expect
 
-__all__ = ["ModelUser", "ModelUsers"]
-
 _RULES = """\
 You play the user in a conversation with an assistant. You are not the assistant: never help, never offer
 anything, never speak for it. Say what this user would say next, in a sentence or two, and nothing else. Tell

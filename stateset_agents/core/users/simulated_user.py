@@ -12,16 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from stateset_agents.core.scoring.claims.fact_status import FactStatus, fact_statuses
-from stateset_agents.core.scoring.claims.text_checks import choices, facts, is_prose
+from stateset_agents.claims.fact_status import FactStatus, fact_statuses
+from stateset_agents.claims.text_checks import choices, facts, is_prose
 from stateset_agents.core.scoring.transcript import shown_texts
 from stateset_agents.runtime.named_arguments import NamedCall
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 from stateset_agents.types.scenario import OPENING_COLUMNS, Scenario
 from stateset_agents.types.seeds import derive
-
-__all__ = ["Rule", "RuleBasedUser", "ScriptedUser", "User", "UserFactory", "default_user"]
 
 
 class User(Protocol):

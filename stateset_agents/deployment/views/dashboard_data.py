@@ -22,8 +22,6 @@ from stateset_agents.reporting.live import FileStates, file_states
 from stateset_agents.reporting.overview.overview_data import has_runs, overview_data
 from stateset_agents.serving.saved_conversations import ServedConversation, load_served
 
-__all__ = ["Deployments", "runs_data"]
-
 ARMS: tuple[Arm, ...] = get_args(Arm)
 _LONGEST_TEXT = 2000
 """Characters of one message that are shown."""

@@ -32,8 +32,6 @@ from stateset_agents.reporting.overview.overview_live import LiveOverview
 from stateset_agents.tracking.jsonl import dump
 from stateset_agents.types.errors import StatesetError
 
-__all__ = ["serve_dashboard"]
-
 _POLL_SECONDS = 0.5
 """Between two looks at the journal."""
 _RUNS_SECONDS = 3.0

@@ -11,8 +11,6 @@ from stateset_agents.deployment.views.dashboard_data import Deployments, runs_da
 from stateset_agents.reporting.html import html_page
 from stateset_agents.tracking.run_folder import replace_file
 
-__all__ = ["dashboard", "render_dashboard", "write_dashboard"]
-
 _SHARED = tuple(f"page/shared/page.{part}js" for part in ("", "state.", "export.", "charts."))
 _OVERVIEW = tuple(f"overview/overview.{part}.js" for part in ("table", "curves"))
 _OWN = ("deployment.charts", "deployment.tables", "dashboard")

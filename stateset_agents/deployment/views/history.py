@@ -16,8 +16,6 @@ from stateset_agents.deployment.ledger import CheckedAnswer, Ledger, Outcome, Re
 from stateset_agents.deployment.sequential import Evidence
 from stateset_agents.deployment.state import Deployment, Move
 
-__all__ = ["ConversationSummary", "DeploymentHistory", "EvidencePoint", "ThinnedPoints"]
-
 Point = TypeVar("Point")
 
 MAX_POINTS = 400

@@ -8,8 +8,6 @@ from typing import Any, Literal
 from stateset_agents.deployment.assignment import Arm
 from stateset_agents.serving.metrics import MetricFamily, metrics_page
 
-__all__ = ["deployment_metrics", "prometheus_page"]
-
 ARMS: tuple[Arm, ...] = ("candidate", "baseline")
 _MODES = ("shadow", "gradual", "full", "rolled_back")
 

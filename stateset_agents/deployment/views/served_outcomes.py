@@ -9,8 +9,6 @@ from stateset_agents.deployment.assignment import Assignment
 from stateset_agents.deployment.journal import Journal, Pages
 from stateset_agents.deployment.ledger import Outcome, Reassigned
 
-__all__ = ["served_outcomes"]
-
 
 def served_outcomes(journal: Journal) -> dict[str, ServedOutcome]:
     """By conversation: of those that could go to the candidate, in `gradual` and `full`.

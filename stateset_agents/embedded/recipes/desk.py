@@ -9,8 +9,6 @@ from stateset_agents.embedded.recipes.desk_dialogues import BAD_HABITS, VALUE, d
 from stateset_agents.embedded.recipes.recipe import Phase, Recipe, written
 from stateset_agents.environments.retail_desk.agents import Habits
 
-__all__ = ["DIALOGUES", "RECOMMENDED", "STEPS", "copying_weights", "recipe"]
-
 DIALOGUES = 8000
 STEPS = 1200
 _CONTEXT_LENGTH = 1024

@@ -19,8 +19,6 @@ from stateset_agents.environments.retail_desk.agents import HabitAgent, Habits, 
 from stateset_agents.environments.retail_desk.environment import RetailDesk
 from stateset_agents.types.seeds import derive
 
-__all__ = ["BAD_HABITS", "VALUE", "demonstrations", "perturbed"]
-
 BAD_HABITS = Habits(
     guess_id=0.55,
     skip_lookup=0.55,

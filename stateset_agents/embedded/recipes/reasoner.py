@@ -16,8 +16,6 @@ from stateset_agents.environments.problems.traces import choose_habit, reply_of
 from stateset_agents.types.messages import Message
 from stateset_agents.types.seeds import derive
 
-__all__ = ["BAD_HABITS", "DIALOGUES", "RECOMMENDED", "STEPS", "TAGS", "recipe"]
-
 DIALOGUES = 21000
 STEPS = 2800
 _HABIT_STEPS = 100

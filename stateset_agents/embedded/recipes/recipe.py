@@ -8,8 +8,6 @@ from pathlib import Path
 
 from stateset_agents.types.messages import Message
 
-__all__ = ["Dialogue", "Phase", "Recipe", "TokenWeights", "written"]
-
 Dialogue = tuple[Message, ...]
 TokenWeights = Callable[[Iterable[str]], Iterator[float]]
 """What each token of a conversation says -> the weight of each in the loss, were the agent to say it."""

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from mcp.types import CallToolResult, ErrorData
     from mcp.types import Tool as ListedTool
 
-__all__ = ["McpServer", "McpSession", "expect_library"]
 
 _SESSION_TERMINATED = frozenset({32600, -32600})
 """The library's own code, first version and second, for a server that no longer knows the session, as after a

@@ -24,8 +24,6 @@ from stateset_agents.types.messages import Message
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import Outcome
 
-__all__ = ["McpEnvironment", "McpServer"]
-
 
 class McpEnvironment:
     """A `ConversationEnvironment` with the tools of MCP servers.

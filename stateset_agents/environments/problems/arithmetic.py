@@ -16,8 +16,6 @@ from stateset_agents.environments.problems.traces import Trace
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario, Split
 
-__all__ = ["ArithmeticProblems", "steps_of"]
-
 _OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 

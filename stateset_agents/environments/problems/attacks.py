@@ -12,8 +12,6 @@ from functools import partial
 
 from stateset_agents.types.messages import Message
 
-__all__ = ["ATTACKS", "Attack"]
-
 
 @dataclass(frozen=True, slots=True)
 class Attack:

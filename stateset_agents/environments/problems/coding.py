@@ -14,8 +14,6 @@ from stateset_agents.environments.problems.environment import ProblemEnvironment
 from stateset_agents.environments.problems.traces import Trace
 from stateset_agents.types.scenario import Scenario, Split
 
-__all__ = ["PROBLEMS", "Case", "CodingProblems", "Problem"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:

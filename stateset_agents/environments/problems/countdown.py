@@ -12,17 +12,15 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
+from stateset_agents.answers.agreement import MAX_ANSWER
+from stateset_agents.answers.expressions import read
+from stateset_agents.answers.tokens import Unreadable, without_wrapping
+from stateset_agents.answers.tree import Apply, Node, Number
 from stateset_agents.environments.problems.environment import ProblemEnvironment
 from stateset_agents.environments.problems.splits import Drawn, at_least, draw_scenarios
 from stateset_agents.environments.problems.traces import Trace
-from stateset_agents.reasoning.maths.agreement import MAX_ANSWER
-from stateset_agents.reasoning.maths.expressions import read
-from stateset_agents.reasoning.maths.tokens import Unreadable, without_wrapping
-from stateset_agents.reasoning.maths.tree import Apply, Node, Number
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario, Split
-
-__all__ = ["CountdownProblems", "reaches"]
 
 
 class CountdownProblems(ProblemEnvironment):

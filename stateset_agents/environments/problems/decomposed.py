@@ -29,8 +29,6 @@ from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.trajectory import Outcome
 
-__all__ = ["DECOMPOSE", "SOLVE", "DecomposedArithmetic", "Role", "next_part", "put_in_place"]
-
 DECOMPOSE = (
     "Have the problem solved in parts: call solve with a part of what is left, written as it stands there. "
     "Its result takes its place. When one number is left, write it between <answer> and </answer>."

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
+from stateset_agents.answers.agreement import check_truth, math_agreement
+from stateset_agents.core.chat.replies.thoughts import answer_of, num_steps, read_reasoned, words_of
 from stateset_agents.core.environment import Conversation, Observation, ReplyLimits
 from stateset_agents.environments.problems.attacks import ATTACKS
 from stateset_agents.environments.problems.traces import Solver, Trace, check_habits, choose_habit, reply_of
-from stateset_agents.reasoning.maths.agreement import check_truth, math_agreement
-from stateset_agents.reasoning.replies import answer_of, num_steps, read_reasoned, words_of
 from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.types.comparison import composed, nfc
 from stateset_agents.types.errors import ConfigurationError
@@ -23,8 +23,6 @@ from stateset_agents.types.messages import Message
 from stateset_agents.types.scenario import Scenario, Split, expect_split
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.trajectory import Outcome
-
-__all__ = ["INSTRUCTION", "ProblemConversation", "ProblemEnvironment"]
 
 INSTRUCTION = (
     "Think step by step between <think> and </think>. Then write only the result between <answer> and "

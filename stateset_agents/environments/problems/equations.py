@@ -16,8 +16,6 @@ from stateset_agents.environments.problems.traces import Trace
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario, Split
 
-__all__ = ["EquationProblems", "equation_steps"]
-
 _FAMILIES = {1: "x + b = c", 2: "a x + b = c", 3: "a x + b = c x + d"}
 
 

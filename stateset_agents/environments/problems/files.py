@@ -9,15 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stateset_agents.answers.agreement import Form, check_truth, math_agreement
 from stateset_agents.core.sources.rows.files import read_rows
 from stateset_agents.environments.problems.environment import ProblemEnvironment
 from stateset_agents.environments.problems.splits import split_of
 from stateset_agents.environments.problems.traces import Trace
-from stateset_agents.reasoning.maths.agreement import Form, check_truth, math_agreement
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario, Split
-
-__all__ = ["ProblemFiles", "read_problems"]
 
 _TEXTS = ("problem", "question", "prompt")
 _TRUTHS = ("answer", "tests")

@@ -25,8 +25,6 @@ from stateset_agents.types.messages import Message
 from stateset_agents.types.scenario import Scenario, Split
 from stateset_agents.types.seeds import derive
 
-__all__ = ["PictureProblems", "drawn_digits"]
-
 _FINER = 4
 """Strokes are drawn on so many times as many pixels, and averaged."""
 _NUM_DRAWINGS = 10**6

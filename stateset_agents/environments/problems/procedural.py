@@ -22,8 +22,6 @@ from stateset_agents.types.scenario import Scenario, Split
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.settings import nearest
 
-__all__ = ["ReasoningGymProblems", "load_reasoning_gym", "verdict_of"]
-
 _MAX_ANSWER = 2_000
 """Characters; some answers are grids."""
 _DRAWS = 30

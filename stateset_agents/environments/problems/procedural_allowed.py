@@ -1,7 +1,5 @@
 """Data sets of reasoning-gym whose verdicts hold; scripts/reasoning_gym_audit.py writes it."""
 
-__all__ = ["ALLOWED"]
-
 ALLOWED = frozenset(
     (
         "acre",

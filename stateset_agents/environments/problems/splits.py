@@ -10,8 +10,6 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario, Split
 from stateset_agents.types.seeds import derive
 
-__all__ = ["at_least", "draw_scenarios", "split_of"]
-
 _OF_TEN: dict[int, Split] = {0: "validation", 1: "test"}
 _TRIES = 400
 """Draws for each scenario wanted, after which the family is found too small."""

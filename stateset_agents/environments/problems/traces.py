@@ -12,8 +12,6 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 from stateset_agents.types.settings import nearest
 
-__all__ = ["HABITS", "Solver", "Trace", "check_habits", "choose_habit", "reply_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:

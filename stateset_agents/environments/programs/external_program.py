@@ -23,8 +23,6 @@ from stateset_agents.types.messages import Completion, Message
 from stateset_agents.types.scenario import Scenario, expect_split
 from stateset_agents.types.trajectory import Outcome
 
-__all__ = ["ExternalProgram"]
-
 _LAST_SECONDS = 10.0
 """For a program whose conversation was cut to come to its end."""
 _KEYS = ("reward", "success", "metadata")

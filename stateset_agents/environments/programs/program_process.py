@@ -11,8 +11,6 @@ from pathlib import Path
 
 from stateset_agents.runtime.user_code import guarded
 
-__all__ = ["ProgramProcess"]
-
 _KEPT_BYTES = 64 * 1024
 """Of each output's end."""
 _TERM_SECONDS = 5.0

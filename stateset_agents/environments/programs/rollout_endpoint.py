@@ -40,7 +40,6 @@ from stateset_agents.types.messages import Completion, Message
 if TYPE_CHECKING:
     from aiohttp import web
 
-__all__ = ["ClientTurn", "RolloutServer", "RolloutSession"]
 
 _log = get_logger(__name__)
 _LARGEST_BODY = 64 * 2**20

@@ -16,8 +16,6 @@ from stateset_agents.environments.retail_desk import catalog
 from stateset_agents.environments.retail_desk.database import Database
 from stateset_agents.environments.retail_desk.policy import TOPICS
 
-__all__ = ["Desk", "Refused", "Result"]
-
 
 @dataclass(frozen=True, slots=True)
 class Desk:
@@ -93,6 +91,7 @@ def _weekday(date: str) -> str:
 
 
 def find_customer(desk: Desk, email: str = "", name: str = "", zip: str = "") -> Result:
+    """Find a customer by email, or by name and zip."""
     if email:
         row = desk.database.row("SELECT customer_id, name FROM customers WHERE email = ?", email.lower())
     elif name and zip:
@@ -114,6 +113,7 @@ def find_customer(desk: Desk, email: str = "", name: str = "", zip: str = "") ->
 
 
 def get_order(desk: Desk, order_id: str) -> Result:
+    """Status and items of an order, and days since delivery."""
     order_id = order_id.upper()
     owner, payment, status, city, delivered_on = _order(desk, order_id)
     fields = {"order_id": order_id, "status": status}
@@ -137,6 +137,7 @@ def get_order(desk: Desk, order_id: str) -> Result:
 
 
 def list_orders(desk: Desk, customer_id: str) -> Result:
+    """A customer's orders and their status."""
     customer_id = customer_id.lower()
     rows = desk.database.rows(
         "SELECT order_id, status FROM orders WHERE customer_id = ? ORDER BY order_id", customer_id
@@ -151,6 +152,7 @@ def list_orders(desk: Desk, customer_id: str) -> Result:
 
 
 def get_product(desk: Desk, item: str) -> Result:
+    """Stock of an item."""
     item = item.lower()
     row = desk.database.row("SELECT stock, final_sale, price_cents FROM variants WHERE item = ?", item)
     if row is None:
@@ -164,6 +166,7 @@ def get_product(desk: Desk, item: str) -> Result:
 
 
 def track_shipment(desk: Desk, order_id: str) -> Result:
+    """Where the latest parcel of an order is."""
     order_id = order_id.upper()
     owner = _order(desk, order_id)[0]
     row = desk.database.row(
@@ -178,6 +181,7 @@ def track_shipment(desk: Desk, order_id: str) -> Result:
 
 
 def get_policy(desk: Desk, topic: str) -> Result:
+    """The shop's policy on a topic."""
     text = desk.topics.get(topic.lower())
     if text is None:
         raise Refused("topics: " + ", ".join(desk.topics))
@@ -203,6 +207,7 @@ def _refund(desk: Desk, order_id: str, payment_id: str, cents: int, kind: str = 
 
 
 def cancel_order(desk: Desk, order_id: str) -> Result:
+    """Cancel an order and refund it."""
     order_id = order_id.upper()
     owner, payment = _changeable(desk, order_id)
     desk.database.write("UPDATE orders SET status = 'cancelled' WHERE order_id = ?", order_id)
@@ -211,6 +216,7 @@ def cancel_order(desk: Desk, order_id: str) -> Result:
 
 
 def return_items(desk: Desk, order_id: str, items: str = "", payment_id: str = "") -> Result:
+    """Take items of an order back and refund them."""
     order_id = order_id.upper()
     owner, payment = _changeable(desk, order_id)
     wanted = [item.strip().lower() for item in items.split(",") if item.strip()]
@@ -233,6 +239,7 @@ def return_items(desk: Desk, order_id: str, items: str = "", payment_id: str = "
 
 
 def exchange_item(desk: Desk, order_id: str, new_item: str, item: str = "") -> Result:
+    """Exchange an item of an order for another one."""
     order_id, new_item = order_id.upper(), new_item.lower()
     owner, _ = _changeable(desk, order_id)
     lines = [line for line in _lines(desk, order_id) if not item or line[1] == item.lower()]
@@ -255,6 +262,7 @@ def exchange_item(desk: Desk, order_id: str, new_item: str, item: str = "") -> R
 
 
 def update_address(desk: Desk, order_id: str, city: str) -> Result:
+    """Send an order to another city."""
     order_id, city = order_id.upper(), city.lower()
     owner, _ = _changeable(desk, order_id)
     if city not in catalog.CITIES:
@@ -264,6 +272,7 @@ def update_address(desk: Desk, order_id: str, city: str) -> Result:
 
 
 def reship(desk: Desk, order_id: str) -> Result:
+    """Send a parcel again."""
     order_id = order_id.upper()
     owner, _ = _changeable(desk, order_id)
     arrives = catalog.TODAY + datetime.timedelta(days=4)
@@ -276,6 +285,7 @@ def reship(desk: Desk, order_id: str) -> Result:
 
 
 def issue_credit(desk: Desk, order_id: str, amount: str) -> Result:
+    """Give store credit for an order."""
     order_id = order_id.upper()
     owner, payment, _, _, _ = _order(desk, order_id)
     if re.fullmatch(r"[0-9]{1,3}(\.[0-9]{2})?", amount) is None or not float(amount):
@@ -285,6 +295,7 @@ def issue_credit(desk: Desk, order_id: str, amount: str) -> Result:
 
 
 def transfer_to_human(desk: Desk, order_id: str = "", summary: str = "") -> Result:
+    """Hand the caller over to a human."""
     order_id = order_id.upper()
     owner = _order(desk, order_id)[0] if order_id else desk.customer_id
     desk.database.write(

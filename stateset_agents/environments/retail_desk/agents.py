@@ -21,16 +21,6 @@ from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.trajectory import Outcome
 
-__all__ = [
-    "PHRASES",
-    "Agent",
-    "HabitAgent",
-    "Habits",
-    "HonestAgent",
-    "ScriptedEpisode",
-    "play",
-]
-
 
 class Agent(Protocol):
     """Something that answers chat messages."""

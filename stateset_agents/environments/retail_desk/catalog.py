@@ -12,20 +12,6 @@ from typing import get_args
 from stateset_agents.types.scenario import Split
 from stateset_agents.types.seeds import derive
 
-__all__ = [
-    "CITIES",
-    "CITY",
-    "COLOURS",
-    "ITEM",
-    "ITEMS",
-    "NAMES",
-    "PRODUCTS",
-    "TODAY",
-    "WEEKDAYS",
-    "items_of",
-    "order_ids_of",
-]
-
 TODAY = datetime.date(2026, 6, 1)
 """A Monday; nothing in the desk reads a clock."""
 WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")

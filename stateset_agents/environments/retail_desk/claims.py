@@ -14,8 +14,6 @@ from stateset_agents.environments.retail_desk import catalog
 from stateset_agents.environments.retail_desk.database import Database
 from stateset_agents.environments.retail_desk.policy import RETURN_DAYS, Claim
 
-__all__ = ["MAX_CHARACTERS", "Claim", "grounds", "holds", "normalized_text", "read_claims"]
-
 MAX_CHARACTERS = 2000
 """A longer message is not read: the caller does not understand it."""
 
@@ -94,6 +92,7 @@ def read_claims(text: str, order_id: str) -> tuple[Claim, ...]:
 
 
 def assertions(words: str) -> list[str]:
+    """The kinds of claim that a clause makes, values and stock included."""
     found = [kind for kind, pattern in _LEXICON if pattern.search(words)]
     for kind, pattern in _VALUES:
         found += [f"{kind}:{next(filter(None, match.groups()))}" for match in pattern.finditer(words)]

@@ -17,8 +17,6 @@ from typing import Any
 from stateset_agents.environments.retail_desk import catalog
 from stateset_agents.environments.retail_desk.policy import Case
 
-__all__ = ["TABLES", "Change", "Database", "Value", "canonical", "database_of"]
-
 Value = str | int | None
 
 TABLES: Mapping[str, tuple[str, ...]] = {

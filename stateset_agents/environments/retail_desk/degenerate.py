@@ -23,18 +23,6 @@ from stateset_agents.environments.retail_desk.full.honest import call, full_view
 from stateset_agents.environments.retail_desk.tools import TOOLS
 from stateset_agents.types.messages import Message
 
-__all__ = [
-    "DEGENERATE",
-    "DeskConsentSkipper",
-    "DeskKeywordStuffer",
-    "DeskLiar",
-    "DeskRefuser",
-    "DeskSilent",
-    "DeskToolSpammer",
-    "Granter",
-    "IdentitySkipper",
-]
-
 
 @dataclass(slots=True)
 class DeskSilent:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from stateset_agents.core.environment import Observation
+from stateset_agents.environments.retail_desk.actions import Desk, Result
 from stateset_agents.environments.retail_desk.agents import HonestAgent
 from stateset_agents.environments.retail_desk.claims import normalized_text
 from stateset_agents.environments.retail_desk.database import Database
@@ -26,21 +27,12 @@ from stateset_agents.environments.retail_desk.scenarios import (
     families_named,
     make_scenarios,
 )
-from stateset_agents.environments.retail_desk.tools import (
-    SCHEMAS,
-    TOOLS,
-    Desk,
-    Result,
-    call_tool,
-    normalised_arguments,
-)
+from stateset_agents.environments.retail_desk.tools import SCHEMAS, TOOLS, call_tool, normalised_arguments
 from stateset_agents.environments.retail_desk.user import Caller, ShortCaller
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.scenario import Scenario, expect_split
 from stateset_agents.types.trajectory import Outcome
-
-__all__ = ["DeskConversation", "RetailDesk"]
 
 SHORT_TURNS, FULL_TURNS = 6, 24
 """Most replies of a learnable call and of a full one."""

@@ -15,14 +15,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
+from stateset_agents.environments.retail_desk.actions import Desk, Result
 from stateset_agents.environments.retail_desk.claims import grounds, holds
 from stateset_agents.environments.retail_desk.database import Change, Database, canonical, database_of
 from stateset_agents.environments.retail_desk.policy import RULES, Case, Claim, DeskCall
-from stateset_agents.environments.retail_desk.tools import TOOLS, Desk, Result, call_tool
+from stateset_agents.environments.retail_desk.tools import TOOLS, call_tool
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.trajectory import Outcome
-
-__all__ = ["COSTS", "Answers", "Record", "allowed_by", "answers_of", "grade", "success_conditions"]
 
 COSTS: Mapping[str, float] = {"replies": 0.01, "tool_errors": 0.03, "repeats": 0.03, "user_miss": 0.03}
 """What one of each costs."""

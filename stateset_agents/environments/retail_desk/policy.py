@@ -12,17 +12,6 @@ from typing import Any
 
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = [
-    "FAMILIES",
-    "RETURN_DAYS",
-    "RULES",
-    "TOPICS",
-    "Case",
-    "Claim",
-    "DeskCall",
-    "FamilyRule",
-]
-
 RETURN_DAYS = 30
 
 

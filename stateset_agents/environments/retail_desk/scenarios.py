@@ -26,14 +26,6 @@ from stateset_agents.types.scenario import Scenario, Split
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.settings import nearest
 
-__all__ = [
-    "TEST_EACH",
-    "VALIDATION_EACH",
-    "families_named",
-    "make_scenario",
-    "make_scenarios",
-]
-
 TEST_EACH, VALIDATION_EACH = 100, 20
 """Held-out scenarios of each family."""
 _UNNAMED = 0.35

@@ -9,8 +9,6 @@ from typing import Any
 from stateset_agents.environments.retail_desk import actions
 from stateset_agents.environments.retail_desk.actions import Desk, Refused, Result
 
-__all__ = ["SCHEMAS", "TOOLS", "Desk", "DeskTool", "Result", "call_tool", "normalised_arguments"]
-
 
 @dataclass(frozen=True, slots=True)
 class DeskTool:
@@ -45,32 +43,27 @@ class DeskTool:
 _ORDER = {"order_id": "order id, such as K27"}
 
 
-def _tool(
-    function: Callable[..., Result], description: str, parameters: Mapping[str, str], writes: bool = False
-) -> DeskTool:
-    """A tool of the function's name."""
-    return DeskTool(function.__name__, description, parameters, function, writes)
+def _tool(function: Callable[..., Result], parameters: Mapping[str, str], writes: bool = False) -> DeskTool:
+    """A tool of the function's name, with its docstring as the description that the model reads."""
+    return DeskTool(function.__name__, str(function.__doc__), parameters, function, writes)
 
 
 _LISTED = (
     _tool(
         actions.find_customer,
-        "Find a customer by email, or by name and zip.",
         {"email": "email?", "name": "first name?", "zip": "zip code?"},
     ),
-    _tool(actions.get_order, "Status and items of an order, and days since delivery.", _ORDER),
+    _tool(actions.get_order, _ORDER),
     _tool(
         actions.list_orders,
-        "A customer's orders and their status.",
         {"customer_id": "customer id, such as u07"},
     ),
-    _tool(actions.get_product, "Stock of an item.", {"item": "colour and product, such as red lamp"}),
-    _tool(actions.track_shipment, "Where the latest parcel of an order is.", _ORDER),
-    _tool(actions.get_policy, "The shop's policy on a topic.", {"topic": "topic, such as return"}),
-    _tool(actions.cancel_order, "Cancel an order and refund it.", _ORDER, writes=True),
+    _tool(actions.get_product, {"item": "colour and product, such as red lamp"}),
+    _tool(actions.track_shipment, _ORDER),
+    _tool(actions.get_policy, {"topic": "topic, such as return"}),
+    _tool(actions.cancel_order, _ORDER, writes=True),
     _tool(
         actions.return_items,
-        "Take items of an order back and refund them.",
         {
             **_ORDER,
             "items": "item names with commas between; all items when left out?",
@@ -80,7 +73,6 @@ _LISTED = (
     ),
     _tool(
         actions.exchange_item,
-        "Exchange an item of an order for another one.",
         {
             **_ORDER,
             "new_item": "the item wanted",
@@ -90,17 +82,13 @@ _LISTED = (
     ),
     _tool(
         actions.update_address,
-        "Send an order to another city.",
         {**_ORDER, "city": "the new city"},
         writes=True,
     ),
-    _tool(actions.reship, "Send a parcel again.", _ORDER, writes=True),
-    _tool(
-        actions.issue_credit, "Give store credit for an order.", {**_ORDER, "amount": "dollars"}, writes=True
-    ),
+    _tool(actions.reship, _ORDER, writes=True),
+    _tool(actions.issue_credit, {**_ORDER, "amount": "dollars"}, writes=True),
     _tool(
         actions.transfer_to_human,
-        "Hand the caller over to a human.",
         {"order_id": "order id?", "summary": "what it is about?"},
         writes=True,
     ),

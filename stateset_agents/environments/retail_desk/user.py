@@ -20,9 +20,6 @@ from stateset_agents.environments.retail_desk.wordings import ANSWERS
 from stateset_agents.types.scenario import Split
 from stateset_agents.types.seeds import derive
 
-__all__ = ["Caller", "CallerState", "Reaction", "ShortCaller"]
-
-
 _ANSWERING = frozenset(
     {"cancelled", "returned", "refunded", "exchanged", "updated", "city", "reshipped", "human", "credited"}
     | {"refused"}

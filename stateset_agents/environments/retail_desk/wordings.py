@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from stateset_agents.types.scenario import Split
 
-__all__ = ["ANSWERS", "GREETINGS", "OPENINGS"]
-
 GREETINGS = ("", "hi, ", "hello, ", "hey, ")
 
 OPENINGS: Mapping[str, Mapping[Split, tuple[str, ...]]] = {

@@ -10,8 +10,6 @@ from stateset_agents.environments.tau2.tasks import TaskEntry
 from stateset_agents.environments.tau2.world import Domain
 from stateset_agents.types.messages import Message, ToolCall
 
-__all__ = ["Idle", "Oracle", "TransferAtOnce"]
-
 _WHO = "Could you tell me your name and zip code, your e-mail or your user id, please?"
 _ANYTHING = "Is there anything else I can help you with?"
 _GOODBYE = "Thank you for calling. Goodbye."

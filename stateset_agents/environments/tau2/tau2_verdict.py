@@ -12,8 +12,6 @@ from stateset_agents.environments.tau2.tasks import TaskEntry
 from stateset_agents.environments.tau2.verdict import Verdict, verdict_of
 from stateset_agents.environments.tau2.world import Domain, World, plain_environment
 
-__all__ = ["Tau2Verdict"]
-
 
 class Tau2Verdict:
     """By tau2's environment, action and communicate evaluators; a third of a second for retail,

@@ -14,8 +14,6 @@ from stateset_agents.environments.tau2.record import Called, Event, Said
 from stateset_agents.environments.tau2.tasks import TaskEntry
 from stateset_agents.environments.tau2.world import Domain, World
 
-__all__ = ["FastVerdict", "Judge", "Verdict", "verdict_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:

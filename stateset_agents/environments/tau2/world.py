@@ -11,8 +11,6 @@ from typing import Any, Literal
 from stateset_agents.environments.tau2.library import DomainName, library
 from stateset_agents.environments.tau2.tables import CopiedRows, row_text
 
-__all__ = ["Domain", "Requestor", "ToolResult", "World", "load_domain", "plain_environment"]
-
 Requestor = Literal["assistant", "user"]
 
 

@@ -13,8 +13,6 @@ from stateset_agents.reporting.curves import Chart
 from stateset_agents.reporting.html import html_page
 from stateset_agents.tracking.run_folder import replace_file
 
-__all__ = ["Campaigns", "DrawnModel", "Edge", "Estimate", "Experiment", "Intervention", "Moment", "Node"]
-
 _SCRIPTS = (
     *(f"page/shared/page.{part}js" for part in ("", "state.", "export.", "charts.")),
     "campaigns/campaigns.js",

@@ -8,8 +8,6 @@ from typing import Any
 
 from stateset_agents.reporting.html import html_page
 
-__all__ = ["PAGES", "LearnPage", "render_learn_page"]
-
 _STYLES = ("page/shared/page.css", "learn/learn.css")
 _SHARED = (
     "page/shared/page.js",

@@ -14,8 +14,6 @@ from stateset_agents.tracking.run_folder import replace_file
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["write_learn_pages", "write_study_pages"]
-
 _PAPERS = ("grpo", "gradient_surgery", "soft_modularization", "infinite_mixture")
 _PARTS = ("formation", "advantages")
 _STUDY = ("grpo_vs_ppo", "tasks", "sensitivity")

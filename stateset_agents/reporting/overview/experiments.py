@@ -15,8 +15,6 @@ from stateset_agents.algorithms.paired import Verdict, paired_rewards, paired_sh
 from stateset_agents.reporting.overview.run_results import RunResults
 from stateset_agents.tracking.run_settings import differing_settings, flat_settings, is_identity
 
-__all__ = ["Difference", "Experiment", "Score", "difference", "experiments", "score"]
-
 Measure = Literal["success", "reward"]
 _MAX_LABEL = 60  # characters
 

@@ -19,8 +19,6 @@ from stateset_agents.tracking.run_settings import differing_settings
 from stateset_agents.tracking.units import CONVERSATIONS, NUMERIC, units_of
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["Read", "has_runs", "overview_data", "run_folders"]
-
 Read = Callable[[RunLog, int], RunResults]
 """(run, points of each curve) -> what the page has of it."""
 

@@ -29,8 +29,6 @@ from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.types.errors import StatesetError
 
-__all__ = ["LiveOverview", "serve_overview"]
-
 _POLL_SECONDS = 3.0
 """Between two checks of all runs' files."""
 

@@ -10,8 +10,6 @@ from stateset_agents.reporting.overview.overview_data import overview_data
 from stateset_agents.tracking.run_folder import replace_file
 from stateset_agents.types.logs import get_logger
 
-__all__ = ["render_overview", "write_overview"]
-
 _log = get_logger(__name__)
 
 _SHARED = tuple(f"page/shared/page.{part}js" for part in ("", "state.", "export.", "charts."))

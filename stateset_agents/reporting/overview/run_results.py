@@ -13,8 +13,6 @@ from stateset_agents.reporting.curves import bin_value, is_smoothed
 from stateset_agents.tracking.jsonl import damage_named
 from stateset_agents.tracking.run_log import MetricLine, RunLog, held_out_returns
 
-__all__ = ["Curves", "HeldOut", "RunResults", "read_run"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:

@@ -24,8 +24,6 @@ from stateset_agents.tracking.jsonl import GrowingFile, dump
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.types.json_text import finite_json
 
-__all__ = ["Conversations", "Transitions", "pack"]
-
 _MAX_LIVE_BYTES = 12_000_000
 """Of rollouts.jsonl: what a live page fetches at once, and again while the run goes on."""
 

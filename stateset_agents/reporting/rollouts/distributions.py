@@ -15,8 +15,6 @@ from stateset_agents.tracking.jsonl import GrowingFile
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.types.json_text import finite_json
 
-__all__ = ["RESULT", "Distributions", "Heatmap", "broken_rules"]
-
 _MAX_COLUMNS, _ROWS = 50, 20
 """Of a heatmap: steps or lengths, and rewards."""
 _NO_RULE = "none"

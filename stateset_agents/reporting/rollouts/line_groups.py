@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["LineGroup", "evenly_spaced", "num_bytes", "num_lines", "within_limits"]
-
 
 @dataclass(slots=True)
 class LineGroup:

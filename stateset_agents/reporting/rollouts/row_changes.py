@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["row_changes"]
-
 _PROBE = 80
 """So many characters of a text are looked for where some of its own may be split over tokens."""
 

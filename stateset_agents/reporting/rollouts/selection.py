@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from stateset_agents.reporting.rollouts.line_groups import LineGroup
 
-__all__ = ["PlayedGroup", "by_interest", "take"]
-
 
 @dataclass(slots=True)
 class PlayedGroup(LineGroup):

@@ -20,8 +20,6 @@ from stateset_agents.tracking.jsonl import GrowingFile
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import MetricLine, RunLog
 
-__all__ = ["TICKS", "Timeline"]
-
 TICKS = 10_000
 """Per second: the file's four decimals as whole numbers."""
 _MAX_STEPS, _MAX_BYTES = 40, 750_000

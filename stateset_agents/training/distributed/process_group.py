@@ -19,8 +19,6 @@ from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.timeline import Span
 from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
 
-__all__ = ["ProcessGroup"]
-
 _T = TypeVar("_T")
 _SAME_CLOCK = 0.1
 """Seconds between two readings of one clock."""

@@ -27,8 +27,6 @@ from torch.distributed.rendezvous import rendezvous
 from stateset_agents.runtime.devices import local_gpu
 from stateset_agents.types.errors import ConfigurationError, TrainingStopped
 
-__all__ = ["PeerFailed", "Processes", "max_or_nan", "num_launched"]
-
 _T = TypeVar("_T")
 _TIMEOUT = timedelta(days=7)
 """How long one process may play while the others wait; one that has ended is noticed at once."""

@@ -16,18 +16,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-__all__ = [
-    "ShardedModel",
-    "empty_tensor",
-    "full_tensor",
-    "gather_optimizer_state",
-    "gather_state_dict",
-    "load_full_weights",
-    "named_tensors",
-    "shard",
-    "shard_like",
-]
-
 _T = TypeVar("_T")
 
 

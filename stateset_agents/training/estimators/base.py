@@ -8,32 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from stateset_agents.algorithms.advantages import Credit, standardized, turn_gae
+from stateset_agents.algorithms.advantages import Credit, Scaling, standardized, turn_gae
 from stateset_agents.grouping.advantages import normalise_by_part
 from stateset_agents.grouping.partitions import key_parts
 from stateset_agents.types.trajectory import Status, Trajectory, TrajectoryGroup
-
-if TYPE_CHECKING:
-    from stateset_agents.training.config import TrainingConfig
-
-__all__ = [
-    "UNBIASED_LOSS",
-    "Advantages",
-    "Estimator",
-    "PerMember",
-    "ScoredStep",
-    "ValueEstimate",
-    "bootstraps",
-    "flat",
-    "gae_over_turns",
-    "gae_settings",
-    "scaled_over_step",
-    "tokens_per_turn",
-]
 
 UNBIASED_LOSS = "dr_grpo"
 """The loss that keeps unbiased advantages so: the policy chooses how long a conversation is, and a mean over
@@ -41,6 +23,27 @@ its tokens, or over the step's, weighs its turns by that choice."""
 
 PerMember = list[list[Sequence[float] | None]]
 """[groups][members] numbers, one per conversation, turn or agent token; None where unscored."""
+
+
+class CreditSettings(Protocol):
+    """The settings that estimators read; `TrainingConfig` has them, and says what each means."""
+
+    @property
+    def advantage_normalization(self) -> Scaling: ...
+    @property
+    def baseline_type(self) -> str: ...
+    @property
+    def bootstrap_truncated(self) -> bool: ...
+    @property
+    def gae_lambda(self) -> float: ...
+    @property
+    def gamma(self) -> float: ...
+    @property
+    def group_strategy(self) -> str: ...
+    @property
+    def multi_objective_aggregation(self) -> str: ...
+    @property
+    def reward_clip(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,7 @@ class ScoredStep:
 
     groups: Mapping[int, TrajectoryGroup]
     """Those with enough scored members, by their index in the step."""
-    config: TrainingConfig
+    config: CreditSettings
     values: Mapping[tuple[int, int], ValueEstimate]
     """(group, member) -> the critic's values; empty without one."""
 

@@ -12,8 +12,6 @@ from stateset_agents.training.estimators.base import (
     ScoredStep,
 )
 
-__all__ = ["ESTIMATOR"]
-
 
 def _credit(step: ScoredStep) -> Advantages:
     """Each turn against other ways on from where it stood; never scaled."""

@@ -9,8 +9,6 @@ from stateset_agents.algorithms.decoupled import decoupled_advantages, summed_ad
 from stateset_agents.training.estimators.base import Advantages, Estimator, PerMember, ScoredStep
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["ESTIMATOR"]
-
 
 def _credit(step: ScoredStep) -> Advantages:
     """Each conversation's reward against its group's, the same on all its tokens."""

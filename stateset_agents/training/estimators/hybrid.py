@@ -14,8 +14,6 @@ from stateset_agents.training.estimators.base import (
 )
 from stateset_agents.types.trajectory import Trajectory
 
-__all__ = ["ESTIMATOR"]
-
 
 def _credit(step: ScoredStep) -> Advantages:
     """What the conversation earned as a whole, against its group, plus GAE over what its turns earned.

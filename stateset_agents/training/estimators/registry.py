@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from stateset_agents.training.estimators import branch, group, hybrid, token_gae, turn_gae, turn_group
 from stateset_agents.training.estimators.base import Estimator
 
-__all__ = ["DEFAULT_ESTIMATOR", "ESTIMATORS", "estimators_with"]
-
 ESTIMATORS: Mapping[str, Estimator] = {
     "group": group.ESTIMATOR,
     "turn_group": turn_group.ESTIMATOR,

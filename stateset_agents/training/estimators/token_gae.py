@@ -14,8 +14,6 @@ from stateset_agents.training.estimators.base import (
 )
 from stateset_agents.types.trajectory import Trajectory
 
-__all__ = ["ESTIMATOR"]
-
 
 def _credit(step: ScoredStep) -> Advantages:
     """GAE over the agent's tokens; a turn's reward is earned by its last one."""

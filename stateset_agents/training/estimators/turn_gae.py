@@ -10,8 +10,6 @@ from stateset_agents.training.estimators.base import (
     scaled_over_step,
 )
 
-__all__ = ["ESTIMATOR"]
-
 
 def _credit(step: ScoredStep) -> Advantages:
     """GAE over the turns of each conversation by itself."""

@@ -11,8 +11,6 @@ from stateset_agents.training.estimators.base import (
     ScoredStep,
 )
 
-__all__ = ["ESTIMATOR"]
-
 
 def _credit(step: ScoredStep) -> Advantages:
     """Each turn's return-to-go against that of the siblings still talking at that turn; never scaled."""

@@ -20,8 +20,6 @@ from enum import StrEnum
 
 from stateset_agents.types.errors import TrainingStopped
 
-__all__ = ["Admission", "Batch", "End", "Verdict", "check_staleness"]
-
 
 class Verdict(StrEnum):
     """What a finished group can teach."""

@@ -46,8 +46,6 @@ from stateset_agents.training.update.protocol import PolicyLearner
 from stateset_agents.types.errors import CheckpointError
 from stateset_agents.types.logs import get_logger
 
-__all__ = ["Checkpointer", "Restored", "training_compatibility", "truncate_after"]
-
 _log = get_logger(__name__)
 
 _MAY_DIFFER = frozenset(

@@ -17,15 +17,6 @@ from stateset_agents.training.loop.reasoning_metrics import reasoning_metrics
 from stateset_agents.training.rows.layout import num_distinct_tokens
 from stateset_agents.types.trajectory import Status, TrajectoryGroup
 
-__all__ = [
-    "merge_processes",
-    "rollout_metrics",
-    "staleness_metrics",
-    "untrained_share",
-    "untrained_tokens",
-    "why_nothing_trained",
-]
-
 _LARGEST = ("time/", "memory/", "breaker/")
 """Of these metrics the largest of all processes counts."""
 

@@ -23,8 +23,6 @@ from stateset_agents.training.loop.weight_sync import WeightSync
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import TrajectoryGroup
 
-__all__ = ["OverlappedRollouts", "Pipeline"]
-
 
 class Pipeline:
     """Keeps as many groups under way as admission allows; `next` gives a step's, in order.

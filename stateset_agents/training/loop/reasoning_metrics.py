@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+from stateset_agents.core.chat.replies.thoughts import num_steps, read_reasoned
 from stateset_agents.evaluation.rescoring import rank_correlation
-from stateset_agents.reasoning.replies import num_steps, read_reasoned
 from stateset_agents.types.trajectory import Trajectory
-
-__all__ = ["reasoning_metrics"]
 
 _FORMAT_TERMS = ("format", "reasoning_format")
 """Terms of a reward that pay for the format; the name of one inside a composite ends with it."""

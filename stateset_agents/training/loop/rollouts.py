@@ -22,8 +22,6 @@ from stateset_agents.training.update.credit import assign_credit
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import TrajectoryGroup
 
-__all__ = ["EventSink", "Played", "RolloutSource", "Rollouts", "verdict_of"]
-
 
 class EventSink(Protocol):
     """Writes an event, with the step that it belongs to."""

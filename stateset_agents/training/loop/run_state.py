@@ -10,8 +10,6 @@ from stateset_agents.runs.early_stopping import Best
 from stateset_agents.training.loop.curriculum.state import CurriculumState
 from stateset_agents.types.errors import CheckpointError
 
-__all__ = ["RunState"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:

@@ -11,8 +11,6 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.seeds import derive
 
-__all__ = ["Arrange", "ScenarioOrder", "shuffled"]
-
 Arrange = Callable[[Sequence[Scenario], random.Random], list[int]]
 """Scenarios -> the order of one epoch, by their indices."""
 

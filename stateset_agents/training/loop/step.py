@@ -34,8 +34,6 @@ from stateset_agents.types.errors import PROGRAMMING_ERRORS, StatesetError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.trajectory import TokenLogprobs, TrajectoryGroup
 
-__all__ = ["FinishedStep", "Observed", "StepWatch", "Update", "observe", "update_policy", "watch_step"]
-
 _log = get_logger(__name__)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["TemperatureScheduler", "next_temperature"]
-
 
 class TemperatureScheduler:
     """Cools while the reward is at its target, warms again (slower) while it is below.

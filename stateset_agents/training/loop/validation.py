@@ -13,8 +13,6 @@ from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.loop.run_state import RunState
 from stateset_agents.types.seeds import derive
 
-__all__ = ["Validation"]
-
 
 class Validation:
     """Evaluates the agent, and says which step was the best so far."""

@@ -21,8 +21,6 @@ from stateset_agents.training.distributed.process_group import ProcessGroup
 from stateset_agents.training.loop.run_state import RunState
 from stateset_agents.training.update.protocol import PolicyLearner
 
-__all__ = ["WeightSync"]
-
 
 @dataclass
 class WeightSync:

@@ -34,8 +34,6 @@ from stateset_agents.backends.linears.matmul_precision import (
 )
 from stateset_agents.backends.linears.onednn_linear import is_available
 
-__all__ = ["Head", "LossOf", "TokenScores", "chunked_loss", "chunked_scores"]
-
 _CHUNK_ELEMENTS = 2**23
 """Of [C, V]: 32 MB in fp32. Matrix products of fewer rows take longer."""
 _CHUNK_ROWS = (128, 1024)

@@ -27,8 +27,6 @@ from stateset_agents.backends.linears.matmul_precision import wide_product
 from stateset_agents.training.rows.layout import Layout
 from stateset_agents.training.rows.packed_attention import Packing, packed_attention
 
-__all__ = ["changes_frequencies", "fused_hidden", "why_not_fused"]
-
 _TRUNKS = {"LlamaModel", "MistralModel", "Qwen2Model"}
 _CACHED_ELEMENTS = 2**17
 """Of [rows, width]: what is read and written of them stays in the processor's cache from one operation to the

@@ -24,8 +24,6 @@ from torch import Tensor
 
 from stateset_agents.training.rows.packed_attention import Packing, Segment
 
-__all__ = ["Layout", "num_distinct_tokens", "packed_layouts", "padded_layouts", "units_of_conversations"]
-
 _PADDING = -1
 
 

@@ -23,8 +23,6 @@ from torch.nn import functional as F
 
 from stateset_agents.training.rows.rectangles import Rectangles, rectangles
 
-__all__ = ["Packing", "Segment", "recompute_contexts", "use_packed_attention"]
-
 _NAME = "stateset_packed"
 
 

@@ -13,8 +13,6 @@ from stateset_agents.training.rows.fused_layers import fused_hidden, why_not_fus
 from stateset_agents.training.rows.layout import Layout, packed_layouts
 from stateset_agents.training.rows.packed_attention import use_packed_attention
 
-__all__ = ["is_fused_exactly", "why_not_packed"]
-
 _TOLERANCE = 2e-5
 """Of the largest entry of a hidden state. Another order of sums moves it by 3e-7; a leak from one row into
 the next moves it by a tenth in trained weights, and by 1e-4 in untrained ones."""

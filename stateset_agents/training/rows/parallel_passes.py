@@ -17,8 +17,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["ParallelPasses"]
-
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 

@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["default_pass_tokens"]
-
 _ON_GPU = 16384
 """They fill a GPU."""
 _MOST_ON_CPU = 2048

@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["Rectangle", "Rectangles", "Span", "rectangles"]
-
 _MULTIPLE = 8
 """Keys under a mask are padded to a multiple of this, as fused attention kernels want it."""
 _FREE = 2**20

@@ -21,8 +21,6 @@ from stateset_agents.rewards.shaping import PotentialShaping
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import nearest
 
-__all__ = ["COMPOSED", "compose"]
-
 Make = Callable[[Mapping[str, Any]], RewardFunction]
 """Makes a reward of its spec."""
 Find = Callable[[str], Any]

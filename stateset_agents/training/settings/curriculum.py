@@ -9,8 +9,6 @@ from pydantic import Field, field_validator
 from stateset_agents.training.settings.stages import Difficulty, Stage, Weights
 from stateset_agents.types.settings import Settings
 
-__all__ = ["CurriculumSettings"]
-
 
 class CurriculumSettings(Settings):
     """Order of the scenarios, sizes of groups, parts of the reward, stages; see docs/curriculum.md."""

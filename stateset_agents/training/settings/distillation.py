@@ -11,8 +11,6 @@ from stateset_agents.algorithms.distillation import TeacherCredit
 from stateset_agents.core.agent_config import AgentConfig
 from stateset_agents.types.settings import Settings
 
-__all__ = ["DistillationSettings", "TraceSettings"]
-
 
 class DistillationSettings(Settings):
     """On-policy distillation: a teacher's log-probs of the student's own tokens become their advantages."""

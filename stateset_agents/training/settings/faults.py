@@ -9,8 +9,6 @@ from pydantic import Field
 from stateset_agents.runtime.retries import FaultPolicy
 from stateset_agents.types.settings import Settings
 
-__all__ = ["FaultSettings"]
-
 
 class FaultSettings(Settings):
     """How long is waited, how often is tried again, and when the run stops."""

@@ -9,8 +9,6 @@ from pydantic import Field, model_validator
 
 from stateset_agents.types.settings import Settings
 
-__all__ = ["LoraSettings"]
-
 
 class LoraSettings(Settings):
     """An adapter's size and place."""

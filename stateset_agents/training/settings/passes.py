@@ -9,8 +9,6 @@ from pydantic import Field
 from stateset_agents.training.settings.lora import LoraSettings
 from stateset_agents.types.settings import Settings
 
-__all__ = ["PassSettings"]
-
 
 class PassSettings(Settings):
     """How the rows of an update go through the model, and what of it trains."""

@@ -8,8 +8,6 @@ from typing import Any
 from stateset_agents.runtime.named_code import is_code_below
 from stateset_agents.runtime.yaml_files import absolute_paths
 
-__all__ = ["resolve_paths"]
-
 
 def resolve_paths(data: dict[str, Any], base: Path) -> None:
     """Make the paths in a settings file's data absolute, in place; `base` is the folder they start from.

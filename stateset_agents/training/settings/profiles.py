@@ -14,15 +14,6 @@ from stateset_agents.training.estimators.base import UNBIASED_LOSS
 from stateset_agents.training.estimators.registry import DEFAULT_ESTIMATOR, ESTIMATORS
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = [
-    "PROFILES",
-    "TrainingProfile",
-    "canonical",
-    "defaults",
-    "distillation_defaults",
-    "estimator_defaults",
-]
-
 
 class TrainingProfile(StrEnum):
     """How careful a run is."""

@@ -9,8 +9,6 @@ from pydantic import AliasChoices, Field
 from stateset_agents.training.estimators.registry import estimators_with
 from stateset_agents.types.settings import Settings, alternatives
 
-__all__ = ["RolloutSettings"]
-
 # What the descriptions list.
 _LONE = alternatives(estimators_with(lambda estimator: estimator.group_default == 1), "and")
 _BRANCHING = alternatives(estimators_with(lambda estimator: estimator.branches), "and")

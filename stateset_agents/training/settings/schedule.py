@@ -8,8 +8,6 @@ from pydantic import Field
 
 from stateset_agents.types.settings import Settings
 
-__all__ = ["ScheduleSettings"]
-
 
 class ScheduleSettings(Settings):
     """Episodes, steps and processes."""

@@ -14,8 +14,6 @@ from pydantic import AfterValidator, Field, field_validator
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import Settings
 
-__all__ = ["Condition", "Difficulty", "DifficultyBounds", "Stage", "Weights", "level_of"]
-
 LABELS = ("easy", "medium", "hard")
 """Difficulties that are words, in order."""
 _COMPARED: Mapping[str, Callable[[float, float], bool]] = {

@@ -18,8 +18,6 @@ from stateset_agents.training.settings.distillation import DistillationSettings
 from stateset_agents.training.settings.passes import PassSettings
 from stateset_agents.types.settings import OneOf, alternatives
 
-__all__ = ["UpdateSettings"]
-
 
 def _loss_clips(side: Callable[[Clip], float]) -> str:
     """`dapo has 0.28, gspo 0.0004`: the losses whose clip is not the usual one on this side."""

@@ -27,8 +27,6 @@ from stateset_agents.types.messages import Completion, Message
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import Trajectory, Turn
 
-__all__ = ["Chats", "DemonstrationSource", "Demonstrations", "load_demonstrations"]
-
 _log = get_logger(__name__)
 
 

@@ -39,8 +39,6 @@ from stateset_agents.types.scenario import Scenario, Split, expect_scenarios
 from stateset_agents.types.settings import expect
 from stateset_agents.types.trajectory import Trajectory
 
-__all__ = ["Distilled", "Measured", "ReasoningDistillation"]
-
 _log = get_logger(__name__)
 Prompts = Path | Sequence[str | Scenario | Mapping[str, Any]]
 _MEASURED = 64

@@ -18,8 +18,6 @@ from stateset_agents.training.sft.demonstrations import Demonstrations
 from stateset_agents.training.update.batch import Sample
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["OwnSuccesses"]
-
 
 @dataclass(frozen=True, slots=True)
 class OwnSuccesses:

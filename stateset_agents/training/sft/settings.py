@@ -11,8 +11,6 @@ from stateset_agents.runs.settings import OptimizerSettings, RunSettings
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.settings.passes import PassSettings
 
-__all__ = ["SFTConfig"]
-
 
 class SFTConfig(RunSettings, PassSettings, OptimizerSettings):
     """Settings of `SFTTrainer`."""

@@ -14,6 +14,7 @@ from typing import Any
 from stateset_agents.backends.base import RunningBackend, TrainableBackend, picture_reader
 from stateset_agents.backends.training_lock import exclusive, weights_token
 from stateset_agents.core.agent import MultiTurnAgent
+from stateset_agents.core.sources.chat_logs import Chats
 from stateset_agents.runs.compatibility import Identity
 from stateset_agents.runs.lifecycle import Lifecycle
 from stateset_agents.runs.recorder import RunRecorder
@@ -25,7 +26,6 @@ from stateset_agents.training.distributed.process_group import ProcessGroup
 from stateset_agents.training.loop.checkpointer import Checkpointer
 from stateset_agents.training.loop.weight_sync import WeightSync
 from stateset_agents.training.sft.demonstrations import (
-    Chats,
     Demonstrations,
     DemonstrationSource,
     load_demonstrations,
@@ -35,8 +35,6 @@ from stateset_agents.training.sft.settings import SFTConfig
 from stateset_agents.training.update.factory import is_quantized_training, trainable_copy
 from stateset_agents.training.update.learner import Learner
 from stateset_agents.types.errors import ConfigurationError
-
-__all__ = ["Parts", "date_of", "set_up"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

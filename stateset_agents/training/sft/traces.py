@@ -10,14 +10,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, cast
 
+from stateset_agents.core.chat.replies.thoughts import Reasoned, read_reasoned
 from stateset_agents.evaluation.demonstrations import chat_of
-from stateset_agents.reasoning.replies import Reasoned, read_reasoned
 from stateset_agents.tracking.jsonl import dump
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 from stateset_agents.types.trajectory import Status, Trajectory
-
-__all__ = ["Counts", "Trace", "Traces", "format_share", "verified_traces", "write_traces"]
 
 
 class Trace(TypedDict):

@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 
 from stateset_agents.core.agent import MultiTurnAgent
+from stateset_agents.core.sources.chat_logs import Chats
 from stateset_agents.runs.callbacks import expect_callback
 from stateset_agents.runs.checkpoint_files import best_checkpoint, latest_checkpoint, load_checkpoint
 from stateset_agents.runs.early_stopping import Best, crossed
@@ -26,7 +27,7 @@ from stateset_agents.runtime.tasks import shielded
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.training.distributed.process_group import ProcessGroup
 from stateset_agents.training.loop.run_state import RunState
-from stateset_agents.training.sft.demonstrations import Chats, DemonstrationSource
+from stateset_agents.training.sft.demonstrations import DemonstrationSource
 from stateset_agents.training.sft.settings import SFTConfig
 from stateset_agents.training.sft.setup import Parts, date_of, set_up
 from stateset_agents.training.update.batch import Sample
@@ -36,8 +37,6 @@ from stateset_agents.types.errors import ConfigurationError, TrainingStopped
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.settings import expect
-
-__all__ = ["SFTTrainer", "sft"]
 
 _log = get_logger(__name__)
 

@@ -21,7 +21,6 @@ from stateset_agents.types.messages import Completion, Message, SamplingParams, 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Sampled", "TrlBackend"]
 
 Sampled = tuple[list[int], list[float]]
 """A reply's ids [T] and their log-probs [T]."""

@@ -17,8 +17,6 @@ from stateset_agents.training.update.factory import engine_paths, is_quantized_t
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import expect
 
-__all__ = ["TrlLearnerFactory"]
-
 
 class TrlLearnerFactory:
     """A `LearnerFactory` whose learners update by TRL, and sample by it where that is asked for."""

@@ -45,8 +45,6 @@ from stateset_agents.training.update.weight_store import AdapterWeights, FullWei
 from stateset_agents.types.errors import CheckpointError, ConfigurationError
 from stateset_agents.types.trajectory import TrajectoryGroup
 
-__all__ = ["TrlLearner"]
-
 _MOST_TOKENS = 16384
 """Of one forward for the critic, padding included."""
 

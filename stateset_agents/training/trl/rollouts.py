@@ -28,8 +28,6 @@ from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.settings import expect
 from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
 
-__all__ = ["TrlRollout", "make_trl_rollout"]
-
 _T = TypeVar("_T")
 
 

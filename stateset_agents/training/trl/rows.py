@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from stateset_agents.training.update.batch import trained_turns
 from stateset_agents.types.trajectory import Trajectory
 
-__all__ = ["TrlRow", "padding_row", "shares_of_conversations", "trl_rows"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrlRow:

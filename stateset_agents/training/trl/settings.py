@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["MAPPED", "OURS", "REFUSED", "TrlSettings", "check_mappable", "grpo_arguments", "require_trl"]
 
 INSTALL = 'pip install "trl>=1.16,<1.17"'
 

@@ -29,8 +29,6 @@ from stateset_agents.training.trl.rows import TrlRow, shares_of_conversations
 from stateset_agents.training.update.randomness import clear_dropout_rates
 from stateset_agents.types.seeds import derive
 
-__all__ = ["ConversationTrainer", "no_dropout"]
-
 # transformers' own doing: it warns of a name that TRL's settings still have.
 warnings.filterwarnings(
     "ignore", message=r"`(is_)?gradient_checkpointing` is deprecated", category=FutureWarning

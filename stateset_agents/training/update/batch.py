@@ -22,18 +22,6 @@ from torch import Tensor
 from stateset_agents.training.rows.layout import Layout
 from stateset_agents.types.trajectory import Row, Trajectory, Turn
 
-__all__ = [
-    "ConversationRow",
-    "MicroBatch",
-    "Sample",
-    "TrainedTurn",
-    "empty_batch",
-    "lengths",
-    "micro_batch",
-    "rows_of",
-    "trained_turns",
-]
-
 
 class ConversationRow(NamedTuple):
     """A row of one of several conversations."""

@@ -18,8 +18,6 @@ from stateset_agents.training.estimators.registry import ESTIMATORS
 from stateset_agents.training.update.batch import Sample
 from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
 
-__all__ = ["Credited", "assign_credit", "trainable"]
-
 _T = TypeVar("_T")
 
 

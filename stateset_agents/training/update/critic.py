@@ -25,15 +25,6 @@ from stateset_agents.training.update.randomness import seeded_rng
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
 
-__all__ = [
-    "CreditedBatch",
-    "Critic",
-    "ValuePredictions",
-    "credit_with_critic",
-    "make_critic",
-    "update_critic",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class ValuePredictions:

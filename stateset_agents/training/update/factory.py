@@ -15,8 +15,6 @@ from stateset_agents.training.update.learner import Learner
 from stateset_agents.training.update.protocol import PolicyLearner
 from stateset_agents.training.update.quantization import quantized_copy
 
-__all__ = ["GRPOLearnerFactory", "LearnerFactory", "engine_paths", "is_quantized_training", "trainable_copy"]
-
 
 def is_quantized_training(config: TrainingConfig) -> bool:
     """Is the adapter trained on weights that the agent does not begin with?"""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from stateset_agents.algorithms.aggregation import Denominators, Metrics
 from stateset_agents.algorithms.kl.controllers import create_kl_controller
-from stateset_agents.algorithms.losses import LOSSES
+from stateset_agents.algorithms.policy_losses import LOSSES
 from stateset_agents.backends.kv_cache.memory import trim_memory
 from stateset_agents.backends.linears.matmul_precision import MatmulPrecision
 from stateset_agents.backends.pretrained.pictures import PictureReader
@@ -51,8 +51,6 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.trajectory import TrajectoryGroup
-
-__all__ = ["Learner"]
 
 _log = get_logger(__name__)
 

@@ -27,18 +27,6 @@ if TYPE_CHECKING:
     from stateset_agents.backends.linears.matmul_precision import MatmulPrecision
     from stateset_agents.training.config import TrainingConfig
 
-__all__ = [
-    "add_adapter",
-    "base_of",
-    "load_trainable_state",
-    "lora_config",
-    "merged_weights",
-    "save_adapter",
-    "save_trainable_state",
-    "size_for_auto",
-    "write_model_files",
-]
-
 
 def lora_config(settings: LoraSettings, model: PreTrainedModel) -> LoraConfig:
     """peft's own configuration for this model. Dropout is left out: rollouts have none.

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from stateset_agents.algorithms.aggregation import Denominators, LossOutput, Metrics
 from stateset_agents.algorithms.kl.penalty import kl_rewards, token_returns_to_go
-from stateset_agents.algorithms.losses import LOSSES, entropy_loss, policy_loss
+from stateset_agents.algorithms.losses import entropy_loss, policy_loss
+from stateset_agents.algorithms.policy_losses import LOSSES
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.rows.chunked_head import TokenScores
 from stateset_agents.training.rows.parallel_passes import ParallelPasses
@@ -21,8 +22,6 @@ from stateset_agents.training.update.batch import MicroBatch
 from stateset_agents.training.update.policy import Policy
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.trajectory import TokenLogprobs
-
-__all__ = ["Objective", "Prepared", "token_logprobs"]
 
 _MISMATCH = "policy/rollout_mismatch"
 """The largest difference between the log-probs that rollouts stored and pi_old's."""

@@ -36,8 +36,6 @@ from stateset_agents.training.update.lora import base_of
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.trajectory import Row
 
-__all__ = ["Policy", "RowLayout"]
-
 RowLayout = Literal["auto", "packed", "padded"]
 _T = TypeVar("_T")
 _SIDE_BY_SIDE = 2

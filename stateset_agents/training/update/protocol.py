@@ -21,8 +21,6 @@ from stateset_agents.training.update.batch import Sample
 from stateset_agents.training.update.critic import CreditedBatch
 from stateset_agents.types.trajectory import TokenLogprobs, TrajectoryGroup
 
-__all__ = ["Learned", "PolicyLearner", "not_finite"]
-
 
 @dataclass(frozen=True, slots=True)
 class Learned:

@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["Bits", "dequantized_weight", "is_quantized", "quantized_copy", "require_bitsandbytes"]
-
 Bits: TypeAlias = Literal["4bit", "8bit"]
 
 INSTALL = 'pip install "bitsandbytes>=0.50"'

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-__all__ = ["clear_dropout_rates", "seeded_rng", "set_mode"]
-
 
 def set_mode(model: nn.Module, *, dropout: bool) -> None:
     """Training mode, or evaluation mode in which layers with gradient checkpointing still recompute.

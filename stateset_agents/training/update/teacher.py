@@ -17,7 +17,8 @@ from stateset_agents.algorithms.distillation import teacher_advantages, teacher_
 from stateset_agents.backends.base import Backend, SavableBackend, Tokenizer, TrainableBackend
 from stateset_agents.backends.loading import load_backend
 from stateset_agents.core.agent import MultiTurnAgent
-from stateset_agents.core.chat.template import ChatTemplate, PlainTemplate
+from stateset_agents.core.chat.plain_template import PlainTemplate
+from stateset_agents.core.chat.template import ChatTemplate
 from stateset_agents.runs.checkpoint_files import fingerprint
 from stateset_agents.runtime.tasks import gather_or_cancel, in_thread
 from stateset_agents.training.distributed.process_group import ProcessGroup
@@ -28,8 +29,6 @@ from stateset_agents.training.update.credit import Credited
 from stateset_agents.types.errors import BackendError, ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.trajectory import Row
-
-__all__ = ["Teacher", "check_vocabulary", "load_teacher", "weights_of"]
 
 _log = get_logger(__name__)
 _ASKED_AT_ONCE = 32

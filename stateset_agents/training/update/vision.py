@@ -7,8 +7,6 @@ from typing import Any
 from stateset_agents.backends.pretrained.pictures import vision_tower
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["freeze_vision"]
-
 
 def freeze_vision(model: Any) -> None:
     """Let no update move the vision encoder, an adapter's layers in it included.

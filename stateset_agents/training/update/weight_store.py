@@ -25,8 +25,6 @@ from stateset_agents.training.update.lora import load_trainable_state, merged_we
 from stateset_agents.training.update.policy import Policy
 from stateset_agents.types.errors import CheckpointError, ConfigurationError
 
-__all__ = ["AdapterWeights", "FullWeights", "ShardedWeights", "WeightStore", "weights_and_reference"]
-
 State = dict[str, Any]
 """An optimiser's state dict."""
 

@@ -13,7 +13,7 @@ from command_line import the_line
 from repository_paths import ROOT
 
 from stateset_agents.cli.main import main
-from stateset_agents.control.experiment import load_control, make_environment
+from stateset_agents.numeric.experiment import load_control, make_environment
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.types.errors import ConfigurationError
 

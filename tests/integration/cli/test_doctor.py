@@ -17,7 +17,7 @@ from warm_python import warm_python
 from stateset_agents.cli.health.doctor import EXTRAS, REQUIRED, machine_findings
 from stateset_agents.cli.health.trial import trial_findings
 from stateset_agents.sandbox import levels
-from stateset_agents.tracking.diagnostics import Finding
+from stateset_agents.tracking.monitors import Finding
 from stateset_agents.training.update.learner import Learner
 from stateset_agents.training.update.protocol import Learned
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from repository_paths import ROOT
 
-from stateset_agents.control.infrastructure.cluster import Cluster
-from stateset_agents.control.infrastructure.environment import InfrastructureEnv
-from stateset_agents.control.infrastructure.workload import GeneratedLoad
-from stateset_agents.control.policy import MlpPolicy
+from stateset_agents.numeric.autoscaling.cluster import Cluster
+from stateset_agents.numeric.autoscaling.environment import InfrastructureEnv
+from stateset_agents.numeric.autoscaling.workload import GeneratedLoad
+from stateset_agents.numeric.policy import MlpPolicy
 
 WHOLE_TRAINING = 2_600_000
 LOW = GeneratedLoad(rates=(50.0, 500.0))

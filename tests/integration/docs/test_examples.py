@@ -18,11 +18,11 @@ import torch
 from repository_paths import ROOT
 
 from stateset_agents.cli.main import main
-from stateset_agents.control.acquisition.rules import RULES
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.reward import EnvironmentReward
 from stateset_agents.environments.retail_desk import RetailDesk
+from stateset_agents.numeric.acquisition.rules import RULES
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.components import make_environment, make_reward
 from stateset_agents.training.config import TrainingConfig

@@ -9,10 +9,10 @@ from full_disk import files_of_at_most
 from tiny_models import tiny_model, tiny_tokenizer
 from tiny_training import even_share, make_agent, make_environment, make_trainer
 
-from stateset_agents.control.policy import MlpPolicy
-from stateset_agents.control.settings import ControlConfig
-from stateset_agents.control.trainer import ControlTrainer
-from stateset_agents.reasoners.trainer import GRPOTrainer
+from stateset_agents.numeric.policy import MlpPolicy
+from stateset_agents.numeric.settings import ControlConfig
+from stateset_agents.numeric.trainer import ControlTrainer
+from stateset_agents.reasoning.trainer import GRPOTrainer
 from stateset_agents.runs.callbacks import Callback
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.config import TrainingConfig

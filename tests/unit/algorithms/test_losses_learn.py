@@ -7,7 +7,8 @@ import torch
 
 from stateset_agents.algorithms.advantages import broadcast_turns, group_advantages
 from stateset_agents.algorithms.aggregation import Denominators
-from stateset_agents.algorithms.losses import LOSSES, policy_loss
+from stateset_agents.algorithms.losses import policy_loss
+from stateset_agents.algorithms.policy_losses import LOSSES
 
 NUM_PROMPTS, NUM_WORDS, NUM_REPLIES, LENGTH = 4, 6, 8, 3
 

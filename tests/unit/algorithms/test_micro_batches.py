@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from stateset_agents.algorithms.aggregation import Denominators, Metrics, mean_per_trajectory
-from stateset_agents.algorithms.losses import LOSSES, policy_loss
+from stateset_agents.algorithms.losses import policy_loss
+from stateset_agents.algorithms.policy_losses import LOSSES
 
 NAMES = sorted(LOSSES)
 

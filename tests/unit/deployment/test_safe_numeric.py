@@ -13,11 +13,6 @@ from typing import Any
 import pytest
 
 import stateset_agents
-from stateset_agents.control.infrastructure.actions import (
-    ConfigAction,
-    InfrastructureActionSpace,
-    ScalingAction,
-)
 from stateset_agents.deployment.guards import (
     Constraint,
     RateLimit,
@@ -27,6 +22,11 @@ from stateset_agents.deployment.guards import (
 )
 from stateset_agents.deployment.numeric import Alert, SafeGRPODeployment
 from stateset_agents.deployment.sequential import PairedEvidence
+from stateset_agents.numeric.autoscaling.actions import (
+    ConfigAction,
+    InfrastructureActionSpace,
+    ScalingAction,
+)
 from stateset_agents.types.errors import ConfigurationError
 
 SPACE = InfrastructureActionSpace()

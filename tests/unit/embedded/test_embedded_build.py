@@ -16,8 +16,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stateset_agents.backends.pretrained.loading import trained_tokens
 from stateset_agents.cli import build_embedded as verb
-from stateset_agents.cli.build_embedded import build_embedded
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
+from stateset_agents.embedded import build
+from stateset_agents.embedded.build import build_embedded
 from stateset_agents.embedded.recipes import reasoner
 from stateset_agents.embedded.recipes.desk import RECOMMENDED, copying_weights
 from stateset_agents.embedded.recipes.desk_dialogues import demonstrations, perturbed
@@ -172,7 +173,7 @@ async def test_the_loss_is_on_the_agent_s_tokens_and_heavier_on_what_it_copies()
     )
     phase = Phase(dialogues=[talk], steps=1, settings={}, weights=copying_weights)
     async with MultiTurnAgent(AgentConfig(model_name="embedded:desk")) as agent:
-        (sample,) = verb.Shown(phase).load(agent, validation_share=0.0).train
+        (sample,) = build.Shown(phase).load(agent, validation_share=0.0).train
         said = [
             agent.backend.tokenizer.piece(id)
             for turn in sample.trajectory.turns

@@ -21,7 +21,8 @@ from repository_paths import HELPERS
 
 from stateset_agents.core.environment import Conversation
 from stateset_agents.environments.mcp import session as mcp_session
-from stateset_agents.environments.mcp.tools import McpEnvironment, McpServer
+from stateset_agents.environments.mcp.session import McpServer
+from stateset_agents.environments.mcp.tools import McpEnvironment
 from stateset_agents.training.settings.paths import resolve_paths
 from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure, EnvironmentTimeout
 from stateset_agents.types.messages import Message, ToolCall

@@ -9,7 +9,7 @@ import pytest
 
 from scripts import acquisition_curriculum, acquisition_policy
 from scripts import acquisition_headroom as script
-from stateset_agents.control.acquisition.network import AcquisitionPolicyNetwork
+from stateset_agents.numeric.acquisition.network import AcquisitionPolicyNetwork
 
 
 def test_what_is_measured_is_kept_and_the_rest_is_added(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from benchmarks.running import Measured, Others
 from benchmarks.sides import Side
 from benchmarks.talks import Talks
 from benchmarks.workers.hf import Update
-from stateset_agents.control.experiment import ControlFile
+from stateset_agents.numeric.experiment import ControlFile
 
 
 def test_the_page_says_what_was_measured() -> None:

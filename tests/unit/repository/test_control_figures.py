@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from scripts.control_figures import FIGURES, FOLDER, calls
-from stateset_agents.control.infrastructure.grpo.network import GRPOPolicyNetwork
+from stateset_agents.numeric.autoscaling.grpo.network import GRPOPolicyNetwork
 
 
 @pytest.mark.parametrize("name", FIGURES)

@@ -132,8 +132,8 @@ async def test_an_answer_that_the_machine_had_no_time_for_is_asked_again_and_els
             raise RewardTimeout("the machine is overloaded")
         return True
 
-    monkeypatch.setattr("stateset_agents.reasoning.maths.symbolic.has_math_verify", lambda: True)
-    monkeypatch.setattr("stateset_agents.reasoning.maths.symbolic._compared", overloaded_once)
+    monkeypatch.setattr("stateset_agents.answers.symbolic.has_math_verify", lambda: True)
+    monkeypatch.setattr("stateset_agents.answers.symbolic._compared", overloaded_once)
     reward = create_reasoning_reward(form="expression")
     talk = trajectory("?", r"<think>a</think><answer>\sin x</answer>", context={"answer": r"\cos x"})
     faults = FaultTolerance(FaultPolicy(reward_retries=1, retry_backoff=0.01))

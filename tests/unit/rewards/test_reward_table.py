@@ -13,6 +13,7 @@ import pytest
 from builders import trajectory
 from repository_paths import ROOT
 
+from stateset_agents.claims.fact_status import states_fact
 from stateset_agents.core.reward import (
     CompositeReward,
     RewardFunction,
@@ -23,7 +24,6 @@ from stateset_agents.core.reward import (
     create_task_reward,
     create_tutoring_reward,
 )
-from stateset_agents.core.scoring.claims.fact_status import states_fact
 from stateset_agents.rewards.composites import GatedReward, ProductReward
 from stateset_agents.rewards.verifiable import (
     create_conciseness_reward,

@@ -21,8 +21,9 @@ from tiny_training import talk
 from stateset_agents.algorithms.intervals import mean_interval, wilson
 from stateset_agents.cli.main import main
 from stateset_agents.tracking.checks import CHECKS, _loop_lag
-from stateset_agents.tracking.diagnostics import Finding, History, all_passed, diagnose, live_findings
-from stateset_agents.tracking.monitors import MONITORS
+from stateset_agents.tracking.diagnostics import all_passed, diagnose, live_findings
+from stateset_agents.tracking.history import History
+from stateset_agents.tracking.monitors import MONITORS, Finding
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import MetricLine, RunLog, held_out_gains
 from stateset_agents.tracking.tracker import JsonlTracker

@@ -8,8 +8,6 @@ from typing import Any
 
 from stateset_agents.types.schemas import ValueKind, kinds_of, merged
 
-__all__ = ["with_types"]
-
 _NULLS = ("null", "None")
 """Templates write constants as JSON or as Python has them."""
 _CONSTANTS = {"True": True, "False": False}

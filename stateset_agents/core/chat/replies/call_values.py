@@ -17,8 +17,6 @@ from typing import Any
 
 import regex  # type: ignore[import-untyped]  # it has no types of its own
 
-__all__ = ["MAX_LEVELS", "TaggedArguments", "TooDeep", "read_bare_keys", "read_python_calls"]
-
 MAX_LEVELS = 32
 """Of objects and lists inside one another; real arguments have a handful."""
 _SPACE = re.compile(r"\s*")

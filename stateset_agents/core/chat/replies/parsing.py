@@ -27,8 +27,6 @@ from stateset_agents.types.logs import get_logger
 from stateset_agents.types.messages import Completion, Message, ToolCall, call_arguments
 from stateset_agents.types.schemas import parameters_of
 
-__all__ = ["HERMES", "ReplyParser", "ReplyStream", "choose_parser", "parse_reply"]
-
 _log = get_logger(__name__)
 Tools = Sequence[Mapping[str, Any]]
 

@@ -21,8 +21,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["RESPONSE_TEMPLATES"]
-
 _THINK = {"open": "<think>", "close_pattern": r"</think>\s*"}
 _NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
 

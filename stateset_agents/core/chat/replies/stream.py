@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["CallText", "Region", "ReplyStream"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Region:

@@ -8,8 +8,6 @@ from typing import Any
 
 from stateset_agents.types.messages import Message
 
-__all__ = ["DataRow"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataRow:

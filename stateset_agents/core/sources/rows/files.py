@@ -14,8 +14,6 @@ from typing import Any
 
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["Located", "arrow_row", "datasets_library", "read_rows", "without_nulls"]
-
 _LISTS = ("simulations", "problems", "data", "rows")
 """Keys under which a JSON object has its rows: of tau2-bench, of ours, and of others."""
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}

@@ -19,8 +19,6 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.schemas import parameters_of
 
-__all__ = ["Chat", "read_messages", "read_reply"]
-
 _SHAREGPT_ROLES = {
     "human": "user",
     "gpt": "assistant",

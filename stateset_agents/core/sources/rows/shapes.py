@@ -15,8 +15,6 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 from stateset_agents.types.scenario import OPENING_COLUMNS
 
-__all__ = ["SHAPES", "Shape", "expect_chat", "read_row"]
-
 _GSM8K = re.compile(r"\n####\s*(.*\S)\s*$")
 _TOOLS = ("tools", "functions")
 _SYSTEM = ("system", "system_prompt")

@@ -12,8 +12,6 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import MAX_NESTING, is_nested_deeper
 from stateset_agents.types.schemas import without_members
 
-__all__ = ["from_json_text", "read_schemas", "without_unasked_nulls"]
-
 _TYPES = {
     "str": "string",
     "int": "integer",

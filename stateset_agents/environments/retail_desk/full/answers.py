@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 
+from stateset_agents.environments.retail_desk.actions import Desk
 from stateset_agents.environments.retail_desk.full.case import FullCase
 from stateset_agents.environments.retail_desk.full.claims import grounds, holds
 from stateset_agents.environments.retail_desk.full.families import subject_of, whole_decision
 from stateset_agents.environments.retail_desk.full.policy import FULL_TOPICS
 from stateset_agents.environments.retail_desk.full.scenarios import full_database_of
 from stateset_agents.environments.retail_desk.grading import Answers, allowed_by
-from stateset_agents.environments.retail_desk.tools import Desk
-
-__all__ = ["full_answers_of"]
 
 
 @functools.lru_cache(maxsize=128)

@@ -14,16 +14,14 @@ from dataclasses import dataclass, field, replace
 from stateset_agents.environments.retail_desk import catalog
 from stateset_agents.environments.retail_desk.claims import MAX_CHARACTERS
 from stateset_agents.environments.retail_desk.full import wordings
-from stateset_agents.environments.retail_desk.full.case import Claim, FullCase, Request
+from stateset_agents.environments.retail_desk.full.case import FullCase, Request
 from stateset_agents.environments.retail_desk.full.claims import ORDER_ID, plain, read_claims
 from stateset_agents.environments.retail_desk.full.families import FAMILIES, requests_of
 from stateset_agents.environments.retail_desk.full.proposals import Proposal, read_proposal
 from stateset_agents.environments.retail_desk.full.scenarios import request_text
-from stateset_agents.environments.retail_desk.policy import DeskCall
+from stateset_agents.environments.retail_desk.policy import Claim, DeskCall
 from stateset_agents.environments.retail_desk.user import CallerState, Reaction
 from stateset_agents.types.scenario import Split
-
-__all__ = ["FullCaller"]
 
 _ASKING = re.compile(
     r"\?|\b(?:give me|tell me|i need|may i have|could you|can you|"

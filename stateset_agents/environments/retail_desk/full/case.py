@@ -10,10 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stateset_agents.environments.retail_desk.policy import Claim
 from stateset_agents.types.errors import ConfigurationError
-
-__all__ = ["Claim", "FullCase", "Purchase", "Request", "payment_id_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,8 @@ import re
 
 from stateset_agents.environments.retail_desk import claims as short
 from stateset_agents.environments.retail_desk.database import Database
-from stateset_agents.environments.retail_desk.full.case import Claim, FullCase
-from stateset_agents.environments.retail_desk.policy import RETURN_DAYS
-
-__all__ = ["OFFER", "ORDER_ID", "PAYMENT", "grounds", "holds", "plain", "read_claims", "sentences"]
+from stateset_agents.environments.retail_desk.full.case import FullCase
+from stateset_agents.environments.retail_desk.policy import RETURN_DAYS, Claim
 
 ORDER_ID = re.compile(r"\b([a-z]\d\d)\b")
 PAYMENT = re.compile(r"\b(gift card|paypal|card)\b")

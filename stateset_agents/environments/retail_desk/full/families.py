@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from stateset_agents.environments.retail_desk.full.case import FullCase, Request
 from stateset_agents.environments.retail_desk.full.policy import RULES, Decision, decide
 
-__all__ = ["FAMILIES", "Family", "requests_of", "subject_of", "whole_decision"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:

@@ -17,8 +17,6 @@ from stateset_agents.environments.retail_desk.full.policy import Decision, decid
 from stateset_agents.environments.retail_desk.policy import RETURN_DAYS, DeskCall
 from stateset_agents.types.messages import Message, ToolCall
 
-__all__ = ["call", "full_view_of", "honest_reply", "say"]
-
 _ORDER = re.compile(r"\b[A-Z]\d\d\b")
 _EMAIL = re.compile(r"\b[\w.]+@[\w.]+\w")
 _NAME_ZIP = re.compile(r"\b(\w+)(?: here)?, zip (\d{5})\b")

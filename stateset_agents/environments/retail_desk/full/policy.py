@@ -11,24 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stateset_agents.environments.retail_desk.full.case import (
-    Claim,
-    FullCase,
-    Purchase,
-    Request,
-    payment_id_of,
-)
-from stateset_agents.environments.retail_desk.policy import RETURN_DAYS, DeskCall
-
-__all__ = [
-    "BY_HAND",
-    "FULL_TOPICS",
-    "RULES",
-    "Decision",
-    "PolicyRule",
-    "decide",
-    "rules_on",
-]
+from stateset_agents.environments.retail_desk.full.case import FullCase, Purchase, Request, payment_id_of
+from stateset_agents.environments.retail_desk.policy import RETURN_DAYS, Claim, DeskCall
 
 BY_HAND = 200
 """Dollars above which a refund needs a human."""

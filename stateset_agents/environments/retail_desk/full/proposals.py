@@ -11,8 +11,6 @@ from stateset_agents.environments.retail_desk.full.case import FullCase, payment
 from stateset_agents.environments.retail_desk.full.claims import OFFER, ORDER_ID, PAYMENT, plain, sentences
 from stateset_agents.environments.retail_desk.policy import DeskCall
 
-__all__ = ["NEEDS", "Proposal", "read_proposal"]
-
 _ASKS = re.compile(r"\?|\b(?:please confirm|confirm if|say yes|reply yes|let me know if)\b")
 _GO_AHEAD = re.compile(r"\b(?:proceed|confirm|go ahead|correct|right|agree|ok(?:ay)?|yes)\b")
 _ACTIONS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(

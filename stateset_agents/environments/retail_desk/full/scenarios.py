@@ -22,16 +22,6 @@ from stateset_agents.environments.retail_desk.policy import Case
 from stateset_agents.types.scenario import Scenario, Split
 from stateset_agents.types.seeds import derive
 
-__all__ = [
-    "KINDS_OF_PAYMENT",
-    "draw_item",
-    "full_database_of",
-    "full_scenario",
-    "pair_of",
-    "request_text",
-    "scenario_of",
-]
-
 KINDS_OF_PAYMENT = ("card", "paypal", "gift card")
 _UNNAMED, _KNOWN, _TWO_ITEMS = 0.35, 0.4, 0.4
 """Share of openings without the order id, of those that say who calls, and of returns and exchanges from an

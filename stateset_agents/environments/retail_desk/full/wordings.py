@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from stateset_agents.types.scenario import Split
 
-__all__ = ["ALSO", "DETAILS", "GREETINGS", "NOTES", "PERSONAS", "REQUESTS", "WISH"]
-
 GREETINGS: Mapping[str, tuple[str, ...]] = {
     "brief": ("",),
     "friendly": ("hello, ", "hi there, ", "good morning, "),

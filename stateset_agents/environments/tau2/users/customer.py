@@ -9,8 +9,6 @@ from typing import Any, Protocol
 from stateset_agents.environments.tau2.record import Called, Event
 from stateset_agents.environments.tau2.world import ToolResult, World
 
-__all__ = ["Customer", "CustomerFactory", "Phone"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phone:

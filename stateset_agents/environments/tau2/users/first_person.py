@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["as_told", "sentences"]
-
 _OBJECT = (
     r"(to|for|with|of|from|by|at|on|about|give|gives|gave|tell|tells|told|offer|offers|offered|ask|asks|asked|"
     r"send|sends|sent|show|shows|let|lets|help|helps|charge|charged|refund|call|remind|cost|costs|allow|allows)"

@@ -13,8 +13,6 @@ from stateset_agents.environments.tau2.users.customer import Phone
 from stateset_agents.types.errors import EnvironmentFailure
 from stateset_agents.types.messages import Message, ToolCall
 
-__all__ = ["ModelCustomer"]
-
 _GREETING = "Hi! How can I help you today?"
 """Of the agent, before the user has spoken; not in the conversation itself, where the user speaks first."""
 _ENDS = (STOP, "###TRANSFER###", "###OUT-OF-SCOPE###")

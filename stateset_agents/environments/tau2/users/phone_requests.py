@@ -8,8 +8,6 @@ from typing import Any
 
 from stateset_agents.environments.tau2.users.customer import Phone
 
-__all__ = ["carry_out"]
-
 _MOST = 4
 """Actions that are done at one request."""
 _ASK_AGAIN = "Which {missing} do you mean? I can choose from {choices}."

@@ -17,8 +17,6 @@ from stateset_agents.environments.tau2.users.first_person import as_told, senten
 from stateset_agents.environments.tau2.users.phone_requests import carry_out
 from stateset_agents.types.seeds import derive
 
-__all__ = ["ScriptedCustomer"]
-
 _PATIENCE = 3
 """Replies in a row that neither ask nor tell it anything; after so many it leaves."""
 _TRANSFERRED = re.compile(

@@ -14,8 +14,6 @@ from stateset_agents.tracking.jsonl import GrowingFile
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.types.errors import ConfigurationError
 
-__all__ = ["MAX_CONVERSATIONS", "lab_data"]
-
 MAX_CONVERSATIONS = 600
 """Of a page, in whole steps, evenly spaced."""
 _MAX_BYTES = 12_000_000

@@ -13,19 +13,6 @@ import numpy as np
 
 from stateset_agents.algorithms.advantages import group_advantages
 
-__all__ = [
-    "Assignment",
-    "Modules",
-    "Process",
-    "expected_gradient",
-    "gp_predict",
-    "mixture",
-    "module_step",
-    "pcgrad",
-    "restaurant",
-    "softmax",
-]
-
 Vector = Sequence[float]
 
 

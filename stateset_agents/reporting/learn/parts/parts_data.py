@@ -15,8 +15,6 @@ import numpy as np
 from stateset_agents.reporting.learn.lab.lab_data import lab_data
 from stateset_agents.tracking.run_log import RunLog
 
-__all__ = ["MOST_TRAJECTORIES", "run_parts", "toy_parts"]
-
 MOST_TRAJECTORIES = 2000
 _TASKS = ("cart_pole", "acrobot")
 _RETURN, _LENGTH = 3, 4

@@ -11,8 +11,6 @@ from stateset_agents.training.loop.scenario_order import Arrange
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.seeds import derive
 
-__all__ = ["SuccessOrder", "stratified"]
-
 UNIFORM_SHARE = 0.1
 """Of the draws by success: so often a scenario comes whatever its success is, or a rate that was bad luck
 would never be measured again."""

@@ -32,8 +32,6 @@ from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.trajectory import Status, TrajectoryGroup
 
-__all__ = ["Curriculum", "StepPlan"]
-
 _log = get_logger(__name__)
 
 DIFFICULTY = "difficulty"

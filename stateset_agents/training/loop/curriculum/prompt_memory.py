@@ -17,8 +17,6 @@ from stateset_agents.training.loop.curriculum.success_table import SuccessTable
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario
 
-__all__ = ["PromptMemory", "RememberedPrompt", "shares"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RememberedPrompt:

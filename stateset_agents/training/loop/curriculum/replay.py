@@ -7,8 +7,6 @@ from typing import Protocol
 
 from stateset_agents.types.scenario import Scenario
 
-__all__ = ["REPLAYED", "Order", "ReplayOrder", "is_replayed", "num_replayed"]
-
 REPLAYED = "replayed"
 """The key of a scenario's context that is true for those of earlier domains."""
 

@@ -12,8 +12,6 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import nearest
 from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
 
-__all__ = ["check_parts", "weighted", "weighted_score"]
-
 
 def check_parts(reward: RewardFunction, config: TrainingConfig) -> None:
     """Raises ConfigurationError for weights of parts that the reward does not have, as far as it says so, and

@@ -8,8 +8,6 @@ from typing import Any
 
 from stateset_agents.training.loop.curriculum.success_table import SuccessTable
 
-__all__ = ["CurriculumState"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurriculumState:

@@ -10,8 +10,6 @@ from typing import Any
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import Status, TrajectoryGroup
 
-__all__ = ["SuccessTable"]
-
 Count = tuple[float, float]
 """Successes and conversations, older ones at a discount."""
 

@@ -22,7 +22,7 @@ from stateset_agents.embedded.tokenizer import build_tokenizer
 from stateset_agents.environments.problems import ArithmeticProblems
 from stateset_agents.environments.problems.arithmetic import steps_of
 from stateset_agents.evaluation.kept_conversations import KeptConversations
-from stateset_agents.reasoners import ReasoningDistillation
+from stateset_agents.reasoning import ReasoningDistillation
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.sft.settings import SFTConfig
 from stateset_agents.training.sft.traces import Counts, Traces, verified_traces, write_traces

@@ -7,7 +7,7 @@ from statistics import fmean
 import pytest
 from tiny_training import make_agent, make_environment, make_trainer, reward_curve
 
-from stateset_agents.algorithms.losses import LOSSES
+from stateset_agents.algorithms.policy_losses import LOSSES
 from stateset_agents.core.reward import reward_function
 
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.reward import reward_function
 from stateset_agents.environments.problems import PictureProblems
-from stateset_agents.reasoners import MultiModalGRPO, PictureProblem
+from stateset_agents.reasoning import MultiModalGRPO, PictureProblem
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.distributed.processes import Processes
 from stateset_agents.training.sft.settings import SFTConfig

@@ -26,7 +26,8 @@ from tokenizers import AddedToken
 
 from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
 from stateset_agents.core.chat import template as chat_template
-from stateset_agents.core.chat.template import JinjaTemplate, parse_reply
+from stateset_agents.core.chat.replies.parsing import parse_reply
+from stateset_agents.core.chat.template import JinjaTemplate
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message, ToolCall
 

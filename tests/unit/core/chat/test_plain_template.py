@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerFast
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.backends.text.tokenizers import ByteTokenizer, HuggingFaceTokenizer
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.core.chat.template import JinjaTemplate, PlainTemplate
+from stateset_agents.core.chat.plain_template import PlainTemplate
+from stateset_agents.core.chat.template import JinjaTemplate
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message, ToolCall
 

@@ -6,12 +6,12 @@ import time
 
 import pytest
 
-from stateset_agents.core.scoring.claims.assertion_grammar import OPERATORS, Operator
-from stateset_agents.core.scoring.claims.fact_status import FactStatus, fact_statuses, states_fact
-from stateset_agents.core.scoring.claims.false_claims import claims_phrase
-from stateset_agents.core.scoring.claims.statements import MOST_READ, read_statements
-from stateset_agents.core.scoring.claims.text_checks import choices
-from stateset_agents.core.scoring.claims.typed_values import find_values
+from stateset_agents.claims.assertion_grammar import OPERATORS, Operator
+from stateset_agents.claims.fact_status import FactStatus, fact_statuses, states_fact
+from stateset_agents.claims.false_claims import claims_phrase
+from stateset_agents.claims.statements import MOST_READ, read_statements
+from stateset_agents.claims.text_checks import choices
+from stateset_agents.claims.typed_values import find_values
 from stateset_agents.types.errors import ConfigurationError
 
 

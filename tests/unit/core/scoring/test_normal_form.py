@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from builders import trajectory
 
+from stateset_agents.claims.fact_status import states_fact
 from stateset_agents.core.reward import RewardFunction, create_customer_service_reward
 from stateset_agents.core.scoring.answers import agreement
-from stateset_agents.core.scoring.claims.fact_status import states_fact
 from stateset_agents.core.scoring.normal_form import in_normal_form
 from stateset_agents.environments.problems.files import ProblemFiles
 from stateset_agents.environments.text_world import TextAdapter

@@ -11,6 +11,8 @@ from builders import trajectory
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stateset_agents.claims import fact_status
+from stateset_agents.claims.statements import MOST_READ, Statements
 from stateset_agents.core.reward import (
     create_customer_service_reward,
     create_domain_reward,
@@ -18,9 +20,7 @@ from stateset_agents.core.reward import (
     create_task_reward,
     create_tutoring_reward,
 )
-from stateset_agents.core.scoring.claims import fact_status
-from stateset_agents.core.scoring.claims.statements import MOST_READ, Statements
-from stateset_agents.core.scoring.factories import DOMAINS
+from stateset_agents.rewards.factories import DOMAINS
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.trajectory import Trajectory
@@ -92,7 +92,7 @@ class Heard(logging.Handler):
 
 @pytest.fixture
 def heard():
-    handler, logger = Heard(), logging.getLogger("stateset_agents.core.scoring.factories")
+    handler, logger = Heard(), logging.getLogger("stateset_agents.rewards.factories")
     logger.addHandler(handler)
     yield handler.records
     logger.removeHandler(handler)

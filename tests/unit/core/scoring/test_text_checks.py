@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stateset_agents.core.scoring.claims.fact_status import FactStatus, fact_statuses, states_fact
-from stateset_agents.core.scoring.claims.text_checks import (
+from stateset_agents.claims.fact_status import FactStatus, fact_statuses, states_fact
+from stateset_agents.claims.text_checks import (
     content_words,
     declines,
     echo,

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from repository_paths import ROOT
 
+from stateset_agents.answers.agreement import check_truth
 from stateset_agents.core.chat.replies.parsing import HERMES
 from stateset_agents.environments.problems import (
     ArithmeticProblems,
@@ -30,7 +31,6 @@ from stateset_agents.environments.problems.traces import HABITS, Solver, Trace, 
 from stateset_agents.evaluation.audit import audit, degenerate_agents_of
 from stateset_agents.evaluation.demonstrations import demonstrate, scripted_agent_of
 from stateset_agents.reasoning import num_steps, read_reasoned, split_reasoning
-from stateset_agents.reasoning.maths.agreement import check_truth
 from stateset_agents.rewards import create_reasoning_reward
 from stateset_agents.training.components import make_environment
 from stateset_agents.types.errors import ConfigurationError

@@ -3,9 +3,9 @@
 import pytest
 
 from stateset_agents.environments.retail_desk.agents import PHRASES
-from stateset_agents.environments.retail_desk.claims import MAX_CHARACTERS, Claim, grounds, holds, read_claims
+from stateset_agents.environments.retail_desk.claims import MAX_CHARACTERS, grounds, holds, read_claims
 from stateset_agents.environments.retail_desk.database import database_of
-from stateset_agents.environments.retail_desk.policy import Case
+from stateset_agents.environments.retail_desk.policy import Case, Claim
 
 
 def texts(reply):

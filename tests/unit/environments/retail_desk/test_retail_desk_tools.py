@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateset_agents.environments.retail_desk import FAMILIES, RetailDesk
+from stateset_agents.environments.retail_desk.actions import Desk
 from stateset_agents.environments.retail_desk.database import TABLES, Database, canonical, database_of
 from stateset_agents.environments.retail_desk.policy import RULES, TOPICS, Case
-from stateset_agents.environments.retail_desk.tools import SCHEMAS, TOOLS, Desk, call_tool
+from stateset_agents.environments.retail_desk.tools import SCHEMAS, TOOLS, call_tool
 from stateset_agents.types.messages import Message, ToolCall
 
 DESK = RetailDesk(num_train=60)

@@ -31,7 +31,7 @@ CHOSEN = {
     "dr_grpo": TRL | {"training/estimators/base.py"},  # the default under unbiased estimators
     "dapo": {"training/trl/settings.py"},
     "cispo": {"training/trl/settings.py"},
-    "ppo": {"control/settings.py"},  # the default of numeric trainings
+    "ppo": {"numeric/settings.py"},  # the default of numeric trainings
     "gspo": {"types/foreign_names.py"},  # what TRL's importance_sampling_level is here
 }
 """Name -> the modules besides its registry that have it: they choose it, or translate."""

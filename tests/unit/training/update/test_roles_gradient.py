@@ -21,7 +21,7 @@ from expected_updates import (
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.environments.problems import DecomposedArithmetic
-from stateset_agents.reasoners import HierarchicalGRPO
+from stateset_agents.reasoning import HierarchicalGRPO
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.update.credit import assign_credit
 from stateset_agents.types.messages import Message, ToolCall

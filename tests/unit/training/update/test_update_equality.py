@@ -17,7 +17,8 @@ from torch import nn
 from transformers import GPTNeoConfig, GPTNeoForCausalLM, Lfm2Config, Lfm2ForCausalLM
 
 from stateset_agents.algorithms.aggregation import Denominators
-from stateset_agents.algorithms.losses import LOSSES, entropy_loss, policy_loss
+from stateset_agents.algorithms.losses import entropy_loss, policy_loss
+from stateset_agents.algorithms.policy_losses import LOSSES
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.rows import chunked_head
 from stateset_agents.training.update.batch import Sample

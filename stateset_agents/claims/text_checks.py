@@ -1,0 +1,209 @@
+"""What can be read off plain text without a model: is this prose, is it rude, does it decline; and facts.
+
+Used by the form rewards (core/scoring/factories.py) and the rule-based user
+(core/users/simulated_user.py). The word lists are English. Which facts a text tells is read by
+`fact_status.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from stateset_agents.types.errors import ConfigurationError
+
+_WORD = re.compile(r"[$€£]?\d+(?:[.,:]\d+)*%?|\w+(?:'\w+)*")
+
+_FUNCTION_WORDS = """
+    a about after again all also am an and any are as at be because been before being but by can can't
+    could did do does doesn't don't done for from get had has have he her here him his how i i'll i'm i've
+    if in into is it it's its just let like may me more my next no not now of off on once one or our out
+    over please she should so some soon than that that's the their them then there these they this those
+    to too until up us was we we'll we've were what when where which while who why will with within would
+    yes yet you you'll you're your aren't couldn't didn't hasn't haven't isn't shouldn't that's there's
+    they're wasn't weren't won't wouldn't you've"""
+FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
+
+_RUDE = re.compile(
+    r"\b(stupid|idiots?|moron|dumb|shut up|go away|whatever|not my (problem|job|fault)|your (own )?fault"
+    r"|(do not|don't|couldn't) care|stop (whining|complaining|bothering|wasting)|deal with it|get lost"
+    r"|too bad|crap|damn|hell no|pathetic|ridiculous|nonsense|waste of (my )?time|leave me alone)\b",
+    re.IGNORECASE,
+)
+_COURTEOUS = re.compile(
+    r"\b(sorry|apolog\w+|thank(s| you)|please|happy to|glad|welcome|understand|appreciate|my pleasure"
+    r"|pleased to|hello|good (news|morning|afternoon|evening)|no (problem|worries)|(do not|don't) worry"
+    r"|of course|certainly|enjoy)\b",
+    re.IGNORECASE,
+)
+_REFUSAL = re.compile(
+    r"\b(can ?not|can't|unable to|won't|not able to) (help|assist|do (this|that|anything))\b", re.IGNORECASE
+)
+
+_DECLINES = re.compile(
+    r"\b(can ?not|can't|unable to|won't|will not|not able to|not allowed to|may not|must not) (\w+ ){0,2}?"
+    r"(help|assist|do|share|give|tell|say|provide|disclose|reveal|discuss|show|send|explain|support)\b"
+    r"|\b(have to|must) (decline|refuse)\b|\bi (decline|refuse)\b",
+    re.IGNORECASE,
+)
+_PLEASED = re.compile(
+    r"\b(thanks|thank you|cheers|great|perfect|excellent|wonderful|brilliant|lovely|that helps|appreciate)\b",
+    re.IGNORECASE,
+)
+_DISPLEASED = re.compile(
+    r"\b(no thanks|thanks for nothing|(do|does|did)(n't| not) (help|answer|work|understand|make sense)"
+    r"|not what i|(have|has)(n't| not) answered|useless|unhelpful|terrible|awful|frustrat\w+|annoy\w+"
+    r"|complain\w*|asked (you )?already|already (asked|told|said)"
+    r"|(speak|talk) to (a|your) (human|manager|person))\b",
+    re.IGNORECASE,
+)
+_MARKUP = re.compile(
+    r"<\||\|>|</?(s|tool_\w+|think|system|user|assistant)>|\[/?INST\]|<<SYS>>", re.IGNORECASE
+)
+_LABELLED = re.compile(r"^[ \t]*(?:[-*•]|\d+[.)])?[ \t]*(?:\w+ ){0,2}\w+: ?(?:[^\s:]+ ?){1,3}$", re.MULTILINE)
+"""A line of a list that says what of what: "- Refund: $40"."""
+_SYNTAX = frozenset('{}[]<>|"=\\`')
+
+
+def words(text: str) -> list[str]:
+    """Words and numbers in lower case: "It's $5.50, K27." -> it's, $5.50, k27."""
+    return _WORD.findall(text.lower().replace("\u2019", "'"))
+
+
+def content_words(text: str) -> set[str]:
+    """The words that carry a topic: no function words, nothing under three letters."""
+    return {word for word in words(text) if len(word) > 2 and word not in FUNCTION_WORDS}
+
+
+def facts(context: Mapping[str, object], key: str) -> dict[str, tuple[str, ...]]:
+    """The facts listed under `context[key]`: name -> accepted wordings.
+
+    A list of phrases, or a mapping of names to phrases; a list instead of a phrase gives wordings of
+    which one is enough. Raises ConfigurationError for anything else.
+
+        {"expected_facts": ["K27", ["5 days", "five days"]]}  ->  {"K27": ("K27",), "5 days": (...)}
+    """
+    value = context.get(key)
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        value = [value]
+    if isinstance(value, Mapping):
+        named = [(str(name), _wordings(key, value)) for name, value in value.items()]
+    elif isinstance(value, Sequence):
+        named = [(wordings[0], wordings) for wordings in (_wordings(key, value) for value in value)]
+    else:
+        raise ConfigurationError(
+            f"context[{key!r}] must be a list of phrases or a mapping, got {value!r:.60}"
+        )
+    return dict(named)
+
+
+def choices(context: Mapping[str, object]) -> tuple[tuple[str, ...], ...]:
+    """The lists under `context["choices"]`, each a type of values of which an answer may name one.
+
+    A list of phrases, or a list of such lists. Raises ConfigurationError for anything else.
+
+        {"choices": ["aspen", "cedar", "pine"]}  ->  (("aspen", "cedar", "pine"),)
+    """
+    value = context.get("choices")
+    if value is None:
+        return ()
+    listed = (
+        [value]
+        if isinstance(value, Sequence) and all(isinstance(item, str | int | float) for item in value)
+        else value
+    )
+    if isinstance(value, str) or not isinstance(listed, Sequence) or not listed:
+        raise ConfigurationError(
+            f"context['choices'] must be a list of phrases or of such lists, got {value!r:.60}"
+        )
+    return tuple(_wordings("choices", options) for options in listed)
+
+
+def _wordings(key: str, value: object) -> tuple[str, ...]:
+    wordings = [value] if isinstance(value, str | int | float) else value
+    if not isinstance(wordings, Sequence) or not wordings or not all(words(str(item)) for item in wordings):
+        raise ConfigurationError(
+            f"a fact in context[{key!r}] must be a phrase or a list of phrases, got {value!r:.60}"
+        )
+    return tuple(str(item) for item in wordings)
+
+
+def is_prose(text: str, *, english: bool = True) -> bool:
+    """True for something a person could have written: no gibberish, keyword list, JSON or control tokens,
+    no repeating.
+
+    `english=False` leaves out the check that needs function words.
+    """
+    spoken = words(text)
+    if not spoken or _MARKUP.search(text):
+        return False
+    if sum(map(_SYNTAX.__contains__, text)) > max(3, 0.08 * len(text)):
+        return False
+    letters = [word for word in spoken if word.isalpha()]
+    if sum(map(_looks_typed_at_random, letters)) > 0.3 * len(spoken):
+        return False
+    if len(spoken) >= 5 and len(set(pairwise(spoken))) < 0.7 * (len(spoken) - 1):
+        return False
+    running = words(_LABELLED.sub("", text))
+    if english and len(running) >= 6 and sum(map(FUNCTION_WORDS.__contains__, running)) < 0.2 * len(running):
+        return False
+    if len(spoken) >= 10:
+        most = max(Counter(word for word in spoken if word not in FUNCTION_WORDS).values(), default=0)
+        return most <= max(2, 0.2 * len(spoken))
+    return True
+
+
+def _looks_typed_at_random(word: str) -> bool:
+    if len(word) > 24 or re.search(r"(.)\1\1", word):
+        return True
+    if not word.isascii() or len(word) < 4:
+        return False
+    return not re.search(r"[aeiouy]", word) or bool(re.search(r"[^aeiouy]{5,}", word))
+
+
+def echo(text: str, heard: Sequence[str]) -> float:
+    """Share of the text's word triples that stand in one of the texts heard; 0 below five words."""
+    spoken = _triples(text)
+    if len(spoken) < 3:
+        return 0.0
+    known = [set(_triples(other)) for other in heard]
+    return max((sum(triple in other for triple in spoken) for other in known), default=0) / len(spoken)
+
+
+def _triples(text: str) -> list[tuple[str, ...]]:
+    spoken = words(text)
+    return list(zip(spoken, spoken[1:], spoken[2:], strict=False))
+
+
+def is_rude(text: str) -> bool:
+    """True for insults and brush-offs."""
+    return bool(_RUDE.search(text))
+
+
+def is_courteous(text: str) -> bool:
+    """True where the text apologises, thanks, or offers help."""
+    return bool(_COURTEOUS.search(text))
+
+
+def is_refusal(text: str) -> bool:
+    """True for "I can't help with that" and its like."""
+    return bool(_REFUSAL.search(text))
+
+
+def declines(text: str) -> bool:
+    """True where the text says that something will not be done or told: "I am not allowed to share that"."""
+    return bool(_DECLINES.search(text.replace("\u2019", "'")))
+
+
+def is_pleased(text: str) -> bool:
+    """True for thanks and praise, and no complaint."""
+    return bool(_PLEASED.search(text)) and not is_displeased(text)
+
+
+def is_displeased(text: str) -> bool:
+    """True for a user who complains: of the answer, of having to ask again, or for a human."""
+    return bool(_DISPLEASED.search(text.replace("\u2019", "'")))

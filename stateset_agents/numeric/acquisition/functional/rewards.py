@@ -1,0 +1,80 @@
+"""What an experiment is paid: one objective or a weighted sum of several, scaled, and bonuses for trying.
+
+`AcquisitionState.worth` says what there is; a reward is by how much it rose.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from stateset_agents.numeric.acquisition.functional.states import AcquisitionState
+from stateset_agents.numeric.acquisition.linear_models import Array, Ints
+from stateset_agents.rewards.scaling import RewardScaling, apply_reward_scaling
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import alternatives, nearest
+
+OBJECTIVES = ("regret", "expected_regret", "structure", "precision", "cost")
+"""See `AcquisitionState.worth`."""
+
+Bonus = Callable[[AcquisitionState, Ints], Array]
+"""(states, [B] actions) -> [B] what is added to the reward before members are compared. A bonus of the state
+alone is the same for all members of a group, and cancels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardConfig:
+    """Several objectives in one reward: sum of weight times rise."""
+
+    weights: Mapping[str, float] = field(default_factory=lambda: {"expected_regret": 1.0})
+    """By name of OBJECTIVES."""
+    reward_scaling: RewardScaling = "tanh"
+    reward_clip_value: float = 10.0
+    """See `rewards.scaling.apply_reward_scaling`."""
+    horizon: Literal["step", "campaign"] = "step"
+    """What an action is paid for: its own experiment, or also those that the policy makes after it until the
+    budget is spent. The first is quick and as near-sighted as the knowledge gradient."""
+
+    def __post_init__(self) -> None:
+        if not self.weights or not any(self.weights.values()):
+            raise ConfigurationError("weights must name at least one objective with a weight, got none")
+        for name, weight in self.weights.items():
+            if name not in OBJECTIVES:
+                raise ConfigurationError(
+                    f"weights: the objective must be {alternatives(OBJECTIVES)}, got {name!r}"
+                    f"{nearest(name, OBJECTIVES)}"
+                )
+            if not 0 <= weight < math.inf:
+                raise ConfigurationError(f"weights: {name} must be at least 0, got {weight}")
+        if self.horizon not in ("step", "campaign"):
+            raise ConfigurationError(f"horizon must be step or campaign, got {self.horizon!r}")
+        apply_reward_scaling([], self.reward_scaling, self.reward_clip_value)  # says what is wrong with it
+
+    def total(self, rises: Mapping[str, Array]) -> Array:
+        """[B] the weighted sum, scaled."""
+        parts = [weight * rises[name] for name, weight in self.weights.items()]
+        summed = np.sum(parts, axis=0).tolist()
+        return np.array(apply_reward_scaling(summed, self.reward_scaling, self.reward_clip_value))
+
+
+def dual_reward(*, optimisation: float = 0.5, discovery: float = 0.5) -> RewardConfig:
+    """Two objectives: to find the best intervention, and to find the graph."""
+    return RewardConfig(weights={"expected_regret": optimisation, "structure": discovery})
+
+
+def count_bonus(weight: float) -> Bonus:
+    """weight / sqrt(1 + how often the intervention has been made): what is new is worth trying (Strehl and
+    Littman, J. Computer and System Sciences 74, 2008)."""
+    if not 0 <= weight < math.inf:
+        raise ConfigurationError(f"the weight of a bonus must be at least 0, got {weight}")
+
+    def bonus(states: AcquisitionState, actions: Ints) -> Array:
+        made = states.environment.situation.counts[np.arange(len(states)), actions]
+        found: Array = weight / np.sqrt(1.0 + made)
+        return found
+
+    return bonus

@@ -1,0 +1,142 @@
+"""A cluster's metrics as the numbers that a network reads: the document's InfrastructureMetricsNormalizer.
+
+Environments and live loops call it on what they measure. Names are told apart exactly: `error_rate` is not
+`error_rate_percent`.
+
+    {"cpu_percent": 75, "queue_depth": 0}  ->  [.5, -1]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stateset_agents.numeric.environments.base import FloatArray
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import nearest
+
+RANGES: Mapping[str, float] = {
+    "cpu_percent": 100.0,
+    "memory_percent": 100.0,
+    "error_rate": 100.0,
+    "error_rate_percent": 100.0,
+    "replica_count": 100.0,
+    "network_mbps": 10_000.0,
+    "latency_p99_ms": 10_000.0,
+    "queue_depth": 10_000.0,
+    "disk_iops": 100_000.0,
+    "request_rate": 100_000.0,
+    "latency_p50_ms": 1_000.0,
+}
+"""Upper ends of the known metrics; the lower ones are 0. The document has all but error_rate_percent, the
+name under which its own reward reads an error rate."""
+
+_MOST_DEVIATIONS = 3.0
+_LOG_SCALE = 10.0
+
+
+class InfrastructureMetricsNormalizer:
+    """Min-max scaling of known metrics, running z-scores of others (Welford 1962), all within ±1.
+
+    The first metrics that are seen fix the names; columns are in the names' order, whatever the order of a
+    mapping is. A value is a number, or an array [B] of one per row.
+
+    - a known metric: 0 to its upper end becomes -1 to 1;
+    - another one that was observed at least twice: its z-score, clipped at ±3, over 3;
+    - any other: sign(x) log(1 + |x|) / 10, clipped at ±1.
+    """
+
+    def __init__(self, names: Iterable[str] | None = None, *, ranges: Mapping[str, float] = RANGES) -> None:
+        """`names`: the metrics there will be, None to take the first ones; `ranges`: upper ends by name.
+
+        Raises ConfigurationError for a repeated name, and for an upper end that is not positive.
+        """
+        for name, highest in ranges.items():
+            if not 0 < highest < float("inf"):
+                raise ConfigurationError(f"the upper end of {name} must be positive, got {highest!r}")
+        self.ranges = dict(ranges)
+        self._names: tuple[str, ...] = ()
+        self._moments: dict[str, tuple[int, float, float]] = {}
+        if names is not None:
+            given = list(names)
+            if not given or len(set(given)) < len(given):
+                raise ConfigurationError(f"names must be at least one, each once, got {given!r}")
+            self._names = tuple(sorted(given))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The metrics in the order of the columns; none before the first were seen."""
+        return self._names
+
+    def observe(self, metrics: Mapping[str, Any]) -> None:
+        """Let the running mean and deviation of each metric without a range see these values.
+
+        Raises ConfigurationError, with nothing changed, for other names, and for a value that is not finite.
+        """
+        values = self._checked(metrics)
+        for name, seen in values.items():
+            if name in self.ranges:
+                continue
+            count, mean, squares = self._moments.get(name, (0, 0.0, 0.0))
+            number, centre = seen.size, float(seen.mean())
+            total, shift = count + number, centre - mean
+            squares += float(((seen - centre) ** 2).sum()) + shift * shift * count * number / total
+            self._moments[name] = (total, mean + shift * number / total, squares)
+
+    def normalize(self, metrics: Mapping[str, Any], use_running_stats: bool = True) -> FloatArray:
+        """[M] of numbers, or [B, M] of arrays, within ±1. `use_running_stats`: False takes the logarithm of
+        every metric without a range.
+
+        Raises ConfigurationError for other names than the first ones, and for a value that is not finite.
+        """
+        values = self._checked(metrics)
+        columns = [self._normal(name, values[name], use_running_stats) for name in self._names]
+        return np.stack(np.broadcast_arrays(*columns), axis=-1).astype(np.float32)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Names and running statistics, as plain JSON."""
+        moments = {name: list(found) for name, found in self._moments.items()}
+        return {"names": list(self._names), "moments": moments}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the names and statistics that `state_dict` gave."""
+        self._names = tuple(state["names"])
+        self._moments = {
+            name: (int(count), float(mean), float(squares))
+            for name, (count, mean, squares) in state["moments"].items()
+        }
+
+    def _normal(self, name: str, values: NDArray[np.float64], use_running_stats: bool) -> NDArray[np.float64]:
+        if name in self.ranges:
+            return np.clip(2 * values / self.ranges[name] - 1, -1, 1)
+        count, mean, squares = self._moments.get(name, (0, 0.0, 0.0))
+        if use_running_stats and count > 1:
+            deviation = float(np.sqrt(squares / count)) + 1e-8
+            return (
+                np.clip((values - mean) / deviation, -_MOST_DEVIATIONS, _MOST_DEVIATIONS) / _MOST_DEVIATIONS
+            )
+        return np.clip(np.sign(values) * np.log1p(np.abs(values)) / _LOG_SCALE, -1, 1)
+
+    def _checked(self, metrics: Mapping[str, Any]) -> dict[str, NDArray[np.float64]]:
+        """The values as arrays; the first call fixes the names."""
+        names = self._names or tuple(sorted(metrics))
+        if not names:
+            raise ConfigurationError("the metrics are empty: give at least one, by name")
+        for name in metrics:
+            if name not in names:
+                raise ConfigurationError(
+                    f"the metrics have {name!r}, which was not among the first ones{nearest(name, names)}: "
+                    "keep the names, or make another normaliser"
+                )
+        for name in names:
+            if name not in metrics:
+                raise ConfigurationError(f"the metrics lack {name!r}: give it a value in every step")
+        values = {name: np.asarray(metrics[name], dtype=np.float64) for name in names}
+        for name, value in values.items():
+            if not np.isfinite(value).all():
+                raise ConfigurationError(f"{name} must be finite, got {value[~np.isfinite(value)].flat[0]}")
+        self._names = names
+        return values

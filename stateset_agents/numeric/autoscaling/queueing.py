@@ -1,0 +1,224 @@
+"""The M/M/c queue: who waits, how long, and the response time's tail, also where requests leave in time.
+
+Requests arrive as a Poisson process, each of c servers takes an exponential time with rate mu for one, and
+the oldest is served first. The simulator calls it once per step for all rows.
+
+    utilization  rho = lambda / (c mu)              theta = c mu - lambda, the rate at which the wait falls
+    wait         0, or exponential with rate theta  (Erlang C; Kleinrock, Queueing Systems I, 1975, 3.5)
+    response     wait + service                     (hypoexponential in its tail)
+
+With a time limit on the wait (M/M/c+D) the density of the wait is the same up to the limit, and only its
+scale changes, so that it exists for any load (Barrer, Operations Research 5, 1957; Baccelli and Hebuterne,
+1981).
+All times are in seconds, all rates in 1/s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from stateset_agents.types.errors import ConfigurationError
+
+Array = NDArray[np.float64]
+
+_LEAST_RATE = 1e-9
+"""1/s. A smaller difference of rates counts as this one: what is divided by it has a limit there (0/0)."""
+_MOST_EXPONENT = 700.0
+"""exp of more overflows a float64."""
+
+
+def erlang_b(servers: int, load: ArrayLike) -> Array:
+    """The share of requests that find all servers busy where nobody waits. `load`: lambda / mu.
+
+    By the recursion 1/B_c = 1 + c/a 1/B_{c-1}, which adds positive terms only.
+
+    >>> float(erlang_b(2, 1.0))
+    0.2
+    """
+    offered = np.asarray(load, dtype=np.float64)
+    inverse = np.ones_like(offered)
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        for count in range(1, servers + 1):
+            inverse = 1.0 + inverse * (count / offered)
+    return np.where(offered > 0, 1.0 / inverse, 0.0 if servers else 1.0)
+
+
+def waiting_ratio(servers: int, utilization: ArrayLike) -> Array:
+    """rho B(c - 1, c rho): all that a queue's wait needs to know of the number of servers, in one number.
+
+    It lies between 0 and about 1 and is smooth in rho, also at 1 and above.
+    """
+    rho = np.asarray(utilization, dtype=np.float64)
+    return rho * erlang_b(_checked(servers) - 1, servers * rho)
+
+
+def erlang_c(servers: int, utilization: ArrayLike) -> Array:
+    """The share of requests that wait, where nobody leaves; 1 from utilization 1 on.
+
+    >>> round(float(erlang_c(2, 0.5)), 6)
+    0.333333
+    """
+    rho = np.asarray(utilization, dtype=np.float64)
+    ratio = waiting_ratio(servers, rho)
+    return np.where(rho < 1, ratio / (ratio + np.maximum(1 - rho, 0.0)), 1.0)
+
+
+def _checked(servers: int) -> int:
+    if servers < 1:
+        raise ConfigurationError(f"a queue needs at least 1 server, got {servers!r}")
+    return servers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RatioTable:
+    """`waiting_ratio` for 1 to C servers on a grid of utilizations from 0 to 1, read linearly in between."""
+
+    values: Array  # [C + 1, intervals + 2]; row 0 is of no server: nothing waits there
+    intervals: int
+
+    @classmethod
+    def upto(cls, max_servers: int, intervals: int = 512) -> Self:
+        """Made once per process for each pair of sizes."""
+        return cls(_ratios(_checked(max_servers), intervals), intervals)
+
+    def __call__(self, servers: NDArray[np.int64], utilization: Array) -> Array:
+        """Of servers and utilizations of one shape; a utilization above 1 is taken for 1."""
+        place = np.minimum(utilization, 1.0) * self.intervals
+        left = place.astype(np.int64)
+        share = place - left
+        flat = self.values.ravel()
+        index = servers * self.values.shape[1] + left
+        low = flat.take(index)
+        read: Array = low + share * (flat.take(index + 1) - low)
+        return read
+
+
+@lru_cache(maxsize=4)
+def _ratios(max_servers: int, intervals: int) -> Array:
+    rho = np.arange(intervals + 1) / intervals
+    inverse = np.ones((max_servers + 1, intervals + 1))  # 1 / B(k, c rho) of the servers c that are not done
+    servers = np.arange(max_servers + 1, dtype=np.float64)[:, None]
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        reciprocal = 1.0 / (servers * rho)
+        for count in range(1, max_servers):
+            rows = slice(count + 1, None)
+            inverse[rows] = 1.0 + inverse[rows] * (count * reciprocal[rows])
+        values = rho / inverse
+    values[:, 0], values[0] = 0.0, 0.0
+    values = np.concatenate([values, values[:, -1:]], axis=1)  # 1 reads the next, times 0
+    values.flags.writeable = False
+    return values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WaitingTime:
+    """How long requests wait for a server; arrays of one shape."""
+
+    at_once: Array
+    """The share that does not wait."""
+    density: Array
+    """1/s, of waits just above 0: density exp(-decay w) follows, up to the limit."""
+    decay: Array
+    """1/s: c mu - lambda; below 0 where more arrives than can be served."""
+    limit: Array
+    """s: who has waited as long as this leaves."""
+    dropped: Array
+    """The share that leaves."""
+
+    @property
+    def waits(self) -> Array:
+        """The share that does not begin at once, those that leave included."""
+        return 1.0 - self.at_once
+
+    @property
+    def mean(self) -> Array:
+        """s, of those that are served."""
+        bounded = np.minimum(self.decay * self.limit, _MOST_EXPONENT)
+        is_small = np.abs(bounded) < 1e-4
+        divisor = np.where(is_small, 1.0, self.decay)
+        exact = (1.0 - np.exp(-bounded) * (1.0 + bounded)) / divisor**2
+        with np.errstate(invalid="ignore"):  # no limit, and no decay: not read
+            series = self.limit**2 * (0.5 - bounded / 3.0)
+        return self.density * np.where(is_small, series, exact) / (1.0 - self.dropped)
+
+
+def waiting_time(
+    ratio: ArrayLike, capacity: ArrayLike, utilization: ArrayLike, limit: ArrayLike = np.inf
+) -> WaitingTime:
+    """The stationary wait. `ratio`: `waiting_ratio`; `capacity`: c mu, 1/s; `limit`: s.
+
+    Without a limit the utilization must be below 1. With v the density at 0 the shares add up to 1:
+
+        v / ratio / (c mu)  +  v (1 - e^(-theta limit)) / theta  +  v e^(-theta limit) / (c mu)  =  1
+        no wait                served after a wait                  leaves
+    """
+    ratio, capacity = np.asarray(ratio, dtype=np.float64), np.asarray(capacity, dtype=np.float64)
+    limit = np.asarray(limit, dtype=np.float64)
+    decay = _away_from_zero(capacity * (1.0 - np.asarray(utilization, dtype=np.float64)))
+    exponent = np.minimum(-decay * limit, _MOST_EXPONENT)
+    leaving = np.exp(exponent)
+    queued = leaving - capacity * np.expm1(exponent) / decay
+    scale = ratio / (1.0 + ratio * queued)
+    return WaitingTime(
+        at_once=1.0 - scale * queued,
+        density=scale * capacity,
+        decay=decay,
+        limit=limit,
+        dropped=scale * leaving,
+    )
+
+
+def _away_from_zero(rate: Array) -> Array:
+    return np.where(np.abs(rate) < _LEAST_RATE, _LEAST_RATE, rate)
+
+
+def response_tail(waiting: WaitingTime, service_rate: ArrayLike, time: ArrayLike) -> Array:
+    """The share of the served whose wait and service together take longer than `time`.
+
+    `service_rate`: 1/s, of one request's own service. The sum of two exponential times has the tail
+
+        mu (e^(-mu t) - e^(-theta t)) / (theta - mu)
+
+    which is 0/0 where both rates are equal. It is written with expm1 and the rates' distance, so that it goes
+    through that place smoothly.
+    """
+    rate = np.asarray(service_rate, dtype=np.float64)
+    time = np.asarray(time, dtype=np.float64)
+    decay = waiting.decay
+    waited = np.minimum(time, waiting.limit)
+    own = rate * time
+    distance = decay - rate
+    size = np.maximum(np.abs(distance), _LEAST_RATE)
+    # the integral over waits w of e^(-theta w) e^(-mu (t - w)) from 0 to `waited`
+    lowest = own + np.minimum(distance * waited, 0.0)
+    both = np.exp(-lowest) * -np.expm1(-size * waited) / size
+    # the integral of e^(-theta w) from `waited` to the limit: still waiting at `time`
+    rest = np.minimum(decay * (waiting.limit - waited), _MOST_EXPONENT)
+    still = np.exp(-decay * waited) * -np.expm1(-rest) / decay
+    tail = waiting.at_once * np.exp(-own) + waiting.density * (both + still)
+    result: Array = tail / (1.0 - waiting.dropped)
+    return result
+
+
+def response_quantile(waiting: WaitingTime, service_rate: ArrayLike, share: float) -> Array:
+    """s: the time within which `share` of the served are answered, by bisection to 1e-12 of it.
+
+    Raises ConfigurationError unless 0 < share < 1.
+    """
+    if not 0 < share < 1:
+        raise ConfigurationError(f"share must lie between 0 and 1, got {share!r}")
+    rate = np.asarray(service_rate, dtype=np.float64)
+    low = np.zeros(np.broadcast_shapes(waiting.at_once.shape, rate.shape))
+    high = np.full_like(low, 1.0) / rate
+    while (is_short := response_tail(waiting, rate, high) > 1 - share).any():
+        high = np.where(is_short, 2 * high, high)
+    for _ in range(100):
+        middle = (low + high) / 2
+        is_short = response_tail(waiting, rate, middle) > 1 - share
+        low, high = np.where(is_short, middle, low), np.where(is_short, high, middle)
+    return high

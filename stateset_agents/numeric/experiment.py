@@ -1,0 +1,413 @@
+"""A numeric training from one YAML file (`kind: control`): measure, train, measure again, report.
+
+The command line's verbs call this; in a program, use `ControlTrainer` itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator
+
+from stateset_agents.numeric.cloning import Cloned, clone
+from stateset_agents.numeric.credit import ESTIMATORS
+from stateset_agents.numeric.environments.base import BatchedEnvironment, Ruled, Traced
+from stateset_agents.numeric.evaluation import (
+    ControlEvaluation,
+    evaluate,
+    evaluate_rule,
+    paired_difference,
+)
+from stateset_agents.numeric.policy import MlpPolicy
+from stateset_agents.numeric.settings import ControlConfig
+from stateset_agents.numeric.studies.partitioned import ValueNormalization, policy_for
+from stateset_agents.numeric.studies.task_policy import TaskPolicy
+from stateset_agents.numeric.trainer import ControlTrainer
+from stateset_agents.reporting.report import write_report
+from stateset_agents.runs.checkpoint_files import best_checkpoint, load_checkpoint
+from stateset_agents.runs.resuming import checkpoint_at
+from stateset_agents.runtime.named_code import check_arguments, registered
+from stateset_agents.runtime.tasks import in_thread
+from stateset_agents.runtime.yaml_files import absolute_paths, override, read_sections, settings_from
+from stateset_agents.tracking.run_folder import RunFolder
+from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.tracking.tracker import Stage
+from stateset_agents.tracking.windows import Trace, Window
+from stateset_agents.types.errors import CheckpointError, ConfigurationError
+from stateset_agents.types.seeds import derive
+from stateset_agents.types.settings import Settings
+
+ENVIRONMENTS: Mapping[str, str] = {
+    "cart_pole": "stateset_agents.numeric.environments.classic:BatchedCartPole",
+    "acrobot": "stateset_agents.numeric.environments.classic:BatchedAcrobot",
+    "autoscaling": "stateset_agents.numeric.autoscaling.baselines.autoscaling:autoscaling",
+    "causal_acquisition": "stateset_agents.numeric.acquisition.environment:linear_acquisition",
+    "mix": "stateset_agents.numeric.environments.suites:mix",
+}
+"""Name -> "package.module:Class", or a function, that gives a `BatchedEnvironment`."""
+
+
+class PolicyConfig(Settings):
+    """The network. It has a critic where `training.advantage_estimator` is gae."""
+
+    clone: str | None = Field(
+        default=None,
+        description="A rule of the environment, by its name, as which the policy learns to act before it is "
+        "trained; unset: it begins at random.",
+    )
+    hidden: tuple[int, ...] = Field(default=(64, 64), description="Widths of the layers of tanh.")
+    normalize_observations: bool = Field(
+        default=False,
+        description="Subtract each observed number's running mean and divide by its deviation, which are "
+        "saved with the weights: for numbers that are far from 1.",
+    )
+    value_normalization: ValueNormalization | None = Field(
+        default=None,
+        description="task: the critic has an output for each task, in that task's own units; unset: so where "
+        "the environment has several.",
+    )
+
+    @field_validator("hidden")
+    @classmethod
+    def _have_a_width(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if min(value, default=1) < 1:
+            raise ValueError(f"every width must be at least 1, got {list(value)}")
+        return value
+
+
+class MeasurementConfig(Settings):
+    """The measurement before and after training, by the likeliest action of each step."""
+
+    episodes: int = Field(
+        default=100, ge=1, description="Starts, which no training plays and no eval_steps sees."
+    )
+    seed: int = Field(default=0, ge=0, description="Of these starts; not the training seed.")
+
+
+class ControlFile(Settings):
+    """What a YAML file of a numeric training says."""
+
+    kind: Literal["control"] = Field(default="control", description="Numeric, not of conversations.")
+    environment: Mapping[str, Any] = Field(
+        description='A name, `gymnasium: ID`, or "package.module:Class"; and its arguments.'
+    )
+    policy: PolicyConfig = Field(default=PolicyConfig(), description="The network's sizes.")
+    training: ControlConfig = Field(
+        default=ControlConfig(), description="How it is trained, for how long, and what the run writes."
+    )
+    evaluation: MeasurementConfig | None = Field(
+        default=None, description="Unset: no measurement around training."
+    )
+
+    @field_validator("environment", mode="before")
+    @classmethod
+    def _from_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    def new_policy(self, environment: BatchedEnvironment) -> MlpPolicy | TaskPolicy:
+        """Untrained, with weights that follow from `training.seed`."""
+        has_critic = ESTIMATORS[self.training.advantage_estimator].credit is None
+        hidden, seed, normalizes = self.policy.hidden, self.training.seed, self.policy.normalize_observations
+        if not has_critic:
+            if self.policy.value_normalization is not None:
+                raise ConfigurationError(
+                    f"policy.value_normalization is of a critic, and {self.training.advantage_estimator} has "
+                    "none: set training.advantage_estimator to gae, or leave it out"
+                )
+            spec = environment.spec
+            return MlpPolicy(spec, hidden=hidden, normalize_observations=normalizes, seed=seed)
+        chosen = self.policy.value_normalization
+        return policy_for(
+            environment,
+            value_normalization=chosen,
+            hidden=hidden,
+            normalize_observations=normalizes,
+            seed=seed,
+        )
+
+
+_SECTIONS: Mapping[str, type[Settings]] = {
+    "training": ControlConfig,
+    "policy": PolicyConfig,
+    "evaluation": MeasurementConfig,
+}
+
+
+def load_control(path: str | Path, overrides: Mapping[str, Any] | None = None) -> ControlFile:
+    """Read a YAML file of `kind: control`, or a run folder's; `overrides` are dotted names.
+
+    Texts in `environment` that start with ./ or ../, and names of code beside the file, start from the file's
+    folder, in `overrides` from the working directory. Raises ConfigurationError naming the file and what is
+    wrong in it.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = RunFolder.open(path).config
+    data = read_sections(path)
+    if data.pop("made_by", None) == "program":
+        raise ConfigurationError(
+            f"{path} is of a run that a program made and names only its classes: go on in that program, with "
+            f"`await trainer.load_checkpoint({str(path.parent)!r})`"
+        )
+    data.pop("schema_version", None)
+    data["environment"] = absolute_paths(data.get("environment"), path.absolute().parent)
+    for name, value in (overrides or {}).items():
+        override(data, name, value)
+    data["environment"] = absolute_paths(data["environment"], Path.cwd())
+    example = "add a line such as `environment: cart_pole`, or `environment: module:Class` of your own"
+    return settings_from(data, ControlFile, of=path, sections=_SECTIONS, required={"environment": example})
+
+
+def make_environment(spec: Mapping[str, Any]) -> BatchedEnvironment:
+    """{"name": "cart_pole", "horizon": 200} or {"gymnasium": "LunarLander-v3"} -> the environment.
+
+    Raises ConfigurationError for a name that leads nowhere, for arguments that it does not take, and for
+    something else than a BatchedEnvironment.
+    """
+    arguments = dict(spec)
+    if "gymnasium" in arguments:
+        from stateset_agents.numeric.environments.gymnasium_batch import GymnasiumBatch
+
+        return GymnasiumBatch(arguments.pop("gymnasium"), **arguments)
+    name = arguments.pop("name", None)
+    if not isinstance(name, str):
+        raise ConfigurationError(
+            f"environment needs a name: one of {', '.join(ENVIRONMENTS)}, `gymnasium: ID`, or "
+            f"package.module:Class, got {name!r}"
+        )
+    make = registered("environment", ENVIRONMENTS, name)
+    if not callable(make):
+        raise ConfigurationError(
+            f"environment {name!r} is a {type(make).__name__}: name a class or a function"
+        )
+    check_arguments(f"environment {name!r}", make, arguments)
+    made = make(**arguments)
+    if not isinstance(made, BatchedEnvironment):
+        raise ConfigurationError(
+            f"environment {name!r} gave a {type(made).__name__}: name a BatchedEnvironment, see "
+            "docs/control.md; one of Gymnasium is `gymnasium: ID`"
+        )
+    return made
+
+
+def held_out_seeds(config: MeasurementConfig) -> list[int]:
+    """The starts of a measurement."""
+    return [derive(config.seed, "test", index) for index in range(config.episodes)]
+
+
+# ------------------------------------------------------------------------------ who plays
+
+
+def load_policy(path: str | Path, environment: BatchedEnvironment) -> MlpPolicy | TaskPolicy:
+    """The policy of a checkpoint, or of a run folder: the weights that its training ended with.
+
+    Raises ConfigurationError where it is not of these observations and actions, or of a run that a program
+    made, whose network only that program knows.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise ConfigurationError(f"{path} does not exist: give a run folder or a checkpoint")
+    run = path if (path / "checkpoints").is_dir() else path.resolve().parents[1]
+    config = load_control(run)
+    best = best_checkpoint(run / "checkpoints") if config.training.load_best_at_end and run == path else None
+    try:
+        weights = load_checkpoint(best or checkpoint_at(path)).weights
+        policy = config.new_policy(environment)
+        policy.load_state_dict(dict(weights))
+    except CheckpointError as error:
+        raise ConfigurationError(str(error)) from error
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"{path} is of other observations or actions than {environment.spec.name}: evaluate it on "
+            f"{config.environment.get('gymnasium', config.environment.get('name'))}"
+        ) from error
+    return policy
+
+
+def rule_names(environment: BatchedEnvironment) -> tuple[str, ...]:
+    """Names of the rules that an environment offers beside a policy."""
+    return tuple(environment.rules()) if isinstance(environment, Ruled) else ()
+
+
+def measured(
+    player: MlpPolicy | TaskPolicy | str, environment: BatchedEnvironment, seeds: Sequence[int]
+) -> ControlEvaluation:
+    """A policy's, or a rule's, episodes from these starts. Blocking."""
+    if not isinstance(player, str):
+        return evaluate(player, environment, seeds)
+    assert isinstance(environment, Ruled)  # it named the rule
+    return evaluate_rule(environment.rules()[player], environment, seeds)
+
+
+def _windows(
+    players: Mapping[str, MlpPolicy | TaskPolicy | str],
+    environment: Traced,
+    evaluations: Mapping[str, ControlEvaluation],
+) -> list[Window]:
+    """The starts that went worst, median and best for the first player, against the second where there is
+    one; each is played again for its trace."""
+    first, *others = evaluations.values()
+    than = others[0].returns if others else (0.0,) * len(first.returns)
+    pairs = zip(first.seeds, first.returns, than, strict=True)
+    gains = sorted((a - b, seed) for seed, a, b in pairs if a is not None and b is not None)
+    chosen = {"worst": 0, "median": len(gains) // 2, "best": len(gains) - 1}
+    windows = []
+    for name, place in chosen.items() if gains else ():
+        seed = gains[place][1]
+        traces: dict[str, Trace] = {}
+        returns: dict[str, float] = {}
+        for shown, player in players.items():
+            assert isinstance(environment, BatchedEnvironment)
+            returns[shown] = measured(player, environment, [seed]).returns[0] or 0.0
+            traces[shown] = environment.trace(0)
+        windows.append(Window(name=name, seed=seed, returns=returns, traces=traces))
+    return windows
+
+
+# ------------------------------------------------------------------------------ the run
+
+
+class ControlExperiment:
+    """One run folder's life: new from a file, or resumed from the folder.
+
+    >>> async with ControlExperiment(load_control("examples/cartpole.yaml")) as experiment:
+    ...     await experiment.before()
+    ...     await experiment.train()
+    ...     await experiment.after()
+    """
+
+    def __init__(
+        self,
+        config: ControlFile,
+        *,
+        run: RunFolder | None = None,
+        checkpoint: Path | None = None,
+        callbacks: Sequence[object] = (),
+        measures: bool = True,
+    ) -> None:
+        """`run` is resumed from `checkpoint`, or from its newest one; `measures=False` leaves out what
+        `config.evaluation` asks for."""
+        self.config = config
+        self._evaluation = config.evaluation if measures else None
+        self._resumes = run is not None
+        self._checkpoint = checkpoint
+        environment = make_environment(config.environment)
+        self.policy = config.new_policy(environment)
+        self.trainer = ControlTrainer(
+            self.policy,
+            environment,
+            config.training,
+            run=run,
+            description=config.model_dump(mode="json", exclude={"kind", "training"}),
+            callbacks=callbacks,
+        )
+        self.summary: dict[str, Any] = {}
+
+    @property
+    def run(self) -> RunFolder:
+        """The run folder."""
+        return self.trainer.run
+
+    @property
+    def is_over(self) -> bool:
+        """A resumed run that has all its steps and its measurements; asked for after `initialize`."""
+        trainer = self.trainer
+        is_measured = self._evaluation is None or "after" in self.summary
+        return self._resumes and trainer.step_number >= trainer.num_steps and is_measured
+
+    async def initialize(self) -> None:
+        """Check everything, and have the policy act as a rule does where one is named; a resumed run goes on
+        from its checkpoint."""
+        if (rule := self.config.policy.clone) is not None:
+            cloned = await in_thread(self._clone, rule)
+            self.summary["cloned"] = {
+                "rule": rule,
+                "agreement": cloned.agreement,
+                "commonest": cloned.commonest,
+            }
+        await self.trainer.initialize()
+        if self._resumes:
+            await self.trainer.load_checkpoint(self._checkpoint)
+            self.summary = RunLog(self.run).summary()
+
+    def _clone(self, rule: str) -> Cloned:
+        """A resumed run does so, too: which run it is follows from the policy that it began with."""
+        environment = make_environment(self.config.environment)
+        names = rule_names(environment)
+        if rule not in names:
+            has = f"one of {', '.join(names)}" if names else "left out, as this environment has no rules"
+            raise ConfigurationError(f"policy.clone must be {has}, got {rule!r}")
+        assert isinstance(environment, Ruled)  # it named its rules
+        return clone(self.policy, environment.rules()[rule], environment, seed=self.config.training.seed)
+
+    async def before(self) -> dict[str, Any] | None:
+        """Measure the untrained policy; a resumed run keeps what it measured, or goes without."""
+        if self._evaluation is not None and "before" not in self.summary and not self.trainer.step_number:
+            result = await self._played("before", self._evaluation)
+            self.summary["before"] = result.summary()
+            self.run.write_summary(self.summary)
+        return self.summary.get("before")
+
+    async def train(self) -> None:
+        """Run the steps that are left."""
+        if self.trainer.step_number < self.trainer.num_steps and "after" in self.summary:
+            self.summary = {
+                name: value for name, value in self.summary.items() if name not in ("after", "rules")
+            }  # of the shorter run
+            self.run.write_summary(self.summary)
+            self.run.drop_stage("after", self.trainer.step_number)
+        await self.trainer.train()
+        self.summary |= self.trainer.summary()
+
+    async def after(self) -> dict[str, Any] | None:
+        """Measure the trained policy and the environment's rules (once); write summary, windows, report."""
+        if self._evaluation is not None and "after" not in self.summary:
+            ours = await self._played("after", self._evaluation)
+            rules, windows = await self.trainer.call(lambda: self._beside(ours))
+            self.run.write_windows(windows)
+            self.summary |= {"rules": rules, "after": ours.summary()}
+        self.run.write_summary(self.summary)
+        await in_thread(write_report, self.run.path)
+        return self.summary.get("after")
+
+    async def _played(self, stage: Stage, config: MeasurementConfig) -> ControlEvaluation:
+        result = await self.trainer.evaluate(held_out_seeds(config))
+        if self.config.training.log_episodes:
+            # a kill between this line and summary.json leaves them there, and they are played again
+            self.run.drop_stage(stage, self.trainer.step_number)
+            self.trainer.tracker.log_episodes(
+                self.trainer.step_number, result.rollout.episodes(), stage=stage
+            )
+        return result
+
+    def _beside(self, ours: ControlEvaluation) -> tuple[dict[str, Any], list[Window]]:
+        """The environment's rules from the same starts, and what happened in three of them."""
+        environment = self.trainer.validation
+        names = rule_names(environment)
+        evaluations = {"policy": ours}
+        evaluations |= {name: measured(name, environment, ours.seeds) for name in names}
+        found = {}
+        for name in names:
+            difference, interval = paired_difference(ours, evaluations[name])
+            gain = {"difference": difference, "difference_interval": interval}
+            found[name] = {**evaluations[name].summary(), **gain}
+        if not isinstance(environment, Traced):
+            return found, []
+        seats: dict[str, MlpPolicy | TaskPolicy | str] = {
+            "policy": self.policy,
+            **{name: name for name in names[:1]},
+        }
+        return found, _windows(seats, environment, evaluations)
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.initialize()
+        except BaseException:
+            await self.trainer.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.trainer.stop()

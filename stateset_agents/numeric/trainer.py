@@ -1,0 +1,597 @@
+"""The trainer of numeric policies: groups of episodes -> credit -> update -> metrics, in an async program."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from torch import nn
+
+from stateset_agents.numeric.checkpoints import ControlCheckpoints, ControlState
+from stateset_agents.numeric.credit import ESTIMATORS
+from stateset_agents.numeric.environments.base import (
+    BatchedEnvironment,
+    Tasked,
+    TaskRows,
+    check_environment,
+)
+from stateset_agents.numeric.evaluation import ControlEvaluation, evaluate, evaluation_seeds
+from stateset_agents.numeric.policy import MlpPolicy, ObservingPolicy, ValuedPolicy, as_tensors
+from stateset_agents.numeric.rollout import Rollout, action_keys, collect, collect_branches, largest_rms
+from stateset_agents.numeric.settings import ControlConfig
+from stateset_agents.numeric.update import UpdateResult, update
+from stateset_agents.runs.callbacks import expect_callback
+from stateset_agents.runs.checkpoint_files import best_checkpoint, fingerprint, load_checkpoint
+from stateset_agents.runs.compatibility import Identity
+from stateset_agents.runs.early_stopping import crossed
+from stateset_agents.runs.lifecycle import NothingBeside, Progress, State
+from stateset_agents.runs.optimizer import Optimization
+from stateset_agents.runs.recorder import ready
+from stateset_agents.runs.session import Session, Work
+from stateset_agents.runs.settings import CADENCE, changed_settings
+from stateset_agents.runs.trackers import check_installed, make_trackers
+from stateset_agents.runtime.loop_lag import measure_loop_lag
+from stateset_agents.runtime.tasks import shielded
+from stateset_agents.tracking.history import part_name
+from stateset_agents.tracking.run_folder import RunFolder
+from stateset_agents.tracking.tracker import JsonlTracker
+from stateset_agents.types.errors import CheckpointError, ConfigurationError, TrainingStopped
+from stateset_agents.types.logs import get_logger
+from stateset_agents.types.seeds import derive
+from stateset_agents.types.settings import expect
+
+_log = get_logger(__name__)
+
+_MAY_CHANGE = CADENCE | {"total_steps", "log_episodes"}
+_T = TypeVar("_T")
+
+_MAX_FAILED = 3
+"""Updates in a row that could not learn, after which a training ends; the first one ends it at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What `initialize` makes."""
+
+    optimization: Optimization
+    reference: nn.Module | None
+    checkpoints: ControlCheckpoints
+
+
+class ControlTrainer:
+    """Trains a numeric policy on a batched environment by group-relative policy optimisation.
+
+    Rollouts and updates run in a thread of the trainer's own, so the event loop goes on answering. A run is
+    a function of settings, seed, the policy's first weights, versions, CPU type and thread count. A policy
+    takes and gives tensors of the CPU; where it computes is its own matter.
+
+    >>> environment = BatchedCartPole()
+    >>> trainer = ControlTrainer(MlpPolicy(environment.spec), environment, ControlConfig(total_steps=100_000))
+    >>> policy = await trainer.train()
+    """
+
+    def __init__(
+        self,
+        policy: nn.Module,
+        environment: BatchedEnvironment,
+        config: ControlConfig | None = None,
+        *,
+        validation: BatchedEnvironment | None = None,
+        run: RunFolder | None = None,
+        description: Mapping[str, Any] | None = None,
+        callbacks: Sequence[object] = (),
+    ) -> None:
+        """`policy`: a `NumericPolicy`; `validation`: the environment of evaluations, the same when absent;
+        `run`: a folder to use instead of a new one; `description`: more for its config.yaml; `callbacks`: who
+        hears of steps, evaluations and checkpoints, see `Callback`."""
+        expect("policy", policy, nn.Module, "write MlpPolicy(environment.spec)")
+        for name, given in (("environment", environment), ("validation", validation or environment)):
+            if not isinstance(given, BatchedEnvironment):
+                raise ConfigurationError(
+                    f"{name} must be a BatchedEnvironment, got {type(given).__name__}: wrap a Gymnasium one "
+                    "in GymnasiumBatch"
+                )
+        if config is not None:
+            expect("config", config, ControlConfig, "write ControlConfig(total_steps=100_000, ...)")
+        for callback in callbacks:
+            expect_callback(callback)
+        self.policy = policy
+        self.environment = environment
+        self.validation = environment if validation is None else validation
+        self._config = config or ControlConfig()
+        self._description = dict(description or {})
+        self._session = Session([*make_trackers(self.config.report_to), *callbacks], run)
+        self._lifecycle, self._worker = self._session.lifecycle, self._session.worker
+        self._recorder = self._session.recorder
+        self._parts: _Parts | None = None
+        self._state = ControlState(num_groups=self.config.num_groups)
+        self._is_midway = False
+        """Has an update begun, and not ended?"""
+
+    # ------------------------------------------------------------------------------ how it stands
+
+    @property
+    def config(self) -> ControlConfig:
+        """The settings."""
+        return self._config
+
+    @config.setter
+    def config(self, config: ControlConfig) -> None:
+        """Another length or cadence from the next update on; before the trainer is ready, anything.
+
+        Raises ConfigurationError for a setting that the trainer's parts were made with, and changes nothing.
+        """
+        changes = changed_settings(self._config, config, may_change=_MAY_CHANGE if self.is_ready else None)
+        if self._parts is None:
+            self._state = replace(self._state, num_groups=config.num_groups)
+        elif changes:
+            checkpoints = self._parts.checkpoints
+            settings = {**checkpoints.settings, "training": config.model_dump(mode="json")}
+            self._recorder.settings_changed(settings, changes, step=self.step_number)
+            self._state = checkpoints.change_settings(config, settings, self._state)
+        self._config = config
+
+    @property
+    def run(self) -> RunFolder:
+        """The run folder."""
+        return self._recorder.run
+
+    @property
+    def tracker(self) -> JsonlTracker:
+        """Writes the run folder's logs."""
+        return self._recorder.tracker
+
+    @property
+    def is_ready(self) -> bool:
+        """Has `initialize` been through?"""
+        return self._parts is not None
+
+    @property
+    def step_number(self) -> int:
+        """Environment steps taken."""
+        return self._state.step
+
+    @property
+    def num_steps(self) -> int:
+        """Environment steps of the whole run; its last rollout may go beyond."""
+        return self.config.total_steps
+
+    @property
+    def state(self) -> State:
+        """What holds now."""
+        return self._lifecycle.state
+
+    @property
+    def progress(self) -> Progress:
+        """The progress of the training now."""
+        state = self._state
+        return self._session.progress(
+            step=state.step, num_steps=self.num_steps, seconds=state.train_seconds, best=state.best
+        )
+
+    @property
+    def console(self) -> Console | None:
+        """Where the step lines of `config.progress` go; stderr when unset."""
+        return self._recorder.console
+
+    @console.setter
+    def console(self, console: Console | None) -> None:
+        self._recorder.console = console
+
+    def summary(self) -> dict[str, Any]:
+        """What `summary.json` says."""
+        threads = torch.get_num_threads()
+        system = f"{platform.system()} {platform.machine()}"
+        return {
+            "seed": self.config.seed,
+            "steps": self.step_number,
+            "num_steps": self.num_steps,
+            "updates": self._state.updates,
+            "episodes": self._state.episodes,
+            **self._session.ending(self._state.best),
+            "train_seconds": round(self._state.train_seconds, 3),
+            "platform": f"{system}, {threads} thread{'s' * (threads > 1)}",
+            "deterministic": self._state.repeatable,
+        }
+
+    # ------------------------------------------------------------------------------ requests
+
+    def pause(self) -> None:
+        """Let the update under way end and hold there. From any thread."""
+        self._lifecycle.pause()
+
+    def resume(self) -> None:
+        """Go on after `pause`. From any thread."""
+        self._lifecycle.resume()
+
+    def request_stop(self) -> None:
+        """Let the update under way end, keep a checkpoint, and have `train` return. From any thread."""
+        self._lifecycle.request_stop()
+
+    async def wait_for(self, *states: State) -> State:
+        """Wait until the training is in one of these states, or has ended; returns the state it is in."""
+        return await self._lifecycle.wait_for(*states)
+
+    # ------------------------------------------------------------------------------ begin and end
+
+    async def initialize(self) -> None:
+        """Check the environment with the policy, make the optimiser and the reference, open the run folder.
+
+        Raises ConfigurationError for an environment whose equal seeds give unequal episodes, and for a policy
+        whose logits do not fit its actions.
+        """
+        self._worker.refuse_stopped()
+        if self._parts is None:
+            self._parts = await self._worker.run(self._set_up)
+
+    def _set_up(self) -> _Parts:
+        check_installed(self._recorder.callbacks)
+        config, spec = self.config, self.environment.spec
+        if self.validation.spec.to_json() != spec.to_json():
+            raise ConfigurationError(
+                f"validation has the spec {self.validation.spec.to_json()} and environment {spec.to_json()}: "
+                "give two of one kind"
+            )
+        can_fork = check_environment(self.environment, seed=config.seed)
+        if ESTIMATORS[config.advantage_estimator].branches and not can_fork:
+            raise ConfigurationError(
+                f"{spec.name} cannot fork: set advantage_estimator to step_group, which needs no branches"
+            )
+        if config.gradient_cosines_every and not isinstance(self.environment, Tasked):
+            raise ConfigurationError(
+                f"gradient_cosines_every {config.gradient_cosines_every} compares tasks, and {spec.name} is "
+                "one: leave it out, or make a TaskMix"
+            )
+        _check_policy(self.policy, self.environment, config)
+        if not self._recorder.is_open:
+            self._recorder.open(self._make_folder, self._settings())
+        return _Parts(
+            optimization=(optimization := Optimization(self.policy, config, num_updates=config.total_steps)),
+            reference=copy.deepcopy(self.policy).requires_grad_(False) if config.beta else None,
+            checkpoints=ControlCheckpoints(
+                policy=self.policy,
+                optimization=optimization,
+                recorder=self._recorder,
+                identity=Identity(
+                    base=fingerprint(self.policy.state_dict()),
+                    scenarios=self.environment.spec.name,
+                    settings={"environment": spec.to_json(), "training": config.model_dump(mode="json")},
+                ),
+                settings=self._settings(),
+                limit=config.save_total_limit,
+            ),
+        )
+
+    def _make_folder(self) -> RunFolder:
+        return RunFolder.create(self.config.output_dir, self.config.run_name, conversations=False)
+
+    def _settings(self) -> dict[str, Any]:
+        """As config.yaml has them."""
+        is_named = "environment" in self._description  # by what a YAML file can name
+        return {
+            "kind": "control",
+            **({} if is_named else {"made_by": "program"}),
+            "environment": self.environment.spec.to_json(),
+            "policy": type(self.policy).__name__,
+            **self._description,
+            "training": self.config.model_dump(mode="json"),
+        }
+
+    async def stop(self) -> None:
+        """End the thread and close the logs. A `train` under way is asked to stop and waited for."""
+        await self._session.stop()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.initialize()
+        except (Exception, asyncio.CancelledError):
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.stop()
+
+    # ------------------------------------------------------------------------------ training
+
+    async def train(self) -> nn.Module:
+        """Run the updates that are left, then return the policy: the last one's weights, or with
+        load_best_at_end the best evaluation's.
+
+        However it ends, by a cancellation or an error too, it keeps a checkpoint of the last finished update,
+        `summary.json` and `report.html`. After `request_stop` another call goes on. Raises TrainingStopped
+        where the first update, or three in a row, could not learn.
+        """
+        work = Work(
+            prepare=self.initialize,
+            run=self._run_updates,
+            save=self._save_last,
+            summary=self.summary,
+            is_ready=lambda: self.is_ready,
+            num_steps=lambda: self.num_steps,
+        )
+        await self._session.train(self, work, is_shown=self.config.progress)
+        return self.policy
+
+    async def _run_updates(self) -> tuple[State, str]:
+        """How it ended, and why."""
+        if done := self._done():
+            _log.warning(f"nothing is left to train: {done}")
+        await self._notify("on_train_begin", self)
+        await self._between_updates()  # what a stop in their middle left undone
+        while not (done := self._done()):
+            if not await self._lifecycle.wait_while_paused(NothingBeside()):
+                return "stopped", f"stopped as asked after step {self.step_number} of {self.num_steps}"
+            await self._update()
+            await self._between_updates()
+        if self.config.load_best_at_end:
+            await self._worker.run(self._load_best)
+        return "finished", done
+
+    def _done(self) -> str | None:
+        """Why no step is left; None while there is one."""
+        if self.step_number >= self.num_steps:
+            return f"all {self.num_steps} steps are done"
+        if self._state.best.exhausts(self.config.early_stopping_patience):
+            return self._state.best.why_stopped()
+        return None
+
+    async def _update(self) -> None:
+        """Play and learn, in the worker's thread; nobody turns back midway."""
+        async with measure_loop_lag() as lag:
+            metrics, failure = await shielded(self._worker.run(self._play_and_learn))
+        metrics["time/loop_lag"] = lag.longest
+        findings = self._recorder.step(self.step_number, metrics, self.config.model_dump(), lag.place)
+        for finding in findings:
+            await self._notify("on_warning", self.step_number, finding)
+        await self._notify("on_step_end", self.step_number, metrics)
+        if failure is not None and (self._state.updates == 1 or self._state.failed_updates >= _MAX_FAILED):
+            raise TrainingStopped(f"update {self._state.updates} {failure}")
+
+    def _play_and_learn(self) -> tuple[dict[str, float], str | None]:
+        parts, config, state = ready(self._parts), self.config, self._state
+        started = time.perf_counter()
+        rollout = self._rollout(state)
+        played = time.perf_counter()
+        self._is_midway = True
+        result = update(
+            self.policy,
+            parts.optimization,
+            rollout,
+            config,
+            reference=parts.reference,
+            position=state.step,
+            partition=state.partition,
+            updates_before=state.updates,
+        )
+        seen = rollout.seen()
+        if isinstance(self.policy, ObservingPolicy):  # after the update, which scores what it sampled with
+            self.policy.follow_observations(seen)
+        self._is_midway = False
+        ended = time.perf_counter()
+        self._state = replace(
+            state,
+            step=state.step + max(rollout.num_steps, 1),  # a rollout that failed as a whole is a step, too
+            updates=state.updates + 1,
+            episodes=state.episodes + len(rollout.failed),
+            num_groups=self._next_num_groups(rollout),
+            failed_updates=state.failed_updates + 1 if result.failure else 0,
+            partition=result.partition,
+            train_seconds=state.train_seconds + ended - started,
+        )
+        if config.log_episodes:
+            self._recorder.tracker.log_episodes(self._state.step, rollout.episodes())
+            self._recorder.tracker.log_event(
+                "actions", step=self._state.step, counts=self._action_counts(rollout)
+            )
+        times = {"time/rollout": played - started, "time/update": ended - played}
+        metrics = _metrics(rollout, result, times)
+        if not (isinstance(self.policy, MlpPolicy) and self.policy.normalizer is not None):
+            metrics["observation/rms"] = largest_rms(seen)
+        return metrics, result.failure
+
+    def _rollout(self, state: ControlState) -> Rollout:
+        config, number = self.config, state.updates
+        seeds = [derive(config.seed, "start", number, group) for group in range(state.num_groups)]
+        keys = action_keys(config.seed, number, state.num_groups, config.group_size)
+        size, limit = config.group_size, config.max_episode_steps
+        self.policy.train(False)
+        if ESTIMATORS[config.advantage_estimator].branches:
+            return collect_branches(
+                self.policy,
+                self.environment,
+                seeds,
+                group_size=size,
+                keys=keys,
+                gamma=config.gamma,
+                num_branches=config.num_branches,
+                every=config.branch_every,
+                max_steps=limit,
+            )
+        return collect(self.policy, self.environment, seeds, group_size=size, keys=keys, max_steps=limit)
+
+    def _action_counts(self, rollout: Rollout) -> dict[str, int]:
+        """By name, those that were taken."""
+        names, counts = self.environment.spec.action_names, rollout.action_counts().tolist()
+        return {names[index] if names else str(index): n for index, n in enumerate(counts) if n}
+
+    def _next_num_groups(self, rollout: Rollout) -> int:
+        wanted = self.config.steps_per_rollout
+        if wanted is None:
+            return self.config.num_groups
+        steps_of_a_group = max(1.0, rollout.num_steps / rollout.num_groups)
+        return min(self.config.num_groups, max(1, round(wanted / steps_of_a_group)))
+
+    # ------------------------------------------------------------------------------ between updates
+
+    async def _between_updates(self) -> None:
+        """Evaluate and save where it is due."""
+        step, is_best = self.step_number, False
+        if crossed(self.config.eval_steps, self._state.evaluated_step, step):
+            result = await self.evaluate()
+            is_best = await self._worker.run(self._note_evaluation, result)
+            await self._notify("on_evaluate", step, result)
+        saved = ready(self._parts).checkpoints.saved
+        if is_best or crossed(self.config.save_steps, saved.step if saved else 0, step):
+            await self._save_last()
+
+    async def evaluate(
+        self, seeds: Sequence[int] | None = None, *, deterministic: bool = True
+    ) -> ControlEvaluation:
+        """One episode of the current policy from each of `seeds`, by default `eval_episodes` starts that the
+        training does not play; `deterministic`: always the likeliest action."""
+        chosen = (
+            evaluation_seeds(self.config.seed, self.config.eval_episodes) if seeds is None else list(seeds)
+        )
+
+        def play() -> ControlEvaluation:
+            return evaluate(
+                self.policy,
+                self.validation,
+                chosen,
+                deterministic=deterministic,
+                seed=self.config.seed,
+            )
+
+        return await self._worker.run(play)
+
+    async def call(self, work: Callable[[], _T]) -> _T:
+        """The result of blocking work, done in the trainer's thread between two updates."""
+        return await self._worker.run(work)
+
+    def _note_evaluation(self, result: ControlEvaluation) -> bool:
+        """Log an evaluation; is it the best so far?"""
+        config, state = self.config, self._state
+        best = state.best.after(state.step, result.mean, threshold=config.early_stopping_threshold)
+        if config.log_episodes:
+            self._recorder.tracker.log_episodes(state.step, result.rollout.episodes(), stage="validation")
+        self._recorder.measured(state.step, result.metrics())
+        self._state = replace(state, evaluated_step=state.step, best=best)
+        return best.step == state.step
+
+    def _load_best(self) -> None:
+        path = best_checkpoint(self.run.checkpoints)
+        if path is None:
+            _log.warning("the run folder has no best checkpoint: the policy keeps the last update's weights")
+        elif self._state.best.step != self.step_number:
+            ready(self._parts).checkpoints.save(self._state)  # the last weights, before they are replaced
+            self.policy.load_state_dict(dict(load_checkpoint(path).weights))
+
+    # ------------------------------------------------------------------------------ checkpoints
+
+    async def save_checkpoint(self) -> Path:
+        """Write `checkpoints/step-NNNNNN` of the last finished update; older ones beyond the limit go."""
+        if self._is_midway:
+            raise CheckpointError("the last update broke off midway: load a checkpoint first")
+        checkpoints, state = ready(self._parts).checkpoints, self._state
+        path = await shielded(self._worker.run(checkpoints.save, state))
+        self._recorder.tracker.log_event("checkpoint", step=state.step, path=path.name)
+        await self._notify("on_checkpoint", state.step, path)
+        return path
+
+    async def _save_last(self) -> None:
+        if self._parts is None:
+            return
+        if self._is_midway:
+            _log.error("the last update broke off midway: it is not kept, earlier checkpoints are")
+        elif self._parts.checkpoints.saved != self._state:
+            await self.save_checkpoint()
+
+    async def load_checkpoint(self, path: str | Path | None = None) -> None:
+        """Go on from a checkpoint, or a run's newest: this run's when no path is given (warns where that has
+        none yet).
+
+        Log lines and checkpoints of later steps are dropped. Raises CheckpointError when it is damaged, or is
+        of other settings, another environment or other first weights.
+        """
+        if self._lifecycle.is_training:
+            raise ConfigurationError("this trainer is training: stop it, then load the checkpoint")
+        await self.initialize()
+        await shielded(self._worker.run(self._restore, path))
+
+    def _restore(self, path: str | Path | None) -> None:
+        checkpoints = ready(self._parts).checkpoints
+        restored = checkpoints.restore(path)
+        if restored is not None:
+            self._state, self._is_midway = restored[1], False
+        checkpoints.truncate_after(self._state)
+        if restored is None:
+            _log.warning(f"{self.run.path} has no checkpoint yet: starting at step {self.step_number}")
+        else:
+            self._recorder.tracker.log_event("resumed", step=self.step_number, path=restored[0].name)
+
+    async def _notify(self, moment: str, *arguments: Any) -> None:
+        await self._recorder.notify(moment, *arguments, step=self.step_number)
+
+
+def _check_policy(policy: nn.Module, environment: BatchedEnvironment, config: ControlConfig) -> None:
+    """Ask it for the first actions. Raises ConfigurationError for logits of a wrong shape, a policy that
+    does not take and give tensors of the CPU, and one without values where the estimator needs them."""
+    device = next(policy.parameters()).device
+    if ESTIMATORS[config.advantage_estimator].credit is None and not isinstance(policy, ValuedPolicy):
+        raise ConfigurationError(
+            f"advantage_estimator gae needs a critic and {type(policy).__name__} has no method values: give "
+            "it one, or take step_group"
+        )
+    observations = environment.reset([derive(config.seed, "check", index) for index in range(2)])
+    expected = (2, environment.spec.num_actions)
+    misplaced = f"the policy must take and give tensors of the CPU, got one on {device}: call policy.cpu()"
+    try:
+        with torch.inference_mode():
+            logits = policy.train(False)(as_tensors(observations))
+    except RuntimeError as error:
+        if device.type == "cpu":
+            raise
+        raise ConfigurationError(misplaced) from error
+    if isinstance(logits, torch.Tensor) and logits.device.type != "cpu":
+        raise ConfigurationError(misplaced)
+    if not isinstance(logits, torch.Tensor) or logits.shape != expected:
+        found = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+        raise ConfigurationError(
+            f"{type(policy).__name__} must give logits of shape {expected} for 2 rows, got {found}: "
+            f"{environment.spec.name} has {environment.spec.num_actions} actions"
+        )
+
+
+def _by_task(tasks: TaskRows, returns: NDArray[np.float64], whole: NDArray[np.bool_]) -> dict[str, float]:
+    """The tasks' mean normalised returns, of those that had an episode."""
+    scores = tasks.scores(returns)
+    rows = {name: whole & (tasks.ids == task) for task, name in enumerate(tasks.names)}
+    return {f"score/{name}": float(scores[row].mean()) for name, row in rows.items() if row.any()}
+
+
+def _metrics(rollout: Rollout, result: UpdateResult, times: Mapping[str, float]) -> dict[str, float]:
+    """Of one update; rewards are undiscounted returns of the episodes that did not fail."""
+    whole = ~rollout.failed
+    metrics: dict[str, float] = {}
+    if whole.any():
+        returns = rollout.returns[whole]
+        metrics |= {"reward/mean": float(returns.mean()), "reward/std": float(returns.std())}
+        for name, part in rollout.components.items():
+            named = part_name(f"reward/{name}", metrics)
+            metrics[named] = float(np.where(rollout.alive, part, 0.0).sum(axis=0)[whole].mean())
+        if rollout.tasks is not None:
+            metrics |= _by_task(rollout.tasks, rollout.returns, whole)
+        metrics["episode/length"] = float(rollout.lengths[whole].mean())
+        metrics["episode/truncated"] = float(rollout.truncated[whole].mean())
+    spent = sum(times.values())
+    return {
+        **metrics,
+        "episode/failed": float(rollout.failed.sum()),
+        "rollout/episodes": float(len(whole)),
+        "rollout/steps": float(rollout.num_steps),
+        **result.metrics,
+        **times,
+        "time/step": spent,
+        "rollout/steps_per_second": rollout.num_steps / spent,
+    }

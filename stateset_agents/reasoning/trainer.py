@@ -1,0 +1,378 @@
+"""`GRPOTrainer`: DeepSeekMath's GRPO over live objects, for who writes the loop himself.
+
+prompts -> groups of replies -> rewards -> advantages -> loss -> step. Each arrow is the package's own: its
+engine samples, its rewards score, its estimator credits, its losses and learner update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Self
+
+from torch import Tensor
+
+from stateset_agents.backends.local.backend import HuggingFaceBackend
+from stateset_agents.backends.pretrained.pictures import PictureReader
+from stateset_agents.backends.training_lock import exclusive, new_weights
+from stateset_agents.core.reward import RewardFunction, RewardResult, as_reward, score_trajectories
+from stateset_agents.core.scoring.base import as_result, with_score
+from stateset_agents.reasoning.groups import Group, samples_of, trajectory_of
+from stateset_agents.reasoning.responses import Sampling, adapted, encoded_prompts, sampled
+from stateset_agents.runs.settings import changed_settings
+from stateset_agents.runtime.named_arguments import NamedCall
+from stateset_agents.runtime.tasks import gather_or_cancel, in_thread
+from stateset_agents.runtime.worker_thread import Worker
+from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.distributed.processes import Processes
+from stateset_agents.training.update.credit import assign_credit
+from stateset_agents.training.update.learner import Learner
+from stateset_agents.types.errors import ConfigurationError, RewardFailure
+from stateset_agents.types.images import Image, PixelValues
+from stateset_agents.types.logs import get_logger
+from stateset_agents.types.messages import Completion
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.seeds import derive
+from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
+
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PicturePrompt:
+    """A scenario whose opening holds the processor's image token for each of some pictures."""
+
+    scenario: Scenario
+    images: tuple[Image, ...]
+
+
+Prompt = str | Scenario | PicturePrompt
+"""Text as the model reads it; or a scenario whose `opening` is that, with the truth in its context."""
+_WEIGHT_CAP = 2.0
+"""Of the weights policy / truncated policy, which are at most 1 but for rounding."""
+
+
+class GRPOTrainer:
+    """Group relative policy optimisation (DeepSeekMath, https://arxiv.org/abs/2402.03300) of a live model.
+
+    >>> async with GRPOTrainer(model, reference, tokenizer, reward) as trainer:
+    ...     for batch in batches:
+    ...         print(await trainer.train_step(batch))
+
+    It differs from the paper where the package does: token ratios are to the policy that sampled, never to
+    the reference; the KL has the gradient of the reverse KL (k3 times the live ratio); a group that ties
+    has advantages of exactly 0. Without run folder, checkpoints and evaluation: those are
+    `MultiTurnGRPOTrainer`'s, which trains agents in conversations.
+    """
+
+    def __init__(
+        self,
+        policy_model: Any,
+        ref_model: Any,
+        tokenizer: Any,
+        reward_fn: RewardFunction | Callable[..., Any],
+        group_size: int = 8,
+        clip_epsilon: float = 0.2,
+        kl_coef: float = 0.04,
+        max_length: int = 2048,
+        temperature: float = 0.8,
+        *,
+        learning_rate: float = 5e-6,
+        betas: tuple[float, float] = (0.9, 0.95),
+        max_grad_norm: float = 1.0,
+        num_iterations: int = 1,
+        advantage_clip: float | None = None,
+        advantage_skip: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        batch_size: int = 32,
+        seed: int = 0,
+        processes: Processes | None = None,
+        processor: Any = None,
+        freeze_vision: bool = False,
+    ) -> None:
+        """Takes over `policy_model`, whose weights it trains in their place, in fp32 (or wider).
+
+        Args:
+            policy_model: A causal language model of transformers. The engine samples from a copy of it.
+            ref_model: What the policy stays near: another one of the same shape, frozen in its place. None
+                takes a copy of the policy as it is now; with a `kl_coef` of 0 there must be none.
+            tokenizer: transformers' own.
+            reward_fn: One of the package's rewards; or a function of `prompt` and `response`, and `truth`
+                (the scenario's context) if it names that, that returns a number; or an object with such a
+                method `compute_reward`, as `DeepSeekRewardFunction`.
+            group_size: Replies to each prompt.
+            clip_epsilon: The ratio counts from 1 - clip_epsilon to 1 + clip_epsilon.
+            kl_coef: Weight of the KL to the reference.
+            max_length: Tokens of prompt and reply together; the prompt may have half of them.
+            temperature: Of the replies; the update takes log-probs at it, too.
+            learning_rate: Of AdamW, constant.
+            betas: AdamW's.
+            max_grad_norm: The gradient's norm is clipped to it.
+            num_iterations: Optimiser steps on each batch.
+            advantage_clip: Advantages are clipped to ±this; 3 acts in groups of more than 10 only.
+            advantage_skip: Replies whose advantage is nearer to 0 train nothing; 0 skips none.
+            top_k: Replies are sampled from the likeliest tokens alone; 0 from all.
+            top_p: The same by their mass. With either, the stored log-probs are of the distribution that was
+                sampled from, and each token's loss has the weight policy / that: right for the tokens that
+                can be sampled, while the others can never be tried.
+            batch_size: Replies that are sampled at once.
+            seed: Of all random streams.
+            processes: Of `setup_distributed_grpo`.
+            processor: transformers' own, of a vision-language model whose prompts have pictures.
+            freeze_vision: Leave its vision encoder as it is.
+
+        Raises ConfigurationError for settings that cannot be.
+        """
+        self._sampling = Sampling(
+            group_size=group_size,
+            batch_size=batch_size,
+            max_length=max_length,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+        )
+        self.reward_fn = _as_prompt_reward(reward_fn)
+        self.processes = processes or Processes()
+        self._config = TrainingConfig(
+            num_generations=group_size,
+            clip_ratio=clip_epsilon,
+            beta=kl_coef,
+            temperature=temperature,
+            learning_rate=learning_rate,
+            lr_scheduler_type="constant",
+            warmup_ratio=0.0,
+            adam_beta1=betas[0],
+            adam_beta2=betas[1],
+            max_grad_norm=max_grad_norm,
+            num_iterations=num_iterations,
+            advantage_clip=advantage_clip,
+            advantage_skip=advantage_skip,
+            importance_cap=_WEIGHT_CAP if self._sampling.truncates else None,
+            seed=seed,
+            freeze_vision=freeze_vision,
+        )
+        self._tokenizer = adapted(tokenizer, policy_model)
+        self.pictures = None if processor is None else PictureReader(processor, policy_model)
+        """Reads the pictures of prompts; None where these are text alone."""
+        self._backend = HuggingFaceBackend(policy_model, self._tokenizer, pictures=self.pictures)
+        self.learner = Learner(
+            policy_model,
+            self.config,
+            num_steps=1,  # the rate is constant
+            exact_logprobs=self._backend.is_exact and not self._sampling.truncates,
+            processes=self.processes,
+            reference_model=ref_model,
+            pictures=self.pictures,
+        )
+        self._worker = Worker()
+        self._num_batches = 0
+        self._step = 0
+
+    async def __aenter__(self) -> Self:
+        await self._backend.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the engine's thread and the update's. The policy model keeps what it learned."""
+        await self._backend.close()
+        await self._worker.stop()
+
+    @property
+    def config(self) -> TrainingConfig:
+        """The settings, as they were given."""
+        return self._config
+
+    @config.setter
+    def config(self, config: TrainingConfig) -> None:
+        """Raises ConfigurationError for every setting that differs: the learner was made with them."""
+        changed_settings(self._config, config, may_change=())
+
+    @property
+    def policy_model(self) -> Any:
+        """The live model, with the weights of now."""
+        return self.learner.base
+
+    # ------------------------------------------------------------------------------ rollouts
+
+    async def generate_groups(self, prompts: Sequence[Prompt]) -> list[Group]:
+        """GRPO's rollouts: `group_size` replies to each prompt, with rewards, and advantages in their group.
+
+        Raises ConfigurationError for a prompt over half of `max_length` tokens.
+        """
+        scenarios = [_as_scenario(prompt, index) for index, prompt in enumerate(prompts)]
+        texts = [scenario.opening for scenario in scenarios]
+        pixels = await in_thread(self._pixels, prompts)
+        place_id = None if self.pictures is None else self.pictures.place_id
+        ids = encoded_prompts(self._tokenizer, texts, self._sampling, pixels=pixels, place_id=place_id)
+        self._num_batches += 1
+        stream = derive(self.config.seed, "groups", self.processes.rank, self._num_batches)
+        replies = await sampled(self._backend, ids, self._sampling, stream=stream, pixels=pixels)
+        played = [
+            [trajectory_of(scenario, scenario.opening, reply, member=i) for i, reply in enumerate(group)]
+            for scenario, group in zip(scenarios, replies, strict=True)
+        ]
+        scores = await gather_or_cancel(score_trajectories(self.reward_fn, group) for group in played)
+        scored = [self._scored(*pair) for pair in zip(played, scores, strict=True)]
+        groups = [
+            TrajectoryGroup(key=str(index), trajectories=members) for index, members in enumerate(scored)
+        ]
+        credit = assign_credit(groups, self.config).advantages
+        return [
+            _as_group(text, prompt_ids, said, group.rewards, advantages)
+            for text, prompt_ids, said, group, advantages in zip(
+                texts, ids, replies, groups, credit, strict=True
+            )
+        ]
+
+    def _pixels(self, prompts: Sequence[Prompt]) -> list[tuple[PixelValues, ...]]:
+        """The pictures of each prompt, as the processor reads them."""
+        images = [prompt.images if isinstance(prompt, PicturePrompt) else () for prompt in prompts]
+        reader = self.pictures
+        if reader is None and any(images):
+            raise ConfigurationError("a prompt has pictures: give GRPOTrainer the model's processor")
+        return [() if reader is None else tuple(map(reader.read, each)) for each in images]
+
+    @staticmethod
+    def _scored(
+        members: Sequence[Trajectory], results: Sequence[RewardResult | RewardFailure]
+    ) -> tuple[Trajectory, ...]:
+        scored = []
+        for member in zip(members, results, strict=True):
+            trajectory, failure = with_score(*member)
+            scored.append(trajectory)
+            if failure is not None:
+                _log.warning(f"a reply stays unscored: {failure}")
+        return tuple(scored)
+
+    # ------------------------------------------------------------------------------ updates
+
+    def compute_loss(self, group: Group) -> dict[str, Tensor]:
+        """GRPO's loss of one group under the weights as they are: clipped surrogate plus `kl_coef` times KL.
+
+        Token ratios are to the stored `old_logprobs`, averaged over each reply's tokens, then over replies.
+        Returns `loss`, which carries the gradient (zero, still a tensor, where every reply is skipped), and
+        without: `pg_loss`, `kl_penalty` (kl_coef times the KL), `clip_fraction`, `mean_reward`. Dropout is
+        off. Nothing steps: `train_step` does. Raises ConfigurationError for a group in which no reply trains.
+        """
+        losses = self.learner.losses(samples_of(group))
+        return {
+            "loss": losses["total_loss"],
+            "pg_loss": losses["policy_loss"],
+            "kl_penalty": losses["kl_penalty"],
+            "clip_fraction": losses["clip_fraction"],
+            "mean_reward": losses["total_loss"].new_tensor(_mean_reward([group])),
+        }
+
+    async def train_step(self, prompts: Sequence[Prompt]) -> dict[str, float]:
+        """One step of GRPO: groups of replies, `num_iterations` updates on all of them, new weights.
+
+        With several processes all give the same prompts, and each plays its part. Returns `loss`, `pg_loss`,
+        `kl_penalty`, `clip_fraction`, `mean_reward`, `grad_norm` (before clipping) and `skipped` (updates
+        that moved nothing: no reply with an advantage, or a gradient that is not finite). Raises
+        ConfigurationError without a prompt, and while another trainer trains the same engine.
+        """
+        if not prompts:
+            raise ConfigurationError("train_step needs at least one prompt, got none")
+        with exclusive(self._backend, self):
+            played = await self.generate_groups(prompts[self.processes.slice_of(len(prompts))])
+            if not self.processes.is_alone:
+                parts = await self._worker.run(self.processes.gather, "the groups", played)
+                played = [group for part in parts for group in part]
+            samples = [sample for group in played for sample in samples_of(group)]
+            metrics = {"optimizer/skipped": 1.0}
+            if samples:
+                update = partial(self.learner.update, samples, step=self._step)
+                metrics = await self._worker.run(update)
+            self._step += 1
+            await self._backend.update_weights(self.learner.weights(), self._step)
+            new_weights(self._backend)
+        pg_loss, kl_penalty = metrics.get("loss/policy", 0.0), metrics.get("loss/kl", 0.0)
+        sides = ("policy/clip_fraction_low", "policy/clip_fraction_high")
+        return {
+            "loss": pg_loss + kl_penalty,
+            "pg_loss": pg_loss,
+            "kl_penalty": kl_penalty,
+            "clip_fraction": sum(metrics.get(side, 0.0) for side in sides),
+            "mean_reward": _mean_reward(played),
+            "grad_norm": metrics.get("optimizer/grad_norm", 0.0),
+            "skipped": metrics["optimizer/skipped"],
+        }
+
+
+class _PromptReward(RewardFunction):
+    """A function of `prompt`, `response` and `truth` as a reward of the package."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.name = str(getattr(function, "__name__", type(function).__name__))
+        self._named = NamedCall(
+            f"reward {self.name}",
+            function,
+            ("prompt", "response", "truth"),
+            positional=("prompt", "response"),
+        )
+
+    async def score(self, trajectory: Trajectory) -> RewardResult:
+        given = {
+            "prompt": trajectory.opening[-1].content,
+            "response": _without_opened(trajectory),
+            "truth": trajectory.scenario.context,
+        }
+        return as_result(await self._named.call(given))
+
+
+def _without_opened(trajectory: Trajectory) -> str:
+    """The response behind the prompt: a thought that the prompt opened is the prompt's."""
+    text = trajectory.replies[-1].content
+    opened = trajectory.opening[-1].content.rstrip().endswith("<think>")
+    return text.removeprefix("<think>") if opened else text
+
+
+def _as_prompt_reward(reward_fn: RewardFunction | Callable[..., Any]) -> RewardFunction:
+    if isinstance(reward_fn, RewardFunction | type):
+        return as_reward(reward_fn)
+    function = getattr(reward_fn, "compute_reward", reward_fn)
+    return _PromptReward(function) if callable(function) else as_reward(function)
+
+
+def _as_scenario(prompt: Prompt, index: int) -> Scenario:
+    if isinstance(prompt, str):
+        return Scenario(id=f"prompt-{index}", opening=prompt)
+    if isinstance(prompt, PicturePrompt):
+        prompt = prompt.scenario
+    if isinstance(prompt, Scenario):
+        return replace(prompt, id=prompt.id or f"prompt-{index}")
+    raise ConfigurationError(
+        f"a prompt must be text or a Scenario, got {type(prompt).__name__}: {prompt!r:.60}"
+    )
+
+
+def _as_group(
+    prompt: str,
+    prompt_ids: Sequence[int],
+    replies: Sequence[Completion],
+    rewards: Sequence[float | None],
+    advantages: Sequence[tuple[float, ...] | None],
+) -> Group:
+    group = Group(
+        prompt=prompt,
+        prompt_ids=list(prompt_ids),
+        responses=[reply.message.content for reply in replies],
+        response_ids=[list(reply.token_ids) for reply in replies],
+        old_logprobs=[list(reply.logprobs) for reply in replies],
+        rewards=list(rewards),
+        advantages=[None if not values else values[0] for values in advantages],
+    )
+    if replies[0].pixels:
+        group["pixels"] = replies[0].pixels
+    return group
+
+
+def _mean_reward(groups: Sequence[Group]) -> float:
+    """Over the scored replies; NaN where there is none."""
+    rewards = [reward for group in groups for reward in group["rewards"] if reward is not None]
+    return sum(rewards) / len(rewards) if rewards else float("nan")

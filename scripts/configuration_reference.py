@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
@@ -26,6 +27,16 @@ INTRODUCTION = """# Configuration
 
 <!-- Written by scripts/configuration_reference.py from the settings models; edit those. -->
 
+## Twelve that matter
+
+All of them stand in `training`; most trainings need no other.
+
+TWELVE
+`stateset-agents train FILE --explain` says for every setting what it is in that training and who set it: you,
+the model's card, the loss, a teacher, the estimator, the profile, or the field's default.
+
+## Files and paths
+
 A YAML file has the sections of `ExperimentConfig`; the command line changes any of them with
 `--set training.beta=0.02`. In a program, make the models yourself: `TrainingConfig.from_profile("balanced",
 num_generations=16)`. An unknown field is an error that names the nearest one.
@@ -40,10 +51,18 @@ A file with the line `kind: control` trains a numeric policy and has the section
 ([control.md](control.md)).
 """
 
+WANTED: Mapping[str, tuple[str, ...]] = {
+    "learn faster": ("learning_rate", "num_generations", "per_device_train_batch_size", "num_iterations"),
+    "stay near the model you began with": ("beta", "clip_ratio", "max_grad_norm"),
+    "fit in memory": ("lora", "micro_batch_tokens", "gradient_checkpointing"),
+    "get the same run again": ("seed", "scheduling"),
+}
+"""What one wants -> the settings of `training` that give it."""
+
 
 def reference() -> str:
     """The whole page."""
-    parts = [INTRODUCTION]
+    parts = [INTRODUCTION.replace("TWELVE\n", _twelve())]
     for title, model in (
         ("The file", ExperimentConfig),
         ("`agent`", AgentConfig),
@@ -64,10 +83,22 @@ def reference() -> str:
     return "\n".join(parts)
 
 
+def _twelve() -> str:
+    rows = ["| to | setting | default | what it does |", "|---|---|---|---|"]
+    for aim, names in WANTED.items():
+        for name, row in zip(names, _rows(TrainingConfig, names), strict=True):
+            rows.append(f"| {aim if name == names[0] else ''} {row}")
+    return "\n".join(rows) + "\n\n"
+
+
 def _table(model: type[Settings]) -> str:
-    rows = ["| field | default | what it does |", "|---|---|---|"]
     own_first = sorted(model.model_fields, key=lambda name: name not in model.__annotations__)
-    for name in own_first:
+    rows = ["| field | default | what it does |", "|---|---|---|", *_rows(model, own_first)]
+    return "\n".join(rows) + "\n"
+
+
+def _rows(model: type[Settings], settings: Iterable[str]) -> Iterator[str]:
+    for name in settings:
         field, names = model.model_fields[name], [name]
         if field.validation_alias is not None:
             choices = getattr(field.validation_alias, "choices", [])
@@ -83,8 +114,7 @@ def _table(model: type[Settings]) -> str:
         choices = ", ".join(f"`{choice}`" for choice in _choices(field))
         one_of = f" One of {choices}." if choices else ""
         description = (field.description or "").replace("|", r"\|")
-        rows.append(f"| `{name}` | {shown} | {description}{one_of}{also} |")
-    return "\n".join(rows) + "\n"
+        yield f"| `{name}` | {shown} | {description}{one_of}{also} |"
 
 
 def _choices(field: FieldInfo) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from stateset_agents.types.errors import ConfigurationError, StatesetError, Trai
 from stateset_agents.types.logs import configure_logging
 
 if TYPE_CHECKING:
-    from stateset_agents.training.experiment import Experiment
+    from stateset_agents.training.experiment import Experiment, ExperimentConfig
 
 
 def add_parser(subparsers: Any) -> None:
@@ -53,6 +53,9 @@ def add_parser(subparsers: Any) -> None:
         help="conversations that `served` wrote, in place of the file's environment",
     )
     parser.add_argument("--no-eval", action="store_true", help="skip the measurement before and after")
+    parser.add_argument(
+        "--explain", action="store_true", help="print every setting and who set it; nothing is trained"
+    )
     parser.set_defaults(run=run)
 
 
@@ -62,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
     Of several processes the first prints errors; another one prints only what the first cannot know.
     """
     _check_source(args)
+    if args.explain:
+        return _explain(args)
     if is_control(args.config or args.resume):
         return numeric.train(args)
     experiment = None
@@ -100,10 +105,40 @@ def _check_source(args: argparse.Namespace) -> None:
         )
 
 
+def _explain(args: argparse.Namespace) -> int:
+    """Print the settings of the training that the file describes, and who set each."""
+    from stateset_agents.backends.pretrained.loading import model_folder, recommended_settings
+    from stateset_agents.training.setting_origins import origins_table
+
+    if args.resume or is_control(args.config):
+        what = (
+            "a run's config.yaml holds every setting" if args.resume else "a numeric training has no layers"
+        )
+        raise ConfigurationError(f"--explain is for a YAML file of conversations, and {what}: leave it out")
+    config = _experiment_config(args, Path(args.config))
+    name = config.agent.model_name
+    has_card = name != "scripted" and not name.startswith("vllm:")
+    card = recommended_settings(model_folder(name)) if has_card else {}
+    training, recommended = config.training.with_recommended(card)
+    print(origins_table(training, recommended))
+    return 0
+
+
 def _experiment(args: argparse.Namespace) -> Experiment:
-    from stateset_agents.training.experiment import Experiment, load_experiment
+    from stateset_agents.training.experiment import Experiment
 
     folder, checkpoint = run_and_checkpoint(args.resume) if args.resume else (None, None)
+    config = _experiment_config(args, folder.config if folder else Path(args.config))
+    if args.no_eval and folder is None:  # the run's own config.yaml: a resume does not measure either
+        config = config.model_copy(update={"evaluation": None})
+    if _is_other_rank():
+        configure_logging("ERROR")  # the first process says it for all
+    return Experiment(config, run=folder, checkpoint=checkpoint, measures=not args.no_eval)
+
+
+def _experiment_config(args: argparse.Namespace, file: Path) -> ExperimentConfig:
+    from stateset_agents.training.experiment import load_experiment
+
     served = args.from_served
     named = {
         "environment": None if served is None else {"name": "served", "logs": str(Path(served).resolve())},
@@ -112,12 +147,7 @@ def _experiment(args: argparse.Namespace) -> Experiment:
         "training.max_steps": args.max_steps,
         "training.output_dir": args.output_dir,
     }
-    config = load_experiment(folder.config if folder else Path(args.config), overrides(args.set, named))
-    if args.no_eval and folder is None:  # the run's own config.yaml: a resume does not measure either
-        config = config.model_copy(update={"evaluation": None})
-    if _is_other_rank():
-        configure_logging("ERROR")  # the first process says it for all
-    return Experiment(config, run=folder, checkpoint=checkpoint, measures=not args.no_eval)
+    return load_experiment(file, overrides(args.set, named))
 
 
 def _interrupted(experiment: Experiment) -> int:

@@ -34,6 +34,7 @@ from stateset_agents.training.loop.rollouts import EventSink, Rollouts
 from stateset_agents.training.loop.scenario_order import ScenarioOrder
 from stateset_agents.training.loop.validation import Validation
 from stateset_agents.training.loop.weight_sync import WeightSync
+from stateset_agents.training.setting_origins import counted_origins, setting_origins
 from stateset_agents.training.update.factory import LearnerFactory, is_quantized_training
 from stateset_agents.training.update.protocol import PolicyLearner
 from stateset_agents.training.update.teacher import Teacher, load_teacher
@@ -157,6 +158,9 @@ async def set_up(
     if recommended:
         set_by_card = ", ".join(f"{name} {value}" for name, value in recommended.items())
         _log.warning(f"the model's card sets what you did not: {set_by_card}")
+    if group.is_first:
+        origins = counted_origins(setting_origins(config, recommended))
+        _log.info(f"settings: {origins} (stateset-agents train FILE --explain lists them)")
     if group.is_first and isinstance(backend, TrainableBackend):
         await in_thread(_tell_untrained, backend, scenarios)
     if config.eval_steps:

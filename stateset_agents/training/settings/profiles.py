@@ -88,7 +88,7 @@ def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     table = dict(PROFILES[TrainingProfile(known)])
     table |= estimator_defaults(given.get("advantage_estimator", DEFAULT_ESTIMATOR))
     table |= distillation_defaults(given.get("distillation"))
-    clip = _loss_clip(given.get("loss_type", table.get("loss_type")))
+    clip = loss_defaults(given.get("loss_type", table.get("loss_type")))
     table = {name: value for name, value in table.items() if name not in clip}
     low = {name: value for name, value in clip.items() if name == "clip_ratio"}
     return {**table, **(low if {"clip_ratio", "clip_ratio_high"} & given.keys() else clip)}
@@ -112,7 +112,7 @@ def distillation_defaults(distillation: Any) -> dict[str, Any]:
     return {} if distillation is None else {"loss_type": UNBIASED_LOSS, "beta": 0.0}
 
 
-def _loss_clip(name: Any) -> dict[str, float]:
+def loss_defaults(name: Any) -> dict[str, float]:
     """The clip range of a loss's paper where it is not the usual one, by setting."""
     loss = LOSSES.get(name) if isinstance(name, str) else None
     if loss is None or loss.clip == Clip():

@@ -62,7 +62,7 @@ test-long: setup  ## The tests that take minutes and have no target of their own
 test-long-units: setup  ## Those of tests/unit alone
 	@$(call LONG,tests/unit)
 
-OF_POLICIES := $(addprefix tests/integration/,control/test_autoscaling.py control/test_acquisition_learning.py \
+OF_POLICIES := $(addprefix tests/integration/,numeric/test_autoscaling.py numeric/test_acquisition_learning.py \
 	environments/test_external_program.py)
 OF_MODELS := $(addprefix tests/integration/,embedded/test_embedded_behaviour.py training/loop/test_summaries.py \
 	training/sft/test_distillation.py training/update/test_picture_learning.py)

@@ -21,9 +21,9 @@ from stateset_agents.core.chat.replies.parsing import parse_reply
 from stateset_agents.core.environment import Conversation, Environment
 from stateset_agents.core.reward import RewardFunction
 from stateset_agents.core.scoring.base import score_trajectories
-from stateset_agents.runs.learning_rate import schedule
+from stateset_agents.runs.settings import schedule
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.loop.scenario_order import ScenarioOrder
+from stateset_agents.training.loop.curriculum.orders import ScenarioOrder
 from stateset_agents.types.messages import Completion, Message
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.seeds import derive

@@ -17,9 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.processors import this_processor
-from stateset_agents.backends.linears.matmul_precision import product, rounded
-from stateset_agents.backends.linears.onednn_linear import linear
-from stateset_agents.backends.linears.packed_linear import PackedLinear, packing
+from stateset_agents.backends.linears import PackedLinear, linear, packing, product, rounded
 
 _SHAPES = ((2048, 256, 864), (2048, 864, 256), (256, 2048, 864), (2048, 640, 1840), (1024, 640, 4096))
 """[M, K] by [K, N] of updates: layers of the 5.8M and 52M models, a weight's gradient, a head."""

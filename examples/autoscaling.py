@@ -9,10 +9,9 @@ import asyncio
 
 import torch
 
-from stateset_agents.numeric.autoscaling.baselines.clairvoyant import clairvoyant
-from stateset_agents.numeric.autoscaling.baselines.hpa import Hpa
-from stateset_agents.numeric.autoscaling.baselines.replicas import InReplicas, exactly, in_actions
+from stateset_agents.numeric.autoscaling.baselines import Hpa, InReplicas, exactly, in_actions
 from stateset_agents.numeric.autoscaling.environment import InfrastructureEnv
+from stateset_agents.numeric.autoscaling.planning import clairvoyant
 from stateset_agents.numeric.cloning import clone
 from stateset_agents.numeric.evaluation import evaluate, evaluate_rule, evaluation_seeds
 from stateset_agents.numeric.policy import MlpPolicy

@@ -20,8 +20,7 @@ import torch
 from stateset_agents.deployment.guards import min_replicas_constraint
 from stateset_agents.deployment.numeric import SafeGRPODeployment
 from stateset_agents.deployment.sequential import PairedEvidence
-from stateset_agents.numeric.autoscaling.baselines.hpa import Hpa
-from stateset_agents.numeric.autoscaling.baselines.replicas import in_actions
+from stateset_agents.numeric.autoscaling.baselines import Hpa, in_actions
 from stateset_agents.numeric.autoscaling.environment import InfrastructureEnv
 from stateset_agents.numeric.autoscaling.replay import (
     RecordedLoad,

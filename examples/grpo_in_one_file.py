@@ -30,8 +30,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from stateset_agents import AgentConfig, EnvironmentReward, MultiTurnAgent, Scenario, Trajectory
 from stateset_agents.algorithms.advantages import group_advantages, zero_variance_fraction
-from stateset_agents.algorithms.aggregation import Denominators, LossOutput, Metrics
-from stateset_agents.algorithms.losses import policy_loss
+from stateset_agents.algorithms.losses import Denominators, LossInputs, LossOutput, Metrics, policy_loss
 from stateset_agents.backends.base import Session
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.rollout.episode import EpisodeSeeds
@@ -171,17 +170,19 @@ def grpo_loss(policy: nn.Module, batch: Batch, denominators: Denominators) -> Lo
     loss = mean over conversations of the mean over the tokens that the agent sampled in each
 
     The KL is estimated from the sampled tokens, by k3 times the ratio
-    (stateset_agents/algorithms/kl/penalty.py).
+    (stateset_agents/algorithms/losses.py).
     """
     return policy_loss(
         "grpo",
-        token_logprobs(policy, batch.input_ids, batch.action_mask),
-        batch.old_logprobs,
-        batch.advantages,
-        batch.trajectory_ids,
-        denominators,
+        LossInputs(
+            token_logprobs(policy, batch.input_ids, batch.action_mask),
+            batch.old_logprobs,
+            batch.advantages,
+            batch.trajectory_ids,
+            denominators,
+            ref_logprobs=batch.ref_logprobs,
+        ),
         clip_ratio=CLIP,
-        ref_logprobs=batch.ref_logprobs,
         beta=BETA,
     )
 

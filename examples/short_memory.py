@@ -37,7 +37,7 @@ from stateset_agents.evaluation.evaluator import evaluate
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
 from stateset_agents.training.update import critic
-from stateset_agents.training.update.credit import Credited, assign_credit
+from stateset_agents.training.update.batch import CreditedBatch, assign_credit
 
 COLOURS = ("red", "green", "blue", "grey")
 NAMES = {"train": "ada ben cyd dan", "test": "eva fay gus hal"}
@@ -154,7 +154,7 @@ async def main(steps: int, seed: int, output_dir: str) -> tuple[float, float]:
 def mask_summaries() -> None:
     """Let updates leave out what the agent wrote for itself."""
 
-    def masked(*arguments: Any) -> Credited:
+    def masked(*arguments: Any) -> CreditedBatch:
         credited = assign_credit(*arguments)
         samples = []
         for sample in credited.samples:

@@ -31,7 +31,7 @@ from stateset_agents.cli.run_settings import overrides
 from stateset_agents.core.reward import EnvironmentReward, RewardResult
 from stateset_agents.evaluation.demonstrations import demonstrate, scripted_agent_of
 from stateset_agents.evaluation.evaluator import held_out
-from stateset_agents.runtime.memory_use import peak_memory
+from stateset_agents.runtime.machine import peak_memory
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.components import make_environment

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 
 from scripts.acquisition_policy import family, held_out, played, saved
 from stateset_agents.numeric.acquisition.functional.config import GRPOConfig
-from stateset_agents.numeric.acquisition.functional.loops import Difficulty, curriculum_enhanced_grpo
 from stateset_agents.numeric.acquisition.functional.rewards import RewardConfig
+from stateset_agents.numeric.acquisition.functional.update import Difficulty, curriculum_enhanced_grpo
 from stateset_agents.numeric.acquisition.network import AcquisitionPolicyNetwork
 
 PLANS: Mapping[str, Sequence[Difficulty]] = {

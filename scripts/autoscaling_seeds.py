@@ -127,8 +127,8 @@ class Apart:
 
 def environments(folder: Path) -> dict[str, Any]:
     """What is compared on: the training's kind of workload, then the shifted ones."""
-    from stateset_agents.numeric.autoscaling.cluster import Cluster
     from stateset_agents.numeric.autoscaling.environment import InfrastructureEnv
+    from stateset_agents.numeric.autoscaling.simulator import Cluster
     from stateset_agents.numeric.autoscaling.workload import GeneratedLoad
 
     found: dict[str, Any] = {"held out": InfrastructureEnv()}
@@ -168,11 +168,13 @@ def score_of(record: Mapping[str, Any]) -> Any:
 
 def play_rules(folder: Path, workloads: int) -> dict[str, Any]:
     """Tune on one set of workloads, then play on the others."""
-    from stateset_agents.numeric.autoscaling.baselines.clairvoyant import clairvoyant
-    from stateset_agents.numeric.autoscaling.baselines.hpa import HPA_GRID
-    from stateset_agents.numeric.autoscaling.baselines.mpc import Mpc
-    from stateset_agents.numeric.autoscaling.baselines.replicas import InReplicas, exactly
-    from stateset_agents.numeric.autoscaling.baselines.static import static_replicas
+    from stateset_agents.numeric.autoscaling.baselines import (
+        HPA_GRID,
+        InReplicas,
+        exactly,
+        static_replicas,
+    )
+    from stateset_agents.numeric.autoscaling.planning import Mpc, clairvoyant
     from stateset_agents.numeric.evaluation import evaluate_rule, evaluation_seeds
     from stateset_agents.numeric.studies.comparison import Score
 
@@ -209,7 +211,7 @@ def play_rules(folder: Path, workloads: int) -> dict[str, Any]:
 
 async def train(way: str, seed: int, folder: Path, workloads: int, steps: int | None) -> dict[str, Any]:
     """One policy, and what it earns everywhere."""
-    from stateset_agents.numeric.autoscaling.baselines.replicas import in_actions
+    from stateset_agents.numeric.autoscaling.baselines import in_actions
     from stateset_agents.numeric.cloning import clone
     from stateset_agents.numeric.evaluation import evaluate
     from stateset_agents.numeric.policy import MlpPolicy

@@ -15,9 +15,8 @@ from stateset_agents.numeric.experiment import ControlFile, MeasurementConfig, P
 from stateset_agents.numeric.settings import ControlConfig
 from stateset_agents.training.config import PROFILES, TrainingConfig
 from stateset_agents.training.experiment import EvaluationConfig, ExperimentConfig
-from stateset_agents.training.settings.distillation import DistillationSettings, TraceSettings
-from stateset_agents.training.settings.lora import LoraSettings
-from stateset_agents.training.settings.stages import Stage
+from stateset_agents.training.settings.curriculum import Stage
+from stateset_agents.training.settings.update import DistillationSettings, LoraSettings, TraceSettings
 from stateset_agents.training.trl.settings import TrlSettings
 from stateset_agents.types.settings import OneOf, Settings
 

@@ -27,13 +27,13 @@ from tokenizers.decoders import ByteLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from stateset_agents.backends.local.backend import HuggingFaceBackend
-from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
+from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.environment import ConversationEnvironment
 from stateset_agents.core.reward import RewardFunction, RewardResult
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.estimators.registry import ESTIMATORS
+from stateset_agents.training.estimators import ESTIMATORS
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.trajectory import Trajectory

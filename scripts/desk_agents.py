@@ -16,8 +16,7 @@ from stateset_agents.environments.retail_desk import (
     ScriptedEpisode,
     play,
 )
-from stateset_agents.environments.retail_desk.agents import Agent
-from stateset_agents.environments.retail_desk.degenerate import Granter, IdentitySkipper
+from stateset_agents.environments.retail_desk.agents import Agent, Granter, IdentitySkipper
 from stateset_agents.types.scenario import Scenario
 
 AGENTS: dict[str, Callable[[], Agent]] = {"honest": HonestAgent, **DEGENERATE}

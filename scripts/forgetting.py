@@ -64,7 +64,7 @@ def recipe(second: str, seed: int, num_train: int, steps: int) -> Any:
     from dataclasses import replace
 
     from stateset_agents.embedded.recipes import reasoner
-    from stateset_agents.environments.problems.traces import choose_habit, reply_of
+    from stateset_agents.environments.problems.environment import choose_habit, reply_of
     from stateset_agents.types.seeds import derive
 
     def shown(habits_of: Mapping[str, Mapping[str, float]]) -> list[tuple[Message, ...]]:

@@ -30,7 +30,7 @@ from stateset_agents.algorithms.intervals import (
     t_quantile,
 )
 from stateset_agents.algorithms.paired import paired_rewards, paired_shares, sign_flip_p
-from stateset_agents.rewards.agreement import kappa_interval
+from stateset_agents.rewards.judge import kappa_interval
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "measuring.md"
 SIZES = (6, 12, 60)

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 _PROBE = """
 import torch
-from stateset_agents.backends.linears import onednn_linear as fast_linear
-from stateset_agents.backends.linears.packed_linear import packing
+from stateset_agents.backends import linears as fast_linear
+from stateset_agents.backends.linears import packing
 print("probe:aten", torch.backends.cpu.get_cpu_capability())
 print("probe:fast-linears", "on" if fast_linear.is_available() else "off")
 print("probe:packing", packing(torch.ones(1)) or "nobody")

@@ -1,7 +1,7 @@
 """Which data sets of reasoning-gym give a verdict that can be trusted.
 
     python scripts/reasoning_gym_audit.py            print what each pays, and why it is refused
-    python scripts/reasoning_gym_audit.py --write    write procedural_allowed.py
+    python scripts/reasoning_gym_audit.py --write    write procedural_allowed.yaml
 
 A data set is allowed if each of its own answers scores 1, and by the environment's verdict "", "0", "I don't
 know", the question itself, another entry's answer and text that would run for ever as code score .05 at most,
@@ -24,7 +24,7 @@ from typing import Any
 
 from stateset_agents.environments.problems.procedural import load_reasoning_gym, verdict_of
 
-ALLOWED_FILE = Path(__file__).parents[1] / "stateset_agents/environments/problems/procedural_allowed.py"
+ALLOWED_FILE = Path(__file__).parents[1] / "stateset_agents/environments/problems/procedural_allowed.yaml"
 ENTRIES = 12
 MOST = 0.05
 """What a reply that knows nothing may get."""
@@ -113,7 +113,7 @@ def tried(name: str) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Audit reasoning-gym's verdicts")
-    parser.add_argument("--write", action="store_true", help="write procedural_allowed.py")
+    parser.add_argument("--write", action="store_true", help="write procedural_allowed.yaml")
     parser.add_argument(
         "--one", metavar="NAME", help="audit this data set here, and print its faults as JSON"
     )
@@ -125,13 +125,10 @@ def main() -> None:
     allowed = [name for name, found in results.items() if not found]
     print(f"{len(allowed)} of {len(results)} are allowed")
     if args.write:
-        rows = "".join(f'        "{name}",\n' for name in allowed)
         ALLOWED_FILE.write_text(
-            '"""Data sets of reasoning-gym whose verdicts hold; scripts/reasoning_gym_audit.py writes it."""'
-            "\n\n"
-            '__all__ = ["ALLOWED"]\n\n'
-            f"ALLOWED = frozenset(\n    (\n{rows}    )\n)\n"
-            f'"""By version {version("reasoning-gym")}, {len(allowed)} of {len(results)}."""\n'
+            f"# Data sets of reasoning-gym whose verdicts hold, by version {version('reasoning-gym')}, "
+            f"{len(allowed)} of {len(results)}; scripts/reasoning_gym_audit.py writes it.\n"
+            + "".join(f"- {name}\n" for name in allowed)
         )
 
 

@@ -36,7 +36,7 @@ async def measured(agent: Any, environment: Any, config: Any) -> dict[str, Any]:
     """Success, format and steps on the held-out problems of an environment."""
     from stateset_agents.rewards.reasoning import create_reasoning_reward
     from stateset_agents.training.experiment import measure
-    from stateset_agents.training.loop.reasoning_metrics import reasoning_metrics
+    from stateset_agents.training.loop.metrics import reasoning_metrics
 
     limits = config.training.rollout_limits()
     summary, sampled = await measure(agent, environment, create_reasoning_reward(), config.evaluation, limits)

@@ -17,7 +17,7 @@ from stateset_agents.core.reward import EnvironmentReward
 from stateset_agents.environments.retail_desk import RetailDesk
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
-from stateset_agents.training.update.credit import assign_credit
+from stateset_agents.training.update.batch import assign_credit
 from stateset_agents.types.messages import Message
 from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
 

@@ -10,14 +10,70 @@ that every number can be checked by hand. Sums are `math.fsum`, so the order of 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
 from typing import Literal, NamedTuple, get_args
 
-from stateset_agents.algorithms.baselines import BASELINES, mean
 from stateset_agents.types.errors import ConfigurationError, RewardFailure
 
+# What a conversation's reward is compared with, by the name of `baseline_type`; a new one is one entry.
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """A rule for what each reward is compared with.
+
+    Unbiased or not is said for scaling `none` and a loss that averages by a constant
+    (tests/unit/training/update/test_credit_gradient.py).
+    """
+
+    compute: Callable[[Sequence[float]], list[float]]
+    """[N] rewards, two of which differ -> [N] what each is compared with."""
+    over: Literal["group", "batch"] = "group"
+    """The rewards it is given: those of the scored members of one group, or of all groups."""
+    refuses_scaling: bool = False
+    """Is it there for an unbiased gradient, which any scaling but `none` would bend?"""
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean of at least one value; their order changes nothing."""
+    return math.fsum(values) / len(values)
+
+
+def _mean_of_all(rewards: Sequence[float]) -> list[float]:
+    return [mean(rewards)] * len(rewards)
+
+
+def _median_of_all(rewards: Sequence[float]) -> list[float]:
+    return [median(rewards)] * len(rewards)
+
+
+def _mean_of_the_others(rewards: Sequence[float]) -> list[float]:
+    total, others = math.fsum(rewards), len(rewards) - 1
+    return [(total - reward) / others for reward in rewards]
+
+
+BASELINES: Mapping[str, Baseline] = {
+    # The member's own reward included, which shrinks the gradient by 1 - 1/G
+    # (DeepSeekMath, https://arxiv.org/abs/2402.03300).
+    "group_mean": Baseline(_mean_of_all),
+    # Unmoved by one outlier; biased, as a member's own reward moves it unevenly.
+    "group_median": Baseline(_median_of_all),
+    # Every scored reward of the batch, which shrinks the gradient by 1 - 1/(number of rewards).
+    "global_mean": Baseline(_mean_of_all, over="batch"),
+    # Keeps the gradient unbiased (RLOO, https://arxiv.org/abs/2402.14740).
+    "leave_one_out": Baseline(_mean_of_the_others, refuses_scaling=True),
+}
+
+
+def is_over_batch(name: object) -> bool:
+    """Does this `baseline_type` compare groups with each other, so that a group whose members tie teaches?"""
+    return name in BASELINES and BASELINES[str(name)].over == "batch"
+
+
 Scaling = Literal["population", "sample", "batch", "none"]
-"""What the difference is divided by (a spread plus `eps`, which stands outside the root):
+"""The divisor of the difference (a spread plus `eps`, which stands outside the root):
 
 - population: the standard deviation with ddof 0;
 - sample: with ddof 1, as TRL and verl compute it;
@@ -26,7 +82,7 @@ Scaling = Literal["population", "sample", "batch", "none"]
   (Dr. GRPO, https://arxiv.org/abs/2503.20783); this leaves them alone.
 """
 
-_EPS: dict[Scaling, float] = {"population": 1e-8, "sample": 1e-6, "batch": 1e-8, "none": 0.0}
+EPS: dict[Scaling, float] = {"population": 1e-8, "sample": 1e-6, "batch": 1e-8, "none": 0.0}
 
 
 class Credit(NamedTuple):
@@ -71,7 +127,7 @@ def group_advantages(
         raise ConfigurationError(f"eps must not be negative, got {eps!r}")
     if clip is not None and not clip > 0:
         raise ConfigurationError(f"clip must be positive (None for no bound), got {clip!r}")
-    margin = _EPS[scaling] if eps is None else eps
+    margin = EPS[scaling] if eps is None else eps
     batch = [reward for group in rewards for reward in _scored(group)]
     rule = BASELINES[baseline]
     over_batch = rule.over == "batch"
@@ -158,21 +214,30 @@ def per_turn_group_credit(
 
     [[1, 2], [0]]  ->  [[3 - 0, 2 - 0], [0 - 3]]
     """
-    _check_unit("gamma", gamma)
+    check_unit("gamma", gamma)
     returns = [
         None if rewards is None else returns_to_go(_scored(rewards), gamma=gamma) for rewards in turn_rewards
     ]
+    return _against_siblings(returns, [[()] * len(rewards or ()) for rewards in turn_rewards])
+
+
+def _against_siblings(
+    values: Sequence[Sequence[float] | None], baselines: Sequence[Sequence[Sequence[float]]]
+) -> list[list[float] | None]:
+    """[members][turns] each value minus the mean of its baselines; where it has none, of the siblings' values
+    at its turn; where no sibling is left, minus 0."""
     credit: list[list[float] | None] = []
-    for member, values in enumerate(returns):
-        if values is None:
+    for member, of_member in enumerate(values):
+        if of_member is None:
             credit.append(None)
             continue
-        siblings = [sibling for i, sibling in enumerate(returns) if i != member and sibling is not None]
-        turns = range(len(values))
-        at_turn = [[sibling[turn] for sibling in siblings if turn < len(sibling)] for turn in turns]
-        credit.append(
-            [value - (mean(peers) if peers else 0.0) for value, peers in zip(values, at_turn, strict=True)]
-        )
+        siblings = [sibling for i, sibling in enumerate(values) if i != member and sibling is not None]
+        peers = [
+            baselines[member][turn] or [sibling[turn] for sibling in siblings if turn < len(sibling)]
+            for turn in range(len(of_member))
+        ]
+        pairs = zip(of_member, peers, strict=True)
+        credit.append([value - (mean(others) if others else 0.0) for value, others in pairs])
     return credit
 
 
@@ -206,8 +271,8 @@ def turn_gae(
     of the state after the last turn: it is used when a limit cut the conversation (`terminated=False`)
     and ignored when the conversation ended by itself. One trajectory per call, so nothing leaks over its end.
     """
-    _check_unit("gamma", gamma)
-    _check_unit("lam", lam)
+    check_unit("gamma", gamma)
+    check_unit("lam", lam)
     next_value = 0.0 if terminated else final_value
     advantage, advantages = 0.0, []
     for reward, value in zip(reversed(rewards), reversed(values), strict=True):
@@ -237,8 +302,8 @@ def token_gae(
     end of the row; within a turn it is 1, or long replies would be punished. `lam` acts on every token.
     `terminated` and `final_value` as in `turn_gae`.
     """
-    _check_unit("gamma", gamma)
-    _check_unit("lam", lam)
+    check_unit("gamma", gamma)
+    check_unit("lam", lam)
     earned = rewards_on_agent_tokens(rewards, action_mask)
     advantages, returns = [0.0] * len(earned), [0.0] * len(earned)
     next_value = 0.0 if terminated else final_value
@@ -269,6 +334,113 @@ def rewards_on_agent_tokens(rewards: Sequence[float], action_mask: Sequence[int]
     return moved
 
 
-def _check_unit(name: str, value: float) -> None:
+def check_unit(name: str, value: float) -> None:
+    """Raises ConfigurationError for a value outside of 0 to 1."""
     if not 0.0 <= value <= 1.0:
         raise ConfigurationError(f"{name} must lie between 0 and 1, got {value!r}")
+
+
+# Credit per turn from branches, which are other continuations of the same state. Plain lists.
+
+
+def branch_credit(
+    turn_rewards: Sequence[Sequence[float] | None],
+    branches: Sequence[Sequence[Sequence[float]]],
+    *,
+    gamma: float = 1.0,
+) -> list[list[float] | None]:
+    """One credit per turn of every member of one group, by Monte Carlo values of the states between turns
+    (after VinePPO, https://arxiv.org/abs/2410.01679).
+
+        Q_k = r_k + gamma mean(branches from s_{k+1}, and the member's own return from turn k+1 on)
+        A_k = Q_k - V(s_k),   V(s_k) = mean(branches from s_k)
+
+    where s_k is the state before turn k. V never sees what the member itself did from s_k on, so the
+    gradient stays unbiased; Q may, since the member's own continuation is one more sample of V(s_{k+1}).
+    A state without a branch (s_0 has none, and others may have lost theirs) is compared with the siblings'
+    Q_k, of those that reached turn k: another member's words do not depend on this one's either. With no
+    sibling left the baseline is 0. Q of a turn that no branch follows is the return-to-go itself. Nothing
+    is divided by a spread, which would depend on the member's own return.
+
+    `turn_rewards` is [members][turns] as in `per_turn_group_credit`: a whole-trajectory reward belongs on
+    its last turn, None is an unscored member, which gets None and is no sibling of others. `branches` is
+    [members][turns][any number]: returns of the branches from the state before that turn, discounted from
+    there; branches that failed or went unscored are left out. `gamma` discounts per turn.
+
+    Two members, the first with two branches before its second turn:
+
+    [[0, 1], [0]], [[[], [1, 0]], [[]]]
+      ->  Q = [[mean(1, 0, 1), 1], [0]]
+      ->  [[2/3 - 0, 1 - 1/2], [0 - 2/3]]
+    """
+    check_unit("gamma", gamma)
+    q_values = [
+        None if rewards is None else _q_values(rewards, of_member, gamma)
+        for rewards, of_member in zip(turn_rewards, branches, strict=True)
+    ]
+    return _against_siblings(q_values, branches)
+
+
+def _q_values(rewards: Sequence[float], branches: Sequence[Sequence[float]], gamma: float) -> list[float]:
+    """[turns] of one member: each turn's reward plus the mean return of all known continuations."""
+    returns = returns_to_go(rewards, gamma=gamma)
+    values = [mean([*branched, value]) for branched, value in zip(branches, returns, strict=True)]
+    return [reward + gamma * after for reward, after in zip(rewards, [*values[1:], 0.0], strict=True)]
+
+
+# ------------------------------------------------------------------------------ parts of a reward (GDPO)
+
+Scores = Sequence[Sequence[float | None]]
+"""[groups][members], None where a member has none."""
+
+
+def summed_advantages(
+    parts: Mapping[str, Scores],
+    weights: Mapping[str, float],
+    *,
+    baseline: str,
+    scaling: Scaling,
+) -> list[list[float | None]]:
+    """[groups][members] each part's advantages within its groups, times its weight, summed over the parts.
+
+    `parts` has the scores of every name in `weights`; `baseline` and `scaling` as in `group_advantages`. A
+    member that lacks a part is not compared in it, and the part adds nothing for it; one that lacks all of
+    them gets None. Raises as `group_advantages` does.
+    """
+    by_part = [
+        [
+            [None if value is None else weight * value for value in members]
+            for members in group_advantages(parts[name], baseline=baseline, scaling=scaling)
+        ]
+        for name, weight in weights.items()
+    ]
+    return [
+        [_sum_of_known(values) for values in zip(*members, strict=True)]
+        for members in zip(*by_part, strict=True)
+    ]
+
+
+def decoupled_advantages(
+    parts: Mapping[str, Scores],
+    weights: Mapping[str, float],
+    *,
+    baseline: str,
+    scaling: Scaling,
+) -> list[list[float | None]]:
+    """`summed_advantages`, centred and divided by their deviation over the whole batch.
+
+        A_k = (r_k - mean of its group) / deviation of its group        A = sum of w_k A_k
+        result = (A - mean of the batch) / (population deviation of the batch + 1e-8)
+
+    GDPO (https://arxiv.org/abs/2601.05242). In a group of two, summed rewards (0, 1) and (0, 2) both give
+    advantages of -1 and 1; by parts, whoever leads in two of them gets 2. The second line keeps the range
+    where it was, however many parts there are. Where all groups tie in every part, the result is exactly 0.
+    """
+    summed = summed_advantages(parts, weights, baseline=baseline, scaling=scaling)
+    scaled = iter(standardized([value for members in summed for value in members if value is not None]))
+    return [[None if value is None else next(scaled) for value in members] for members in summed]
+
+
+def _sum_of_known(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) if known else None

@@ -17,16 +17,13 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from stateset_agents.algorithms.advantages import Scaling
+from stateset_agents.algorithms.advantages import EPS, Scaling, check_unit
 from stateset_agents.types.errors import ConfigurationError
 
 Array = Any
 """A numpy array or a torch tensor."""
 ArrayBaseline = Literal["group_mean", "leave_one_out"]
 """See `baselines.BASELINES`."""
-
-_EPS: dict[Scaling, float] = {"population": 1e-8, "sample": 1e-6, "batch": 1e-8, "none": 0.0}
-"""As in `advantages.group_advantages`."""
 
 
 class ArrayCredit(NamedTuple):
@@ -60,7 +57,7 @@ def group_advantages_array(
     count = xp.where(mask, xp.ones_like(rewards), xp.zeros_like(rewards)).sum(-1)[..., None]
     mean = rewards.sum(-1)[..., None] / _at_least_one(count)
     centred = xp.where(mask, rewards - mean, xp.zeros_like(rewards))
-    margin = _EPS[scaling] if eps is None else eps
+    margin = EPS[scaling] if eps is None else eps
     if scaling == "none":
         spread: Array = 1.0 + margin
     elif scaling == "batch":
@@ -97,7 +94,7 @@ def deviation_array(values: Array, mask: Array | None = None) -> Array:
 
 def returns_to_go_array(rewards: Array, mask: Array | None = None, *, gamma: float = 1.0) -> Array:
     """[T, ...] each step's reward plus the discounted rest (`advantages.returns_to_go`)."""
-    _check_unit("gamma", gamma)
+    check_unit("gamma", gamma)
     xp = _library(rewards)
     mask = _mask(rewards, mask)
     returns = xp.where(mask, rewards, xp.zeros_like(rewards))
@@ -160,8 +157,8 @@ def gae_array(
     `values`: V of the state before each step. `terminated` and `final_values` are [...]: did the episode end
     by itself, and V of the state after its last step, which is read only where it did not.
     """
-    _check_unit("gamma", gamma)
-    _check_unit("lam", lam)
+    check_unit("gamma", gamma)
+    check_unit("lam", lam)
     xp = _library(rewards)
     mask = _mask(rewards, mask)
     advantages, returns = xp.zeros_like(rewards), xp.zeros_like(rewards)
@@ -200,8 +197,3 @@ def _mask(values: Array, mask: Array | None) -> Array:
 
 def _at_least_one(counts: Array) -> Array:
     return counts.clip(1)
-
-
-def _check_unit(name: str, value: float) -> None:
-    if not 0.0 <= value <= 1.0:
-        raise ConfigurationError(f"{name} must lie between 0 and 1, got {value!r}")

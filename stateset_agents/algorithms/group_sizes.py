@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from stateset_agents.types.errors import ConfigurationError
 
 SMALLEST, LARGEST = 4, 16
-"""Of groups that are sized by success: fewer than 4 say little, and at p = .98 even 16 are alike three times
-in four."""
+"""Bounds of groups that are sized by success: fewer than 4 say little, and at p = .98 even 16 are alike three
+times in four."""
 
 _FACTORS: Mapping[object, float] = {"easy": 0.75, "medium": 1.0, "hard": 1.5}
 
@@ -37,7 +37,8 @@ def adaptive_group_size(difficulty: object, base: int = 8) -> int:
 
 
 def mixed_probability(success: float, size: int) -> float:
-    """Of a group of this size to have both a success and a failure, each at the probability `success`.
+    """The chance that a group of this size has both a success and a failure, each at the probability
+    `success`.
 
     >>> round(mixed_probability(0.9, 8), 2), round(mixed_probability(0.1, 8), 2)
     (0.57, 0.57)

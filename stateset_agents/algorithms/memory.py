@@ -16,7 +16,7 @@ from stateset_agents.types.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BytesPerParameter:
-    """What one parameter takes."""
+    """Bytes that one parameter takes."""
 
     weights: float
     """That the forward pass reads."""
@@ -26,11 +26,11 @@ class BytesPerParameter:
     moments: float
     """AdamW's two."""
     frozen: float
-    """Of a model that is only forwarded."""
+    """Bytes for a model that is only forwarded."""
 
     @property
     def trained(self) -> float:
-        """Of a model that is trained: weights, gradient, master copy and moments."""
+        """Bytes for a model that is trained: weights, gradient, master copy and moments."""
         return self.weights + self.gradients + self.master + self.moments
 
 
@@ -41,8 +41,8 @@ FP32_MASTERS = BytesPerParameter(weights=4, gradients=4, master=0, moments=8, fr
 product, and gradients are theirs; 16 and 4, but for 2 of a reference's layers where bf16 updates on a CPU go
 through `training/rows/fused_layers.py`. The rollouts' copy comes on top."""
 PARAMETERS_ALONE = BytesPerParameter(weights=1, gradients=0, master=0, moments=2, frozen=1)
-"""How many numbers are kept, not how many bytes, and none for gradients: the count behind the often quoted
-490 of PPO against 280 of GRPO at 70B."""
+"""The number of numbers that are kept, not how many bytes, and none for gradients: the count behind the often
+quoted 490 of PPO against 280 of GRPO at 70B."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,13 +16,16 @@ from typing import Literal
 from stateset_agents.algorithms.intervals import mean_interval
 
 Verdict = Literal["better", "worse", "unclear"]
-"""Of B, against A."""
+"""The verdict on B, compared with A."""
 FEWEST_SCENARIOS = 6
-"""That must differ for a verdict on shares: five of five fall to one side in 2 / 32 = 6 % of the cases."""
+"""Scenarios that must differ for a verdict on shares: five of five fall to one side in 2 / 32 = 6 % of the
+cases."""
 FEWEST_REWARDS = 20
-"""The same for rewards: 12 lognormal differences of no mean pass signs alone in 14 % of the cases."""
+"""Scenarios that must differ for a verdict on rewards: 12 lognormal differences of no mean pass signs alone
+in 14 % of the cases."""
 _SURE = 0.98
-"""Of the interval that must confirm a verdict on rewards: at 95 % lognormal differences pass in 9 %."""
+"""Confidence of the interval that must confirm a verdict on rewards: at 95 % lognormal differences pass in 9
+%."""
 _LEVEL = 0.05
 _Z = NormalDist().inv_cdf(1 - _LEVEL / 2)
 _GRID = 1680
@@ -40,7 +43,7 @@ class PairedMean:
     """95 %. It lies above (below) 0 where `verdict` is better (worse), and else holds 0. None of rewards that
     all differ by the same amount: their spread is unknown."""
     p_value: float
-    """Of `sign_flip_p`."""
+    """The p-value of `sign_flip_p`."""
     verdict: Verdict
     reason: str
     """Why it is unclear; else empty."""
@@ -117,14 +120,7 @@ def paired_shares(differences: Sequence[float]) -> PairedMean:
     `shares_interval`; its end next to 0 follows the verdict where the two disagree, in small samples.
     Raises ValueError without a difference and for one outside [-1, 1].
     """
-    num_differ, n = _num_differ(differences), len(differences)
-    interval, p_value = shares_interval(differences), sign_flip_p(differences)
-    reason = ""
-    if num_differ < FEWEST_SCENARIOS:
-        reason = f"{num_differ} of {n} scenarios differ, at least {FEWEST_SCENARIOS} must"
-    elif p_value > _LEVEL:
-        reason = f"random signs give as much in {p_value:.0%} of the cases"
-    return _paired_mean(differences, interval, p_value, reason)
+    return _paired_mean(differences, shares_interval(differences), FEWEST_SCENARIOS)
 
 
 def paired_rewards(differences: Sequence[float]) -> PairedMean:
@@ -135,28 +131,23 @@ def paired_rewards(differences: Sequence[float]) -> PairedMean:
     The interval is `mean_interval`; its end next to 0 follows the verdict where the two disagree.
     Raises ValueError without a difference.
     """
-    num_differ, n = _num_differ(differences), len(differences)
-    interval, sure = mean_interval(differences), mean_interval(differences, confidence=_SURE)
-    p_value = sign_flip_p(differences)
-    reason = ""
-    if num_differ < FEWEST_REWARDS:
-        reason = f"{num_differ} of {n} scenarios differ, at least {FEWEST_REWARDS} must"
-    elif p_value > _LEVEL:
-        reason = f"random signs give as much in {p_value:.0%} of the cases"
-    elif sure is not None and sure[0] <= 0 <= sure[1] and min(differences) < 0 < max(differences):
-        reason = f"the {_SURE:.0%} interval of the mean, [{sure[0]:+.3f}, {sure[1]:+.3f}], holds 0"
-    return _paired_mean(differences, interval, p_value, reason)
-
-
-def _num_differ(differences: Sequence[float]) -> int:
-    return sum(abs(difference) > 1e-12 for difference in differences)
+    sure = mean_interval(differences, confidence=_SURE)
+    doubt = ""
+    if sure is not None and sure[0] <= 0 <= sure[1] and min(differences) < 0 < max(differences):
+        doubt = f"the {_SURE:.0%} interval of the mean, [{sure[0]:+.3f}, {sure[1]:+.3f}], holds 0"
+    return _paired_mean(differences, mean_interval(differences), FEWEST_REWARDS, doubt)
 
 
 def _paired_mean(
-    differences: Sequence[float], interval: tuple[float, float] | None, p_value: float, reason: str
+    differences: Sequence[float], interval: tuple[float, float] | None, fewest: int, doubt: str = ""
 ) -> PairedMean:
-    """`reason`: why the verdict is unclear; better or worse where empty."""
-    n = len(differences)
+    """The verdict where at least `fewest` scenarios differ; `doubt` makes one unclear that is significant."""
+    n, reason, p_value = len(differences), doubt, sign_flip_p(differences)
+    num_differ = sum(abs(difference) > 1e-12 for difference in differences)
+    if num_differ < fewest:
+        reason = f"{num_differ} of {n} scenarios differ, at least {fewest} must"
+    elif p_value > _LEVEL:
+        reason = f"random signs give as much in {p_value:.0%} of the cases"
     mean = math.fsum(differences) / n
     verdict: Verdict = "unclear" if reason else "better" if mean > 0 else "worse"
     if interval is not None:

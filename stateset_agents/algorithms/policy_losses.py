@@ -26,12 +26,17 @@ from stateset_agents.types.errors import ConfigurationError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from stateset_agents.algorithms.aggregation import Averaging
+
+Averaging = Literal["trajectory", "token", "constant"]
+"""- trajectory: 1/B sum_i 1/|y_i| sum_t; each conversation counts alike (GRPO, GSPO);
+- token: sum / all trained tokens of the batch; each token counts alike (DAPO);
+- constant: sum / (B * max_length); no length in it at all (Dr. GRPO).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clip:
-    """How far a ratio may pull: from 1 - low to 1 + high."""
+    """The range of a ratio: from 1 - low to 1 + high."""
 
     low: float = 0.2
     high: float = 0.2
@@ -81,9 +86,9 @@ class PolicyLoss:
     level: Literal["token", "sequence"] = "token"
     """Whether a ratio is one token's or the geometric mean over its trajectory."""
     clips: Literal["both", "above", "none"] = "both"
-    """On which sides the clip acts."""
+    """The sides on which the clip acts."""
     clip: Clip = Clip()
-    """What holds where the caller names no range."""
+    """The range where the caller names none."""
 
 
 LOSSES: Mapping[str, PolicyLoss] = {
@@ -99,4 +104,4 @@ LOSSES: Mapping[str, PolicyLoss] = {
 }
 """Every `loss_type`."""
 LIKELIHOOD_LOSS = "reinforce"
-"""With every advantage 1 it is the mean of -log p over tokens: what fine-tuning minimises."""
+"""The loss that with every advantage 1 is the mean of -log p over tokens: what fine-tuning minimises."""

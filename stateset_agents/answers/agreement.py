@@ -17,11 +17,10 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
-from stateset_agents.answers.characters import plain_text
 from stateset_agents.answers.exact import are_equal, rational
 from stateset_agents.answers.expressions import read
 from stateset_agents.answers.symbolic import symbolically_equal
-from stateset_agents.answers.tokens import Unreadable, without_wrapping
+from stateset_agents.answers.tokens import Unreadable, plain_text, without_wrapping
 from stateset_agents.answers.tree import Ambiguous, Apply, Group, Node, Number, Symbol, power_of_ten
 from stateset_agents.answers.units import is_neutral_unit, same_unit, unit_name
 from stateset_agents.types.errors import ConfigurationError
@@ -44,10 +43,10 @@ _Read = Node | _Words
 
 @dataclass(frozen=True, slots=True)
 class _Truth:
-    """What is right: one value, or all of several."""
+    """The right answer: one value, or all of several."""
 
     items: tuple[tuple[_Read, ...], ...]
-    """Of each value its wordings."""
+    """The wordings of each value."""
     is_list: bool
 
 
@@ -85,15 +84,7 @@ def math_agreement(given: str, expected: object, *, form: Form = "value") -> boo
     answer = _read(text, thousands=not truth.is_list)
     if not truth.is_list:
         return any(_same(answer, wording, form) for wording in truth.items[0])
-    left = _members(answer)
-    if len(left) != len(truth.items):
-        return False
-    for wordings in truth.items:
-        match = next((item for item in left if any(_same(item, word, form) for word in wordings)), None)
-        if match is None:
-            return False
-        left.remove(match)
-    return True
+    return _same_members(_members(answer), truth.items, form)
 
 
 def _frozen(expected: object) -> Any:
@@ -162,7 +153,7 @@ _WORD = re.compile(r"[^\W\d_]+")
 
 
 def _folded(word: re.Match[str]) -> str:
-    """Without case, but where that would make another unit or another variable of it."""
+    """Return the word without case, but where that would make another unit or another variable of it."""
     lower = word[0].casefold()
     is_symbol = len(lower) == 1 and not word.string.replace(" ", "").isalpha()
     return word[0] if is_symbol or (len(lower) < 4 and unit_name(lower) != unit_name(word[0])) else lower
@@ -188,6 +179,19 @@ def _is_name(node: Node) -> bool:
     if isinstance(node, Apply) and node.name == "*":
         return all(isinstance(factor, Symbol) for factor in node.args)
     return isinstance(node, Symbol)
+
+
+def _same_members(given: Sequence[_Read], truths: Sequence[Sequence[_Read]], form: Form) -> bool:
+    """True where each true value, in any of its wordings, has one given value of its own, in any order."""
+    left = list(given)
+    if len(left) != len(truths):
+        return False
+    for wordings in truths:
+        match = next((item for item in left if any(_same(item, word, form) for word in wordings)), None)
+        if match is None:
+            return False
+        left.remove(match)
+    return True
 
 
 def _same(given: _Read, truth: _Read, form: Form) -> bool:
@@ -261,13 +265,7 @@ def _same_group(given: Node, truth: Node, form: Form) -> bool:
     if given.kind != truth.kind or len(given.items) != len(truth.items):
         return False
     if truth.kind in ("set", "list"):
-        left = list(given.items)
-        for item in truth.items:
-            match = next((other for other in left if _same(other, item, form)), None)
-            if match is None:
-                return False
-            left.remove(match)
-        return True
+        return _same_members(given.items, [(item,) for item in truth.items], form)
     return all(_same(one, other, form) for one, other in zip(given.items, truth.items, strict=True))
 
 
@@ -317,22 +315,16 @@ def _unsigned(node: Node) -> Fraction | None:
         return whole.value + part.value if isinstance(whole, Number) and isinstance(part, Number) else None
     if node.name == "/":
         above, below = node.args
-        if isinstance(above, Number) and isinstance(below, Number):
-            return _fraction(above.value, below.value)
+        if isinstance(above, Number) and isinstance(below, Number) and below.value:
+            value = above.value / below.value
+            is_whole = above.value.denominator == below.value.denominator == 1
+            if is_whole and value.denominator != 1:  # one that comes out even is a division not done
+                return value
     return None
 
 
-def _fraction(above: Fraction, below: Fraction) -> Fraction | None:
-    """Of whole numbers; one that comes out even is a division that was not done."""
-    if below == 0 or above.denominator != 1 or below.denominator != 1:
-        return None
-    value = above / below
-    return None if value.denominator == 1 else value
-
-
 def _written(node: Node) -> Any:
-    """How an expression is written, but for the order of terms and factors: the same for `1 + x` and `x +
-    1`."""
+    """Return how an expression is written, but for the order of terms and factors: `1 + x` is as `x + 1`."""
     value = evaluated(node)
     if value is not None:
         return ("number", value)

@@ -12,18 +12,19 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import reduce
 
 from stateset_agents.answers.tree import Ambiguous, Apply, Node, Number, Symbol
 
 MAX_TERMS = 200
 MAX_PRODUCTS = 10_000
-"""Of terms, in one multiplication."""
+"""Number of products of terms in one multiplication."""
 MAX_POWER = 40
 MAX_DIGITS = 400
-"""Of a coefficient."""
+"""Number of digits of a coefficient."""
 MAX_FACTORIAL = 30
 MAX_RADICAND = 10**10
-"""Up to here roots are split into primes."""
+"""Largest number whose root is split into primes."""
 
 
 class Undecided(ArithmeticError):
@@ -31,7 +32,7 @@ class Undecided(ArithmeticError):
 
 
 class Undefined(Undecided):
-    """Without a value: equal to nothing."""
+    """The expression has no value, so it is equal to nothing."""
 
 
 Atom = tuple[str, str]
@@ -51,14 +52,14 @@ class Quotient:
 
     @property
     def is_conclusive(self) -> bool:
-        """Do different polynomials mean different values? Functions hold identities that are not known
-        here."""
+        """True where different polynomials mean different values. Functions hold identities that are not
+        known here."""
         atoms = (atom for side in (self.above, self.below) for monomial in side for atom, _ in monomial)
         return all(kind != "function" for kind, _ in atoms)
 
 
 def are_equal(left: Node, right: Node) -> bool | None:
-    """Whether two expressions are equal wherever both are defined; None where that cannot be decided here."""
+    """True where two expressions are equal wherever both are defined; None where that is not decided here."""
     try:
         one, other = quotient_of(left), quotient_of(right)
         same = _times(one.above, other.below) == _times(other.above, one.below)
@@ -104,19 +105,13 @@ def quotient_of(node: Node) -> Quotient:
     arguments = [quotient_of(argument) for argument in node.args]
     match node.name:
         case "+" | "mixed":
-            total = arguments[0]
-            for term in arguments[1:]:
-                total = _sum(total, term)
-            return total
+            return reduce(_sum, arguments)
         case "neg":
             return _product(_number(Fraction(-1)), arguments[0])
         case "pos":
             return arguments[0]
         case "*" | "scaled":
-            value = arguments[0]
-            for factor in arguments[1:]:
-                value = _product(value, factor)
-            return value
+            return reduce(_product, arguments)
         case "/":
             return _product(arguments[0], _inverse(arguments[1]))
         case "abs":
@@ -246,7 +241,7 @@ def _power(base: Quotient, exponent: Fraction) -> Quotient:
 
 
 def _root(base: Quotient, degree: int) -> Quotient:
-    """Of a number, which is not negative but under a square root; the principal one."""
+    """Return the principal root of a number, which is not negative but under a square root."""
     value = _constant(base)
     if value is not None and value < 0 and degree == 2:
         return _product(_atom(("root", "-1")), _root(_number(-value), 2))

@@ -13,8 +13,7 @@ import re
 from dataclasses import replace
 from fractions import Fraction
 
-from stateset_agents.answers.characters import TIMES
-from stateset_agents.answers.tokens import FUNCTIONS, Token, Unreadable, tokens
+from stateset_agents.answers.tokens import FUNCTIONS, GREEK_COMMANDS, TIMES, Token, Unreadable, tokens
 from stateset_agents.answers.tree import (
     Ambiguous,
     Apply,
@@ -29,13 +28,9 @@ from stateset_agents.answers.tree import (
 from stateset_agents.answers.units import is_known_unit, unit_name
 
 MAX_DEPTH = 25
-"""Of brackets, roots and fractions in one another."""
+"""Depth of brackets, roots and fractions in one another."""
 
 
-_GREEK = frozenset(
-    ("alpha", "beta", "gamma", "delta", "epsilon", "theta", "lambda", "mu", "nu", "phi", "psi", "rho",
-     "sigma", "tau", "omega", "Delta", "Omega", "Sigma", "pi")
-)  # fmt: skip
 _FRACTIONS = ("frac", "dfrac", "tfrac", "cfrac")
 _BEFORE_LETTERS = (")", "}", "{", "+", "-", "*", TIMES, "/", "^")
 _BEHIND_LETTERS = ("+", "-", "*", TIMES, "/", "^")
@@ -74,10 +69,10 @@ class _Reader:
     def peek(self) -> Token | None:
         return self.tokens[self.at] if self.at < len(self.tokens) else None
 
-    def accepts(self, *marks: str) -> str | None:
-        """Go past one of these marks if it comes next."""
+    def accepts(self, *texts: str, kind: str = "mark") -> str | None:
+        """Go past one of these marks, or tokens of another kind, if it comes next."""
         token = self.peek()
-        if token is not None and token.kind == "mark" and token.text in marks:
+        if token is not None and token.kind == kind and token.text in texts:
             self.at += 1
             return token.text
         return None
@@ -97,7 +92,7 @@ class _Reader:
 
     def relation(self) -> Node:
         left = self.ratio()
-        if self._accepts_command("in"):
+        if self.accepts("in", kind="command"):
             return Apply("in", (left, self.ratio()))
         sides, signs = [left], list[str]()
         while (sign := self.accepts(*_RELATIONS)) is not None:
@@ -115,14 +110,13 @@ class _Reader:
     def ratio(self) -> Node:
         """Sums between colons, and unions."""
         items = [self.quantity()]
-        if self.accepts(_UNION):
+        sign = self.accepts(_UNION, ":")
+        if sign is None:
+            return items[0]
+        items.append(self.quantity())
+        while self.accepts(sign):
             items.append(self.quantity())
-            while self.accepts(_UNION):
-                items.append(self.quantity())
-            return Apply("union", tuple(items))
-        while self.accepts(":"):
-            items.append(self.quantity())
-        return items[0] if len(items) == 1 else Group("ratio", tuple(items))
+        return Apply("union", tuple(items)) if sign == _UNION else Group("ratio", tuple(items))
 
     def quantity(self) -> Node:
         """A sum with the unit before or behind it."""
@@ -196,7 +190,7 @@ class _Reader:
         return word + exponent
 
     def _is_hyphen(self) -> bool:
-        """Is it that of newton-meters?"""
+        """True for a hyphen as in newton-meters."""
         following = self.tokens[self.at : self.at + 2]
         return len(following) == 2 and all(token.glued for token in following) and following[1].kind == "word"
 
@@ -205,7 +199,7 @@ class _Reader:
         return unit if unit and self.accepts("}") else ""
 
     def _unit_exponent(self) -> str | None:
-        """None where what is raised to a power is no unit."""
+        """Return the exponent of a unit; None where what is raised to a power is no unit."""
         token = self.peek()
         if token is not None and token.kind == "number" and token.glued and token.text in ("2", "3"):
             self.at += 1  # cm2
@@ -286,7 +280,7 @@ class _Reader:
         return Ambiguous(value, Apply("unit", (value, Symbol(unit_name(unit)))), is_spaced), end
 
     def _begins_factor(self) -> bool:
-        """May what comes next be multiplied without a sign?"""
+        """True where what comes next may be multiplied without a sign."""
         token = self.peek()
         if token is None:
             return False
@@ -310,7 +304,7 @@ class _Reader:
         return is_name and not is_second
 
     def _is_letters(self, token: Token) -> bool:
-        """Is it a product of letters, as in `2ab`? Words alone or with white space before them are words."""
+        """True for a product of letters, as in `2ab`. Words alone or behind white space are words."""
         before = self.tokens[self.at - 1] if self.at else None
         touches = before is not None and (before.kind == "number" or before.text in _BEFORE_LETTERS)
         behind = self.tokens[self.at + 1 : self.at + 2]
@@ -345,17 +339,10 @@ class _Reader:
         return found
 
     def _accepts_degree(self) -> bool:
-        """Of an angle: 20 °C has the unit behind it."""
+        """Go past the degree sign of an angle; 20 °C has its unit behind it."""
         behind = self.tokens[self.at + 1 : self.at + 2]
         is_scale = bool(behind) and behind[0].kind in ("word", "text") and behind[0].text in ("C", "F")
         return not is_scale and self.accepts("°") is not None
-
-    def _accepts_command(self, *names: str) -> str | None:
-        token = self.peek()
-        if token is not None and token.kind == "command" and token.text in names:
-            self.at += 1
-            return token.text
-        return None
 
     def postfix(self) -> Node:
         value = self.primary()
@@ -366,17 +353,15 @@ class _Reader:
         return value
 
     def _index(self) -> Node:
+        """Read what stands behind `_`, or behind the `^` of a function: braces, or one sign."""
         return self.group() if self.accepts("{") else self.primary()
 
     def group(self) -> Node:
-        """What stands between braces that LaTeX wants; the first is read."""
+        """Read what stands between braces that LaTeX wants; the first is read already."""
         self._deeper()
         value = self.ratio()
         if self.accepts(","):
-            items = [value, *self._items()]
-            self.expect("}")
-            self.depth -= 1
-            return Group("set", tuple(items))
+            value = Group("set", (value, *self._items()))
         self.expect("}")
         self.depth -= 1
         return value
@@ -416,7 +401,7 @@ class _Reader:
             self.depth -= 1
 
     def _number(self, digits: str) -> Fraction:
-        r"""With what repeats: `0.1\overline{6}`, `0.1(6)`, `0.1666...`."""
+        r"""Read a number with the digits that repeat: `0.1\overline{6}`, `0.1(6)`, `0.1666...`."""
         value = Fraction(digits.removesuffix("."))
         whole, point, decimals = digits.partition(".")
         if self.accepts("..."):
@@ -468,12 +453,8 @@ class _Reader:
         raise Unreadable("an index that is no number or letter")
 
     def _function(self, name: str) -> Node:
-        exponent = None
-        base = None
-        if self.accepts("_"):
-            base = self._index()
-        if self.accepts("^"):
-            exponent = self.group() if self.accepts("{") else self.primary()
+        base = self._index() if self.accepts("_") else None
+        exponent = self._index() if self.accepts("^") else None
         argument = self.power()
         value: Node = Apply(name, (argument,) if base is None else (argument, base))
         return value if exponent is None else Apply("^", (value, exponent))
@@ -495,7 +476,7 @@ class _Reader:
             return Symbol("oo")
         if name in ("emptyset", "varnothing"):
             return Group("set", ())
-        if name in _GREEK:
+        if name in GREEK_COMMANDS:
             return self._symbol(name)
         if name == "begin":
             return self._matrix()
@@ -549,9 +530,9 @@ class _Reader:
                 continue
             rows.append(Group("row", tuple(cells)))
             cells = []
-            if self._accepts_command("\\"):
+            if self.accepts("\\", kind="command"):
                 continue
-            if self._accepts_command("end") and self._environment() == name:
+            if self.accepts("end", kind="command") and self._environment() == name:
                 return Group(_BRACKETS_OF.get(name, "matrix"), tuple(rows))
             raise Unreadable("the matrix does not end")
 

@@ -23,18 +23,116 @@ import time
 from functools import lru_cache
 from typing import Any
 
-from stateset_agents.answers.latex import latex_of
+from stateset_agents.answers.exact import MAX_PRODUCTS, rational
 from stateset_agents.answers.symbolic_worker import CPU_SECONDS
-from stateset_agents.answers.tree import Node
+from stateset_agents.answers.tokens import FUNCTIONS
+from stateset_agents.answers.tree import Ambiguous, Apply, Node, Number, Symbol
 from stateset_agents.types.errors import RewardTimeout
 from stateset_agents.types.logs import get_logger
 
+# An expression tree as LaTeX again, for math-verify: the tree's few kinds of nodes, never an agent's text.
+
+_MAX_POWER = 100
+_MAX_FACTORIAL = 50
+_FORMS = {
+    "/": r"\frac{{{}}}{{{}}}",
+    "neg": "-({})",
+    "pos": "{}",
+    "^": "({})^{{{}}}",
+    "!": "({})!",
+    "sqrt": r"\sqrt{{{}}}",
+    "root": r"\sqrt[{1}]{{{0}}}",
+    "abs": "|{}|",
+    "exp": "e^{{{}}}",
+}
+"""Operation -> the LaTeX around its arguments."""
+
+
+def latex_of(node: Node) -> str | None:
+    """The expression; None where it holds what is no single value, or what may be too large to compute.
+
+    A power of numbers has an exponent up to 100 that is a number by itself, a factorial an argument up to 50;
+    multiplied out, nothing has more than 10,000 terms.
+    """
+    if isinstance(node, Number):
+        above, below = node.value.numerator, node.value.denominator
+        return str(above) if below == 1 else rf"\frac{{{above}}}{{{below}}}"
+    if isinstance(node, Symbol):
+        letter, _, index = node.name.partition("_")
+        name = letter if len(letter) == 1 else {"oo": r"\infty"}.get(letter, f"\\{letter}")
+        return f"{name}_{{{index}}}" if index else name
+    if isinstance(node, Ambiguous):
+        return latex_of(node.product)
+    if not isinstance(node, Apply) or not _is_small(node):
+        return None
+    parts = [latex_of(part) for part in node.args]
+    written = [part for part in parts if part is not None]
+    if len(written) < len(parts):
+        return None
+    return _operation(node.name, written)
+
+
+def _operation(name: str, parts: list[str]) -> str | None:
+    bracketed = [f"({part})" for part in parts]
+    if name in ("+", "mixed"):
+        return "+".join(bracketed)
+    if name in ("*", "scaled"):
+        return r" \cdot ".join(bracketed)
+    if name == "log" and len(parts) == 2:
+        return rf"\log_{{{parts[1]}}}({parts[0]})"
+    if name in _FORMS:
+        return _FORMS[name].format(*parts)
+    return f"\\{name}({parts[0]})" if name in FUNCTIONS and len(parts) == 1 else None
+
+
+def _is_small(node: Apply) -> bool:
+    if _num_terms(node) > MAX_PRODUCTS:
+        return False
+    if node.name == "^":
+        exponent = rational(node.args[1])
+        return not _holds_number(node.args[1]) if exponent is None else abs(exponent) <= _MAX_POWER
+    if node.name == "!":
+        value = rational(node.args[0])
+        return value is not None and 0 <= value <= _MAX_FACTORIAL
+    return True
+
+
+def _num_terms(node: Node) -> int:
+    """Return how many terms it has at most, multiplied out; beyond the bound one more than that."""
+    if isinstance(node, Ambiguous):
+        return _num_terms(node.product)
+    if not isinstance(node, Apply):
+        return 1
+    counts = [_num_terms(part) for part in node.args]
+    match node.name:
+        case "+" | "mixed":
+            number = sum(counts)
+        case "*" | "/" | "scaled" | "neg" | "pos":
+            number = math.prod(counts)
+        case "^":
+            exponent = rational(node.args[1])
+            power = 1 if exponent is None else int(abs(exponent))
+            number = math.comb(counts[0] + power - 1, power) if power <= _MAX_POWER else 1
+        case _:
+            number = 1
+    return min(number, MAX_PRODUCTS + 1)
+
+
+def _holds_number(node: Node) -> bool:
+    """True where a large number is in it, so that a power of it could be large. 2x + 1 is none, 999 x is."""
+    if isinstance(node, Number):
+        return abs(node.value) > _MAX_POWER
+    if isinstance(node, Apply):
+        return node.name in ("^", "!") or any(_holds_number(part) for part in node.args)
+    return False
+
+
 _log = get_logger(__name__)
 WALL_SECONDS = 60.0
-"""For a comparison of at most 2 s of processor time; a machine that gives it less in a minute is
+"""Seconds for a comparison of at most 2 s of processor time; a machine that gives it less in a minute is
 overloaded."""
 START_SECONDS = 300.0
-"""For the imports, about a second on an idle machine."""
+"""Seconds for the imports, which take about one on an idle machine."""
 
 
 class SymbolicWorker:
@@ -48,7 +146,7 @@ class SymbolicWorker:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, while there is one."""
+        """Id of the process, while there is one."""
         return None if self._process is None else self._process.pid
 
     def are_equal(self, given: str, expected: str) -> bool:
@@ -121,7 +219,7 @@ class SymbolicWorker:
 
 
 def _processor_seconds(process: subprocess.Popen[bytes]) -> float:
-    """What it has used, by Linux's exact clock of a process (CPUCLOCK_SCHED); 0 where there is none."""
+    """Return the seconds it has used, by Linux's exact clock of a process (CPUCLOCK_SCHED); 0 without one."""
     return time.clock_gettime(~process.pid << 3 | 2) if sys.platform == "linux" else 0.0
 
 
@@ -156,13 +254,13 @@ _warned = threading.Event()
 
 @lru_cache(maxsize=1)
 def has_math_verify() -> bool:
-    """Is the library installed?"""
+    """True where the library is installed."""
     return importlib.util.find_spec("math_verify") is not None
 
 
 def symbolically_equal(given: Node, expected: Node) -> bool | None:
-    """Whether math-verify finds two expressions equal; None where it is not installed, or where one of them
-    is nothing that it is asked about: several values, a tower of powers.
+    """True where math-verify finds two expressions equal; None where it is not installed, or where one of
+    them is nothing that it is asked about: several values, a tower of powers.
 
     Raises RewardTimeout where it got too little of the machine's time, and ChildProcessError.
     """

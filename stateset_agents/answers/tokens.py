@@ -6,10 +6,77 @@ Nothing here or behind it is evaluated as code: what is no token of the few kind
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Literal
 
-from stateset_agents.answers.characters import GREEK, TIMES, plain_text
+from stateset_agents.runtime.yaml_files import read_yaml
+from stateset_agents.types.comparison import nfc
+
+# Unicode characters of an answer as the ASCII or LaTeX that says the same. NFKC
+# alone would change values: it makes `x2` of x² and `41/2` of 4½.
+
+TIMES = "\u00d7"
+"""The sign that tells typeset from `*`."""
+GREEK = {
+    chr(code): unicodedata.name(chr(code)).split()[-1].replace("LAMDA", "LAMBDA").lower()
+    for code in range(0x3B1, 0x3CA)
+    if code != 0x3C2  # final sigma
+} | {"Δ": "Delta", "Ω": "Omega", "Σ": "Sigma", "Γ": "Gamma", "Φ": "Phi", "Θ": "Theta", "Λ": "Lambda"}
+"""A letter -> the LaTeX command that writes it."""
+_NOTATION = read_yaml(Path(__file__).with_name("notation.yaml"))
+_SIGNS: dict[str, str] = {sign: plain for plain, signs in _NOTATION["signs"].items() for sign in signs}
+_AS_LETTERS = ("<font>", "<wide>", "<narrow>", "<noBreak>", "<square>", "<compat>", "<small>")
+"""Kinds of compatibility characters that are others, drawn differently: full-width digits, ㎞."""
+_SCRIPT = re.compile(r"([\^_])\{([^{}]*)\}(?:\1\{([^{}]*)\})")
+_OVERLINED = re.compile(r"(?:[0-9]\u0305)+")
+_GROUPED = re.compile(r"(?<![0-9.])[0-9]{1,3}(?:[\u00a0\u2009\u202f][0-9]{3})+(?![0-9])")
+_ROOT = re.compile(r"(\\sqrt\[[34]\])([0-9]+|[a-z])")
+_RANGE = re.compile(r"(?<=[0-9])\u2013(?=[0-9])")
+
+
+@lru_cache(maxsize=4096)
+def plain_text(text: str) -> str:
+    r"""The text in NFC, with mathematical characters spelled out.
+
+    >>> plain_text("10⁻³ µm²"), plain_text("４½"), plain_text("10\u202f000")
+    ('10^{-3} μm^{2}', '4\\frac{1}{2}', '10,000')
+    """
+    if text.isascii():
+        return text
+    text = nfc(text)
+    text = _OVERLINED.sub(lambda match: rf"\overline{{{match[0][::2]}}}", text)
+    text = re.sub(r"([0-9])\u0307", r"\\dot{\1}", text)
+    text = _GROUPED.sub(lambda match: re.sub(r"[^0-9]", ",", match[0]), text)
+    if not _RANGE.search(text):  # that is from 3 to 5, and no difference
+        text = text.replace("\u2013", "-")
+    text = "".join(map(_spelled, text))
+    before = ""
+    while before != text:  # ¹² is one exponent
+        before, text = text, _SCRIPT.sub(r"\1{\2\3}", text)
+    return nfc(_ROOT.sub(r"\1{\2}", text))
+
+
+@lru_cache(maxsize=4096)
+def _spelled(character: str) -> str:
+    if character in _SIGNS:
+        return _SIGNS[character]
+    kind, *codes = unicodedata.decomposition(character).split() or [""]
+    if not kind.startswith("<"):
+        return character
+    inner = "".join(_spelled(chr(int(code, 16))) for code in codes)
+    match kind:
+        case "<fraction>" if not inner.endswith("/"):
+            above, _, below = inner.partition("/")
+            return rf"\frac{{{above}}}{{{below}}}"
+        case "<super>" if character != "ª":
+            return f"^{{{inner}}}"
+        case "<sub>":
+            return f"_{{{inner}}}"
+    is_plain = kind in _AS_LETTERS and not (kind == "<compat>" and any(map(str.isdigit, inner)))
+    return inner if is_plain else character
 
 
 class Unreadable(ValueError):
@@ -26,26 +93,15 @@ class Token:
     """No white space stands before it."""
 
 
-FUNCTIONS = frozenset(
-    ("sin", "cos", "tan",
-     "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "log", "ln",
-     "exp")
-)  # fmt: skip
-_COMMANDS = {
-    "cdot": TIMES, "times": TIMES, "ast": "*", "div": "/", "pm": "±", "mp": "±",
-    "le": "≤", "leq": "≤", "leqslant": "≤",
-    "ge": "≥", "geq": "≥", "geqslant": "≥", "lt": "<", "gt": ">", "ne": "≠", "neq": "≠", "cup": "\u222a",
-    "%": "%", "$": "$",
-    "{": "\\{", "}": "\\}", "lbrace": "\\{", "rbrace": "\\}", "colon": ":", "degree": "°",
-}  # fmt: skip
+FUNCTIONS = frozenset(_NOTATION["functions"].split())
+GREEK_COMMANDS = frozenset(_NOTATION["greek"].split())
+_COMMANDS = {name: mark for mark, names in _NOTATION["commands"].items() for name in names.split()}
 _SPACES = frozenset(
     (",", ";", ":", "!", " ", "quad", "qquad", "left", "right", "big", "Big", "bigl", "bigr",
      "displaystyle", "limits")
 )  # fmt: skip
 _DOTS = frozenset(("dots", "ldots", "cdots"))
-_TEXTS = frozenset(
-    ("text", "textbf", "textit", "textrm", "mathrm", "mathbf", "mbox", "operatorname", "mathit")
-)
+_TEXTS = frozenset(_NOTATION["texts"].split())
 _NUMBER = r"[0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]{1,3}(?![0-9A-Za-z.]))?|\.[0-9]+"
 _TOKEN = re.compile(
     rf"(?P<space>\s+)|(?P<thousands>[0-9]{{1,3}}(?:,[0-9]{{3}})+(?![0-9])(?:\.[0-9]+)?)|(?P<number>{_NUMBER})"
@@ -138,16 +194,16 @@ def without_wrapping(text: str) -> str:
         match = _TEXT.fullmatch(text)
         text = match[1] if match else text
         match = _BOXED.match(text)
-        if match and text.endswith("}") and _is_one_group(text[match.end() - 1 :]):
+        if match and text.endswith("}") and closing_brace(text, match.end() - 1) == len(text) - 1:
             text = text[match.end() : -1]
     return text
 
 
-def _is_one_group(text: str) -> bool:
-    """Does the brace that opens the text close at its end?"""
+def closing_brace(text: str, opening: int) -> int | None:
+    """Return where the brace that opens there closes; None where it does not."""
     depth = 0
-    for position, sign in enumerate(text):
-        depth += (sign == "{") - (sign == "}")
+    for position in range(opening, len(text)):
+        depth += (text[position] == "{") - (text[position] == "}")
         if depth == 0:
-            return position == len(text) - 1
-    return False
+            return position
+    return None

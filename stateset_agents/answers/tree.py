@@ -68,7 +68,7 @@ def power_of_ten(node: Node) -> int | None:
 
 
 def holds_letter(node: Node) -> bool:
-    """Is there a letter in it that is no pi?"""
+    """True where a letter is in it that is no pi."""
     if isinstance(node, Symbol):
         return node.name not in ("pi", "oo")
     if isinstance(node, Apply):

@@ -7,55 +7,19 @@ do; it takes Mb for megabarns and `a` for years, and knows neither `sq ft` nor `
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
+from pathlib import Path
 
-_WITH_PREFIXES = {
-    "m": "meter metre", "g": "gram gramme", "s": "second sec", "A": "ampere amp", "K": "kelvin",
-    "mol": "mole", "l": "liter litre", "L": "liter", "N": "newton", "J": "joule", "W": "watt", "V": "volt",
-    "Pa": "pascal", "Hz": "hertz", "C": "coulomb", "F": "farad", "H": "henry", "T": "tesla", "S": "siemens",
-    "Wb": "weber", "lm": "lumen", "lx": "lux", "Bq": "becquerel", "Ω": "ohm",
-    "eV": "electronvolt", "Wh": "watthour",
-    "cal": "calorie", "bar": "bar", "rad": "radian", "t": "tonne", "bit": "bit", "b": "bit", "B": "byte",
-}  # fmt: skip
-"""Symbol -> names, of units that take SI's prefixes. A symbol's case says which unit it is."""
-_OTHERS = {
-    "minute": "min", "hour": "h hr", "day": "", "week": "wk", "month": "", "year": "yr",
-    "inch": "in inches", "foot": "ft feet", "yard": "yd", "mile": "mi", "acre": "", "hectare": "ha",
-    "pound": "", "pound mass": "lb", "ounce": "oz", "ton": "", "gallon": "gal", "quart": "qt", "pint": "pt",
-    "cup": "", "candela": "", "atmosphere": "atm", "decibel": "dB", "knot": "", "revolution": "rev",
-    "dollar": "$ usd", "cent": "¢", "euro": "€ eur", "pound sterling": "£ gbp", "yen": "¥ jpy",
-    "percent": "% pct", "degree": "° deg", "degree celsius": "°C celsius",
-    "degree fahrenheit": "°F fahrenheit",
-    "nautical mile": "nmi", "light year": "ly", "fluid ounce": "floz",
-}  # fmt: skip
-"""Name -> its other names and symbols."""
-_SPELLED = {
-    "us dollar": "$", "us dollars": "$", "pounds sterling": "£", "metric ton": "t",
-    "metric tons": "t", "electron volts": "eV", "electron volt": "eV", "watt hour": "Wh", "watt hours": "Wh",
-    "kilowatt hour": "kWh", "kilowatt hours": "kWh", "degrees celsius": "°C", "degrees fahrenheit": "°F",
-    "deg c": "°C", "deg f": "°F", "degrees c": "°C", "degrees f": "°F", "fl oz": "floz",
-    "degree c": "°C", "degree f": "°F", "degree celsius": "°C", "degree fahrenheit": "°F",
-    "nautical mile": "nmi", "nautical miles": "nmi", "light year": "ly", "light years": "ly",
-    "fluid ounce": "floz", "fluid ounces": "floz",
-    "mph": "mi/h", "mpg": "mi/gal", "kph": "km/h", "kmh": "km/h", "kmph": "km/h", "rpm": "rev/min",
-    "cc": "cm^3", "psi": "lb/in^2", "sqft": "ft^2", "mcg": "µg", "Nm": "N*m", "Ah": "A*h",
-    "mAh": "mA*h", "kbps": "kb/s",
-    "Mbps": "Mb/s", "Gbps": "Gb/s", "KM": "km", "KG": "kg", "CM": "cm",
-}  # fmt: skip
-"""Words that stand for a unit written otherwise."""
-_PREFIXES = {
-    "f": "femto", "p": "pico", "n": "nano", "µ": "micro", "μ": "micro", "u": "micro", "m": "milli",
-    "c": "centi", "d": "deci", "da": "deca", "h": "hecto", "k": "kilo", "K": "kilo", "M": "mega",
-    "G": "giga", "T": "tera",
-    "P": "peta", "Ki": "kibi", "Mi": "mebi", "Gi": "gibi", "Ti": "tebi",
-}  # fmt: skip
+from stateset_agents.runtime.yaml_files import read_yaml
+
+_UNITS = read_yaml(Path(__file__).with_name("units.yaml"))
+_SPELLED: Mapping[str, str] = _UNITS["spelled"]
 _OF_DATA = ("bit", "byte")
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3, "squared": 2, "cubed": 3}
 _DIVISION = re.compile(r"\s*(?:/|\bper\b)\s*")
 _BETWEEN = re.compile(r"[\s*\u00d7·]+|-(?=[^\W\d_])")
 _FACTOR = re.compile(r"(?P<name>°?[^\W\d_]+|[°%$€£¥¢])\.?(?:\^?\{?(?P<exponent>[-+]?[1-9])\}?)?")
-
-
 _POUND = re.compile(r"pound(?! [ms])")
 
 
@@ -63,17 +27,19 @@ def _tables() -> tuple[dict[str, str], dict[str, str]]:
     """Symbols, whose case counts, and names, whose case does not: each with the name it is compared by."""
     symbols: dict[str, str] = {}
     names: dict[str, str] = {}
-    for symbol, others in _WITH_PREFIXES.items():
+    for symbol, others in _UNITS["with_prefixes"].items():
         known = others.split()
         is_data = known[0] in _OF_DATA
         names |= dict.fromkeys(known, known[0])
-        for letters, prefix in _PREFIXES.items():
+        for letters, prefix in _UNITS["prefixes"].items():
             if is_data or len(letters) == 1 or letters == "da":
                 names |= {prefix + name: prefix + known[0] for name in known}
                 if not is_data or letters[0] in "kKMGTP":
                     symbols[letters + symbol] = prefix + known[0]
-    symbols |= {symbol: names.split()[0] for symbol, names in _WITH_PREFIXES.items() if symbol not in "bB"}
-    for name, others in _OTHERS.items():
+    symbols |= {
+        symbol: names.split()[0] for symbol, names in _UNITS["with_prefixes"].items() if symbol not in "bB"
+    }
+    for name, others in _UNITS["others"].items():
         symbols |= dict.fromkeys(others.split(), name)
         names |= {other: name for other in (name, *others.split()) if len(other) > 1 and other.islower()}
     return symbols, names
@@ -95,19 +61,19 @@ def unit_name(text: str) -> str:
 
 
 def is_known_unit(text: str) -> bool:
-    """Is every word in it a unit's?"""
+    """True where every word in it is a unit's."""
     return _read(text)[1]
 
 
 def is_neutral_unit(name: str) -> bool:
-    """May a unit, by the name that `unit_name` gave, stand behind a number whose true value has none? It
+    """True where a unit, by its `unit_name`, may stand behind a number whose true value has none. It
     does not change the number, as `percent` or `dozen` do; 5 pm may be a time."""
     parts = [part.partition("^")[0] for part in name.split("*")]
     return all(part in _KNOWN and part not in ("percent", "picometer") for part in parts)
 
 
 def same_unit(given: str, truth: str) -> bool:
-    """By the names that `unit_name` gave; `pounds` may be of mass or of money."""
+    """True where two units, by their `unit_name`, are the same; `pounds` may be of mass or of money."""
     meant = ([_POUND.sub(f"pound {kind}", name) for name in (given, truth)] for kind in ("mass", "sterling"))
     return any(left == right for left, right in meant)
 

@@ -18,7 +18,7 @@ from stateset_agents.types.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from stateset_agents.backends.base import Backend
-    from stateset_agents.backends.linears.matmul_precision import MatmulPrecision
+    from stateset_agents.backends.linears import MatmulPrecision
     from stateset_agents.backends.local.model_selection import Engine
     from stateset_agents.backends.local.scheduler import Scheduling
     from stateset_agents.backends.pretrained.loading import DType
@@ -57,7 +57,7 @@ async def load_backend(
             )
         return ScriptedBackend(script)
     if name.startswith("vllm:"):
-        from stateset_agents.backends.vllm.backend import connect
+        from stateset_agents.backends.vllm import connect
 
         return await connect(name.removeprefix("vllm:"))
 

@@ -16,7 +16,7 @@ _BELOW_ONE = 1 - 2**-40
 
 
 class SamplingMetadata(NamedTuple):
-    """How each of B rows is sampled."""
+    """Says how each of B rows is sampled."""
 
     temperature: torch.Tensor | None  # [B] float32, above 0, 1 for greedy rows; None when all are 1
     greedy: torch.Tensor | None  # [B] bool; None when no row is greedy

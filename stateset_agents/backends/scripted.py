@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stateset_agents.backends.base import Session, Tokenizer
-from stateset_agents.backends.text.tokenizers import ByteTokenizer
-from stateset_agents.backends.text.turn_text import TurnText
+from stateset_agents.backends.tokenizers import ByteTokenizer, TurnText
 from stateset_agents.types.errors import BackendError, ConfigurationError
 from stateset_agents.types.messages import Completion, FinishReason, Message, SamplingParams, VersionSpan
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedRequest:
-    """What a script function gets: one turn of one conversation."""
+    """The argument of a script function: one turn of one conversation."""
 
     text: str
     """The prompt, decoded without control tokens."""

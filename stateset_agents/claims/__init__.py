@@ -1,1 +1,1 @@
-"""What a text says as true: statements, values with a type, mentions, false claims."""
+"""Reads what a text says as true: statements, values with a type, mentions, false claims."""

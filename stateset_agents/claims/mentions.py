@@ -1,4 +1,4 @@
-"""Where a fact stands in what an agent said, by its words or by its value."""
+"""Finds where a fact stands in what an agent said, by its words or by its value."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from stateset_agents.claims.assertion_grammar import DENIED_AFTER
 from stateset_agents.claims.statements import (
     MOST_READ,
     Modality,
@@ -33,13 +32,13 @@ class Mention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replies:
-    """What the agent said, and what its values are compared with."""
+    """The agent's replies as they were read, and what their values are compared with."""
 
     statements: Sequence[Statements]
     values: Sequence[Sequence[Value]]
     """Per reply, in order."""
     sound: frozenset[int]
-    """Which replies may tell something."""
+    """Numbers of the replies that may tell something."""
     expected: Sequence[Value]
     """The facts that are typed values."""
     known: frozenset[tuple[str, object]]
@@ -61,11 +60,6 @@ class Replies:
 _NEGATIVE = re.compile(r"(?:not|no|never|cannot) ", re.IGNORECASE)
 
 
-def denied_after(statements: Statements, end: int) -> bool:
-    """Is what ends there denied by the words after it: "Friday is out of the question"?"""
-    return bool(DENIED_AFTER.match(statements.plain, end, min(len(statements.plain), end + 200)))
-
-
 @lru_cache(maxsize=512)  # a score reads the same reply for each fact
 def read_values(text: str, choices: tuple[tuple[str, ...], ...] = ()) -> tuple[Value, ...]:
     """The typed values of the part of the text that is read."""
@@ -79,7 +73,7 @@ def wanted_value(wording: str, choices: tuple[tuple[str, ...], ...] = ()) -> Val
 
 
 def phrase_spans(wording: str, statements: Statements, *, plural: bool = False) -> Iterator[TextSpan]:
-    """Where the words of the wording stand one after another; also in `plural`, if asked for."""
+    """Yield where the words of the wording stand one after another; also in `plural`, if asked for."""
     parts = [word for word, _, _ in read_statements(wording).words]
     words = statements.words
     for first in range(len(words) - len(parts) + 1):
@@ -107,7 +101,9 @@ def find_mentions(
         places = {span: statements.at(span.start) for span in spans}
         for wording in wordings:
             places |= {
-                span: modality for span, modality in _denials(wording, statements) if not _is_in(span, spans)
+                span: modality
+                for span, modality in _denials(wording, statements)
+                if not any(other.start <= span.start and span.end <= other.end for other in spans)
             }
         for start, end in sorted(places)[:most]:
             inside = tuple(value for value in values if value.start < end and start < value.end)
@@ -116,7 +112,7 @@ def find_mentions(
 
 
 def _denials(wording: str, statements: Statements) -> Iterator[tuple[TextSpan, Modality]]:
-    """Of a fact that is a denial ("not eligible"), the places of what it denies, and of the opposite.
+    """Yield the places of what a fact that is a denial ("not eligible") denies, and of the opposite.
 
     "You aren't eligible" tells it, and "you are eligible" denies it.
     """
@@ -124,7 +120,3 @@ def _denials(wording: str, statements: Statements) -> Iterator[tuple[TextSpan, M
     for span in phrase_spans(wording.strip()[denied.end() :], statements) if denied else ():
         modality = statements.at(span.start)
         yield span, modality._replace(denials=0 if modality.denials % 2 else 1)
-
-
-def _is_in(span: TextSpan, others: set[TextSpan]) -> bool:
-    return any(other.start <= span.start and span.end <= other.end for other in others)

@@ -1,6 +1,6 @@
-"""What a text asserts: its sentences and clauses, and what is denied, doubted, supposed or asked in them.
+"""Reads what a text asserts: its sentences, its clauses, and what they deny, doubt, suppose or ask.
 
-`Statements.at` says what holds at a place of the text; `assertion_grammar.py` has the words for it. The work
+`Statements.at` says what holds at a place of the text; `english.yaml` has the words for it. The work
 grows with the length of the text alone, and of a long one only the start is read.
 """
 
@@ -12,15 +12,8 @@ from collections import defaultdict
 from functools import lru_cache
 from typing import NamedTuple
 
-from stateset_agents.claims.assertion_grammar import (
-    ADVERSATIVE,
-    IDIOMS,
-    OPERATORS,
-    POLITE_CONDITION,
-    RETRACTIONS,
-    Operator,
-)
-from stateset_agents.claims.text_checks import FUNCTION_WORDS
+from stateset_agents.claims.english import OPERATORS, Operator, Patterns
+from stateset_agents.claims.text_checks import FUNCTION_WORDS, WORD
 from stateset_agents.claims.typed_values import stem
 
 MOST_READ = 20_000
@@ -37,7 +30,7 @@ class TextSpan(NamedTuple):
 
 
 class Modality(NamedTuple):
-    """What holds at a place of the text."""
+    """What a text does with the word at one place."""
 
     denials: int
     doubted: bool
@@ -51,55 +44,8 @@ class Modality(NamedTuple):
         return not (self.denials or self.doubted or self.supposed or self.planned or self.asked)
 
 
-_WORD = re.compile(r"[$€£]?\d+(?:[.,:]\d+)*%?|\w+(?:'\w+)*")
-_SENTENCE_END = re.compile(
-    r"[.!?]+(?=[\s\"')\]]|$)|\n(?=\s{0,9}(?:[-*•]|\d+[.)]|\n|$))|(?<=[.!?:;])[ \t]{0,9}\n"
-)
-"""A line that breaks off is no end: "nobody believes that\\nit comes Friday" is one sentence."""
-_CLAUSE_END = re.compile(
-    r"[,;:()\n…•]|\s[-\u2013\u2014]+\s|\u2014|\.(?=\s|$)|[!?]|\s(?=(?:and|but|so|because|however|while"
-    r"|whereas|though|although|since|yet|who|which)\b)"
-)
-_INDEPENDENT = re.compile(r"[;:()]|\b(?:and|but|so|because|since)\b|\s[-\u2013\u2014]+\s")
-_BREAK = re.compile(r"\bbut\b|;")
-_ABBREVIATIONS = re.compile(r"\b(?:[ap]\.m|e\.g|i\.e|mr|mrs|ms|dr|st|no|approx)\.")
-_BARE_TAIL = re.compile(
-    r"\s*(?:and|or|nor)\b(?:\s+(?:on|in|at|by|for|the|also|even)\b){0,3}\s+[\w$€£.'-]+[ .!?]*$|\s*(?:and"
-    r"|or) (?:in|at|to|from|via) [\w'-]+(?: [\w'-]+)? (?:on|at|by) [\w$€£.'-]+[ .!?]*$"
-)
-_NEXT_WORDS = re.compile(
-    r"(?:\W*(?:the|a|an|our|your|on|in|at|by|for|any)\b){0,4}\W*[\w$€£.,'-]*\w(?: \d+\w*| of \w+)?"
-)
-_ASKS = re.compile(
-    r"\W*(?:(?:and|but|so|or) )?(?:is|are|was|were|do|does|did|can|could|will|would|should|shall|may|has"
-    r"|might|have|had|what|when|where|which|who|whom|why|how|isn't|aren't|doesn't|don't|won't|can't)\b"
-)
+_ENGLISH = Patterns("statements")
 _BARE = re.compile(r"[\s,*\u2022:-]+")
-_GOES_ON = re.compile(r":|,? (?:is|are|was|were|has|have|will|can|comes?|goes|costs?|starts?)\b")
-_TAG = re.compile(r", (?:is|are|was|does|do|did|will|can|has|would)(?:n't)? (?:it|they|he|she|you|we)\?\W*$")
-_PAST = re.compile(
-    r"\b(?:was|were|had|did|didn't|wasn't|couldn't|been|originally|initially|previously|earlier|formerly"
-    r"|before|yesterday|ago|last|left|sent|wrote|said|told|bought|paid|went|came|got|took|gave|made|thought"
-    r"|(?!need)\w{2,}ed)\b"
-)
-_SURELY_PAST = re.compile(
-    r"\b(?:was|were|had|did|didn't|wasn't|originally|initially|previously|earlier|formerly|yesterday|ago"
-    r"|last (?:week|month|night|year)|until \w+ (?:the|our|it|we|you|i))\b"
-)
-_PRESENT = re.compile(
-    r"\b(?:is|are|am|be|will|shall|can|now|comes?|arrives?|gets?|takes?|costs?)\b|\b(?:it|that|this|he|she"
-    r"|there|here|what|who)'s\b|'(?:ll|re)\b"
-)
-_CHANGED_TO = re.compile(
-    r"\b(?:moved|changed|postponed|rescheduled|delayed|shifted|pushed|switched|updated|corrected|went"
-    r"|slipped)\b"
-    r"[^.]{0,60}?\bto (?:be )?(?:on |the )?"
-)
-_NEGATED = re.compile(r"\b(?:not|no|never)\b|n't\b")
-_EARLIER = re.compile(
-    r"\b(?:earlier|before|previous\w*|last (?:time|message|mail|week|night)|first message|yesterday"
-    r"|in (?:my|our) (?:first|last|mail|message)|our (?:e-?mail|letter|website|system))\b"
-)
 
 
 class Statements:
@@ -110,24 +56,24 @@ class Statements:
         self._conditions = conditions
         self.text = text[:MOST_READ]
         self.low = _lower(self.text)
-        sentences = _ABBREVIATIONS.sub(_blank, self.low)
-        self.plain = IDIOMS.sub(_blank, sentences)
-        """In lower case, with the idioms blanked out that would read like denials."""
-        self.words = [(match[0], match.start(), match.end()) for match in _WORD.finditer(self.low)]
-        self.sentences = _parts(sentences, _SENTENCE_END)
+        sentences = _ENGLISH.abbreviations.sub(_blank, self.low)
+        self.plain = _ENGLISH.idioms.sub(_blank, sentences)
+        """The text in lower case, with the idioms blanked out that would read like denials."""
+        self.words = [(match[0], match.start(), match.end()) for match in WORD.finditer(self.low)]
+        self.sentences = _parts(sentences, _ENGLISH.sentence_end)
         self.clauses = [clause for sentence in self.sentences for clause in _clauses(sentences, sentence)]
         self._sentence_starts = [sentence.start for sentence in self.sentences]
         self._clause_starts = [clause.start for clause in self.clauses]
-        self._turns = [match.span() for match in ADVERSATIVE.finditer(self.plain)]
-        self._breaks = [match.start() for match in _BREAK.finditer(self.plain)]
-        self._joints = [match.end() for match in _INDEPENDENT.finditer(self.plain)]
+        self._turns = [match.span() for match in _ENGLISH.adversative.finditer(self.plain)]
+        self._breaks = [match.start() for match in _ENGLISH.but.finditer(self.plain)]
+        self._joints = [match.end() for match in _ENGLISH.independent.finditer(self.plain)]
         self._brackets = [match.start() for match in re.finditer(r"[()]", self.low)]
         self._asked = [self._is_asked(clause) for clause in self.clauses]
         self._scopes = self._covered()
         self.retractions = self._retracted()
 
     def at(self, start: int) -> Modality:
-        """What holds for the word that starts there."""
+        """Return what the text does with the word that starts there."""
         planned = self._count("planned", start) > 0
         return Modality(
             denials=self._count("denied", start),
@@ -139,11 +85,11 @@ class Statements:
         )
 
     def clause_number(self, start: int) -> int:
-        """Which of `clauses` holds the place."""
+        """Return the index in `clauses` of the clause that holds the place."""
         return max(0, bisect_right(self._clause_starts, start) - 1)
 
     def around(self, start: int, end: int) -> tuple[str, str]:
-        """What stands before and after a part of a clause, up to `NEARBY` characters each, in lower case.
+        """Return what stands before and after a part of a clause, up to `NEARBY` characters each.
 
         What stands alone has the clauses beside it: "delivery: Friday", "the other day, Friday, is".
         """
@@ -153,7 +99,7 @@ class Statements:
         alone = not _BARE.sub("", self.low[first:start] + self.low[end:last])
         if number and (alone or self.low[self.clauses[number - 1].end : first].strip() == ":"):
             first = max(self.clauses[number - 1].start, sentence.start)
-        if alone and number + 1 < len(self.clauses) and _GOES_ON.match(self.low, last):
+        if alone and number + 1 < len(self.clauses) and _ENGLISH.goes_on.match(self.low, last):
             last = min(self.clauses[number + 1].end, sentence.end)
         return self.low[max(first, start - NEARBY) : start], self.low[end : max(end, min(last, end + NEARBY))]
 
@@ -166,19 +112,23 @@ class Statements:
         return self.sentences[max(0, bisect_right(self._sentence_starts, start) - 1)]
 
     def is_of_earlier(self, retraction: TextSpan) -> bool:
-        """Is it earlier words that are taken back, not those just said?"""
+        """True where earlier words are taken back, not those just said."""
         start = self.sentence(retraction.start).start
-        return bool(_EARLIER.search(self.low, max(start, retraction.start - NEARBY), retraction.end))
+        return bool(_ENGLISH.earlier.search(self.low, max(start, retraction.start - NEARBY), retraction.end))
+
+    def is_denied_after(self, end: int) -> bool:
+        """True where the words behind a place deny what ends there: "Friday is out of the question"."""
+        return bool(_ENGLISH.denied_after.match(self.plain, end, min(len(self.plain), end + 200)))
 
     def _is_asked(self, clause: TextSpan) -> bool:
         """The clause before a question mark; the whole sentence where it begins as a question does."""
         sentence = self.sentence(clause.start)
         if self.low[max(sentence.start, sentence.end - 9) : sentence.end].rstrip(" \"')")[-1:] != "?":
             return False
-        if _TAG.search(self.low, sentence.start, sentence.end):
+        if _ENGLISH.tag.search(self.low, sentence.start, sentence.end):
             return True
         last = not self.low[clause.end : min(sentence.end, clause.end + 9)].strip(" ?!.\"')")
-        return last or bool(_ASKS.match(self.low, sentence.start))
+        return last or bool(_ENGLISH.asks.match(self.low, sentence.start))
 
     def _covered(self) -> dict[str, tuple[list[int], list[int]]]:
         """Per sign: places where the number of scopes changes, and the number from there on."""
@@ -211,7 +161,7 @@ class Statements:
         clause = self.clauses[self.clause_number(start)]
         sentence = self.sentence(start)
         if operator.scope == "next words":
-            words = _NEXT_WORDS.match(self.low[end : end + 80])
+            words = _ENGLISH.next_words.match(self.low[end : end + 80])
             return TextSpan(end, min(sentence.end, end + (words.end() if words else 0)))
         if operator.scope == "rest of clause":
             return TextSpan(end, clause.end)
@@ -231,8 +181,10 @@ class Statements:
         ("if you have questions") or the user's only itself, and one in brackets what is in the brackets."""
         words = self.low[start : clause.end].split()[1:] if self._conditions else []
         content = {stem(word.strip(".")) for word in words if word not in FUNCTION_WORDS}
-        is_the_users = content and content <= self._conditions and not _NEGATED.search(" ".join(words))
-        if is_the_users or POLITE_CONDITION.match(self.plain, start):
+        is_the_users = (
+            content and content <= self._conditions and not _ENGLISH.negated.search(" ".join(words))
+        )
+        if is_the_users or _ENGLISH.polite_condition.match(self.plain, start):
             return TextSpan(start, clause.end)
         next_bracket = bisect_right(self._brackets, start)
         opening = self._brackets[next_bracket - 1] if next_bracket else -1
@@ -248,19 +200,19 @@ class Statements:
     def _is_past(self, start: int) -> bool:
         before, after = self.around(start, start)
         words = before + after
-        changes = [match.end() for match in _CHANGED_TO.finditer(words)]
+        changes = [match.end() for match in _ENGLISH.changed_to.finditer(words)]
         if changes and changes[-1] <= len(before):
             return False
-        if changes or _SURELY_PAST.search(words):
+        if changes or _ENGLISH.surely_past.search(words):
             return True
-        return bool(_PAST.search(words)) and not _PRESENT.search(words)
+        return bool(_ENGLISH.past.search(words)) and not _ENGLISH.present.search(words)
 
     def _retracted(self) -> list[TextSpan]:
         found = []
         for sentence in self.sentences:
             words = self.low[sentence.start : sentence.end]
             start = sentence.start + len(words) - len(words.lstrip())
-            match = RETRACTIONS.search(words.strip())
+            match = _ENGLISH.retractions.search(words.strip())
             if match and not words.rstrip().endswith("?"):
                 found.append(TextSpan(start + match.start(), sentence.end))
         return found
@@ -273,7 +225,7 @@ def read_statements(text: str, conditions: frozenset[str] = frozenset()) -> Stat
 
 
 def _lower(text: str) -> str:
-    """In lower case, with plain apostrophes, and each letter at its place."""
+    """Return the text in lower case, with plain apostrophes, and each letter at its place."""
     low = text.lower().replace("\u2019", "'")
     if len(low) == len(text):
         return low
@@ -299,12 +251,12 @@ def _clauses(text: str, sentence: TextSpan) -> list[TextSpan]:
     """The clauses of a sentence; "and Friday" belongs to the clause that it continues."""
     found: list[TextSpan] = []
     start = sentence.start
-    ends = [match.span() for match in _CLAUSE_END.finditer(text, sentence.start, sentence.end)]
+    ends = [match.span() for match in _ENGLISH.clause_end.finditer(text, sentence.start, sentence.end)]
     for end, after in [*ends, (sentence.end, sentence.end)]:
         span, start = TextSpan(start, max(start, end)), max(start, after)
         if found and not text[span.start : span.end].strip():
             continue
-        if found and span.end - span.start < NEARBY and _BARE_TAIL.match(text, span.start, span.end):
+        if found and span.end - span.start < NEARBY and _ENGLISH.bare_tail.match(text, span.start, span.end):
             found[-1] = TextSpan(found[-1].start, span.end)
         else:
             found.append(span)

@@ -1,6 +1,6 @@
-"""What can be read off plain text without a model: is this prose, is it rude, does it decline; and facts.
+"""Checks plain text without a model: whether it is prose, is rude or declines; and reads lists of facts.
 
-Used by the form rewards (core/scoring/factories.py) and the rule-based user
+Used by the form rewards (rewards/factories.py) and the rule-based user
 (core/users/simulated_user.py). The word lists are English. Which facts a text tells is read by
 `fact_status.py`.
 """
@@ -12,53 +12,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from stateset_agents.claims.english import Patterns, word_list
 from stateset_agents.types.errors import ConfigurationError
 
-_WORD = re.compile(r"[$€£]?\d+(?:[.,:]\d+)*%?|\w+(?:'\w+)*")
+WORD = re.compile(r"[$€£]?\d+(?:[.,:]\d+)*%?|\w+(?:'\w+)*")
 
-_FUNCTION_WORDS = """
-    a about after again all also am an and any are as at be because been before being but by can can't
-    could did do does doesn't don't done for from get had has have he her here him his how i i'll i'm i've
-    if in into is it it's its just let like may me more my next no not now of off on once one or our out
-    over please she should so some soon than that that's the their them then there these they this those
-    to too until up us was we we'll we've were what when where which while who why will with within would
-    yes yet you you'll you're your aren't couldn't didn't hasn't haven't isn't shouldn't that's there's
-    they're wasn't weren't won't wouldn't you've"""
-FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
+_ENGLISH = Patterns("text_checks")
+FUNCTION_WORDS = word_list("function")
 
-_RUDE = re.compile(
-    r"\b(stupid|idiots?|moron|dumb|shut up|go away|whatever|not my (problem|job|fault)|your (own )?fault"
-    r"|(do not|don't|couldn't) care|stop (whining|complaining|bothering|wasting)|deal with it|get lost"
-    r"|too bad|crap|damn|hell no|pathetic|ridiculous|nonsense|waste of (my )?time|leave me alone)\b",
-    re.IGNORECASE,
-)
-_COURTEOUS = re.compile(
-    r"\b(sorry|apolog\w+|thank(s| you)|please|happy to|glad|welcome|understand|appreciate|my pleasure"
-    r"|pleased to|hello|good (news|morning|afternoon|evening)|no (problem|worries)|(do not|don't) worry"
-    r"|of course|certainly|enjoy)\b",
-    re.IGNORECASE,
-)
-_REFUSAL = re.compile(
-    r"\b(can ?not|can't|unable to|won't|not able to) (help|assist|do (this|that|anything))\b", re.IGNORECASE
-)
 
-_DECLINES = re.compile(
-    r"\b(can ?not|can't|unable to|won't|will not|not able to|not allowed to|may not|must not) (\w+ ){0,2}?"
-    r"(help|assist|do|share|give|tell|say|provide|disclose|reveal|discuss|show|send|explain|support)\b"
-    r"|\b(have to|must) (decline|refuse)\b|\bi (decline|refuse)\b",
-    re.IGNORECASE,
-)
-_PLEASED = re.compile(
-    r"\b(thanks|thank you|cheers|great|perfect|excellent|wonderful|brilliant|lovely|that helps|appreciate)\b",
-    re.IGNORECASE,
-)
-_DISPLEASED = re.compile(
-    r"\b(no thanks|thanks for nothing|(do|does|did)(n't| not) (help|answer|work|understand|make sense)"
-    r"|not what i|(have|has)(n't| not) answered|useless|unhelpful|terrible|awful|frustrat\w+|annoy\w+"
-    r"|complain\w*|asked (you )?already|already (asked|told|said)"
-    r"|(speak|talk) to (a|your) (human|manager|person))\b",
-    re.IGNORECASE,
-)
 _MARKUP = re.compile(
     r"<\||\|>|</?(s|tool_\w+|think|system|user|assistant)>|\[/?INST\]|<<SYS>>", re.IGNORECASE
 )
@@ -69,7 +31,7 @@ _SYNTAX = frozenset('{}[]<>|"=\\`')
 
 def words(text: str) -> list[str]:
     """Words and numbers in lower case: "It's $5.50, K27." -> it's, $5.50, k27."""
-    return _WORD.findall(text.lower().replace("\u2019", "'"))
+    return WORD.findall(text.lower().replace("\u2019", "'"))
 
 
 def content_words(text: str) -> set[str]:
@@ -181,29 +143,29 @@ def _triples(text: str) -> list[tuple[str, ...]]:
 
 def is_rude(text: str) -> bool:
     """True for insults and brush-offs."""
-    return bool(_RUDE.search(text))
+    return bool(_ENGLISH.rude.search(text))
 
 
 def is_courteous(text: str) -> bool:
     """True where the text apologises, thanks, or offers help."""
-    return bool(_COURTEOUS.search(text))
+    return bool(_ENGLISH.courteous.search(text))
 
 
 def is_refusal(text: str) -> bool:
     """True for "I can't help with that" and its like."""
-    return bool(_REFUSAL.search(text))
+    return bool(_ENGLISH.refusal.search(text))
 
 
 def declines(text: str) -> bool:
     """True where the text says that something will not be done or told: "I am not allowed to share that"."""
-    return bool(_DECLINES.search(text.replace("\u2019", "'")))
+    return bool(_ENGLISH.declines.search(text.replace("\u2019", "'")))
 
 
 def is_pleased(text: str) -> bool:
     """True for thanks and praise, and no complaint."""
-    return bool(_PLEASED.search(text)) and not is_displeased(text)
+    return bool(_ENGLISH.pleased.search(text)) and not is_displeased(text)
 
 
 def is_displeased(text: str) -> bool:
     """True for a user who complains: of the answer, of having to ask again, or for a human."""
-    return bool(_DISPLEASED.search(text.replace("\u2019", "'")))
+    return bool(_ENGLISH.displeased.search(text.replace("\u2019", "'")))

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 
+from stateset_agents.claims.english import ENGLISH, Patterns, word_table
 from stateset_agents.claims.text_checks import FUNCTION_WORDS
 
 MOST_VALUES = 400
-"""More values of one text are not read: no answer has as many."""
+"""Number of values that are read of one text: no answer has more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,81 +26,23 @@ class Value:
     kind: str
     """`weekday`, `date`, `time`, `amount`, `duration`, `id`, `place`, `status`, `number:NOUN`, ..."""
     value: Hashable
-    """In normal form; equal for "five days" and "5 days"."""
+    """The value in normal form; equal for "five days" and "5 days"."""
     start: int
     end: int
 
 
-_SMALL = """one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
-    seventeen eighteen nineteen"""
-_LARGE = "twenty thirty forty fifty sixty seventy eighty ninety"
-_UNITS = {word: number for number, word in enumerate(_SMALL.split(), 1)}
-_TENS = {word: 10 * number for number, word in enumerate(_LARGE.split(), 2)}
-_COUNTS = {word: float(number) for word, number in {**_UNITS, **_TENS}.items() if number > 1}
-_WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
-_MONTH_NAMES = "january february march april may june july august september october november december"
-_MONTHS = _MONTH_NAMES.split()
+_ENGLISH = Patterns("typed_values")
+_SMALL = [*ENGLISH.alternatives("ones"), *ENGLISH.alternatives("teens")]
+_NUMBERS = {word: number for number, word in enumerate(_SMALL, 1)}
+_NUMBERS |= {word: 10 * number for number, word in enumerate(ENGLISH.alternatives("tens"), 2)}
+_WEEKDAYS, _MONTHS = ENGLISH.alternatives("weekdays"), ENGLISH.alternatives("months")
 _CURRENCIES = {"$": "usd", "€": "eur", "£": "gbp", "dollar": "usd", "buck": "usd", "euro": "eur"}
 _CURRENCIES |= {"pound": "gbp", "usd": "usd", "eur": "eur", "gbp": "gbp", "us$": "usd"}
-
-_DIGITS = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:[.,]\d{1,2})?(?![\d])|\d+"
-_SPELT = rf"(?:{'|'.join(_TENS)})(?:[- ](?:{'|'.join(list(_UNITS)[:9])})\b)?|(?:{'|'.join(_UNITS)})(?!\w)"
-_NUMBER = rf"(?:{_DIGITS}|(?i:{_SPELT}|(?:a|one) hundred))"
-_MONTH = rf"(?:{'|'.join(_MONTHS)}|(?:jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec)\.?)"
-_TH = r"(?:st|nd|rd|th)?"
-
-_APOSTROPHES = "'\u2019"
-_PERIOD = "hour|day|week|month|year"
-
+_STATUSES = {word: status for status, words in word_table("statuses").items() for word in words.split()}
+PERIOD_WORDS = word_table("periods")
 _VALUE = re.compile(
-    "|".join(
-        rf"(?P<{kind}>{pattern})"
-        for kind, pattern in (
-            ("iso", r"\b\d{4}-\d\d-\d\d\b"),
-            ("numeric", r"\b\d{1,2}[./]\d{1,2}[./](?:\d{4}|\d\d)\b"),
-            ("month_day", rf"\b(?i:{_MONTH}) (?:the )?\d{{1,2}}(?i:{_TH})\b(?!:)(?:,? \d{{4}}\b)?"),
-            ("day_month", rf"\b(?i:\d{{1,2}}{_TH}(?: of)? {_MONTH})(?!\w)(?:,? \d{{4}}\b)?"),
-            ("day", r"\b(?i:\d{1,2}(?:st|nd|rd|th))\b"),
-            ("time", r"\b\d{1,2}(?::\d\d)? ?(?i:[ap]\.?m\b\.?|o'clock\b)|\b\d{1,2}:\d\d\b"),
-            ("noon", r"\b(?i:noon|midnight)\b"),
-            ("money", rf"(?:(?i:\bUS)?[$€£]|\b(?i:usd|eur|gbp)) ?(?:{_DIGITS})"),
-            ("worth", rf"(?<!\w){_NUMBER}(?: ?[$€£]| ?(?i:dollars?|bucks?|euros?|pounds?|usd|eur|gbp)\b)"),
-            ("percent", rf"(?<!\w){_NUMBER}(?: ?%| ?(?i:percent|per cent)\b)"),
-            (
-                "duration",
-                rf"(?<!\w){_NUMBER}[- ](?i:(?:business |working |calendar |full )?"
-                r"(?:second|minute|hour|day|night|week|month|year)s?)\b",
-            ),
-            ("measure", r"\b(?:\d+(?:\.\d+)?) ?(?:°(?: ?[CF]\b)?)"),
-            (
-                "weekday",
-                rf"\b(?i:{'|'.join(_WEEKDAYS)})\b|\b(?:Mon|Tues?|Wed|Thu(?:rs?)?|Fri|Sat|Sun)\b",
-            ),
-            ("relative", r"\b(?i:today|tonight|tomorrow|yesterday)\b"),
-            (
-                "frequency",
-                rf"\b(?i:once|twice|thrice|{_NUMBER} times) (?i:(?:a|per|each|every) (?:{_PERIOD}))\b"
-                rf"|\b(?i:every (?:other |second )?(?:{_PERIOD})|daily|weekly|monthly|yearly)\b",
-            ),
-            ("hash", r"#\w+"),
-            ("word", rf"[^\W\d_][^\W_]*(?:[{_APOSTROPHES}-][^\W_]+)*|\d+(?:[^\W\d_][^\W_]*(?:-[^\W_]+)*)?"),
-        )
-    )
+    "|".join(f"(?P<{kind}>{pattern.pattern})" for kind, pattern in ENGLISH.patterns("value_kinds").items())
 )
-_STATUSES = {
-    **dict.fromkeys(("pending", "backordered", "unshipped", "unresolved"), "pending"),
-    **dict.fromkeys(("shipped", "dispatched", "despatched"), "shipped"),
-    **dict.fromkeys(("delivered", "arrived"), "delivered"),
-    **dict.fromkeys(("cancelled", "canceled"), "cancelled"),
-    **dict.fromkeys(("lost",), "lost"),
-    **dict.fromkeys(("resolved", "solved", "closed", "settled"), "resolved"),
-}
-_PREPOSITION = re.compile(r"\b(?:in|at|via|near|through|into)\s+(?:(?:the|our|your|this)\s+)?(?:[a-z]+\s+)?$")
-_JOINER = re.compile(
-    r"(?:[\u2013\u2014/,&+|-]|\b(?:or|and|to|as well as|plus|then|even|also|in|on)\b|\s)*[$€£]?\s*$",
-    re.IGNORECASE,
-)
-
 _NO_NOUNS = FUNCTION_WORDS | {"each", "per", "only", "most", "off", "over", "such"}
 
 
@@ -114,7 +57,7 @@ def find_values(text: str, choices: Sequence[Sequence[str]] = ()) -> tuple[Value
 
 
 def same_value(first: Value, second: Value) -> bool:
-    """Are they equal; dates where they can be the same day?"""
+    """True where both are equal; for dates, where they can be the same day."""
     if first.kind != second.kind:
         return False
     if isinstance(first.value, frozenset) and isinstance(second.value, frozenset):
@@ -124,7 +67,7 @@ def same_value(first: Value, second: Value) -> bool:
 
 @lru_cache(maxsize=4096)
 def stem(word: str) -> str:
-    """Without the endings of plural and tense: "refunds", "refunded", "refunding" -> "refund"."""
+    """Return a word without endings of plural and tense: "refunds", "refunded", "refunding" -> "refund"."""
     word = word.lower().replace("\u2019", "'").removesuffix("'s")
     for ending, shortest in (("ies", 5), ("ing", 6), ("ed", 5), ("ly", 5), ("es", 5), ("s", 4)):
         if len(word) >= shortest and word.endswith(ending) and not word.endswith("ss"):
@@ -145,7 +88,7 @@ def _read(match: re.Match[str], text: str) -> list[Value]:
         kind, value = "date", frozenset(pair for pair in pairs if pair[0] <= 12)
     elif kind in ("month_day", "day_month", "day"):
         day = next(int(digits) for digits in re.findall(r"\d+", found) if len(digits) < 3)
-        letters = re.search(rf"\b{_MONTH}", low)
+        letters = _ENGLISH.month.search(low)
         months = [_month(letters[0])] if letters and kind != "day" else list(range(1, 13))
         kind, value = "date", frozenset((month, day) for month in months)
     elif kind == "time":
@@ -175,7 +118,7 @@ def _read(match: re.Match[str], text: str) -> list[Value]:
 
 
 def _word(match: re.Match[str], text: str) -> list[Value]:
-    """What a word may be by itself: an identifier, a number of something, a status, a place."""
+    """Return what a word is by itself: an identifier, a number of something, a status, a place."""
     found, low, start, end = match[0], match[0].lower(), match.start(), match.end()
     if found.isdecimal():
         if len(found) >= 5:
@@ -186,8 +129,9 @@ def _word(match: re.Match[str], text: str) -> list[Value]:
         ):
             return []
         return [_number_of(float(found), text, start, end)]
-    if low in _COUNTS:
-        return [value for value in (_number_of(_COUNTS[low], text, start, end),) if value.kind != "number:"]
+    if low in _NUMBERS and low != "one":
+        value = _number_of(float(_NUMBERS[low]), text, start, end)
+        return [] if value.kind == "number:" else [value]
     if any(map(str.isdecimal, found)):
         return [Value("id", low, start, end)] if any(map(str.isalpha, found)) else []
     if low in _STATUSES:
@@ -195,7 +139,7 @@ def _word(match: re.Match[str], text: str) -> list[Value]:
     if low in _MONTHS and found[0].isupper():
         return [Value("month", low, start, end)]
     before = text[max(0, start - 40) : start]
-    if found[0].isupper() and not found.isupper() and _PREPOSITION.search(before):
+    if found[0].isupper() and not found.isupper() and _ENGLISH.preposition.search(before):
         return [Value("place", low, start, end)]
     if found[0].isupper() and not found.isupper() and before.rstrip()[-1:] not in ("", ".", "!", "?", ":"):
         return [Value("name", low, start, end)]
@@ -224,7 +168,7 @@ def _joined(found: Sequence[Value], text: str) -> list[Value]:
             if other is None or not _takes_type(value, other):
                 continue
             first, second = (other, value) if step < 0 else (value, other)
-            if _JOINER.match(text[first.end : second.start][:24]) and not (
+            if _ENGLISH.joiner.match(text[first.end : second.start][:24]) and not (
                 value.kind == "name"
                 and _is_apposition(text[first.end : second.start], text[second.end : second.end + 8])
             ):
@@ -284,21 +228,19 @@ def _minutes(low: str) -> int:
 
 
 def _frequency(low: str) -> Hashable:
-    """How often in which time: "twice a week" -> (2, week), "every other day" -> (1/2, day)."""
-    period = {"daily": "day", "weekly": "week", "monthly": "month", "yearly": "year"}.get(
-        low, low.split()[-1]
-    )
+    """Return how often in which time: "twice a week" -> (2, week), "every other day" -> (1/2, day)."""
+    period = PERIOD_WORDS.get(low, low.split()[-1])
     first = low.split()[0]
     times = {"once": 1.0, "twice": 2.0, "thrice": 3.0}.get(first) or (_number(low) if "times" in low else 1.0)
     return (times / 2 if "other" in low or "second" in low else times, period)
 
 
 def _number(low: str) -> float:
-    digits = re.search(_DIGITS, low)
+    digits = _ENGLISH.digits.search(low)
     if digits is None:
         return float(
             sum(
-                {**_UNITS, **_TENS, "hundred": 99 if "one" in low else 100}.get(word, 0)
+                {**_NUMBERS, "hundred": 99 if "one" in low else 100}.get(word, 0)
                 for word in re.findall(r"[a-z]+", low)
             )
         )

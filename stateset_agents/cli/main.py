@@ -1,4 +1,4 @@
-"""The entry point: one verb per file; an error is one line and a non-zero exit code."""
+"""The entry point: each family of verbs is a module; an error is one line and a non-zero exit code."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn, cast
 
-from stateset_agents.cli import build_embedded, fetch, train
-from stateset_agents.cli.chat import chat
-from stateset_agents.cli.health import diagnose, doctor, engine
-from stateset_agents.cli.imitation import demonstrate, distill, served, sft
-from stateset_agents.cli.measure import audit, compare, evaluate, rescore, study
-from stateset_agents.cli.pages import dashboard, learn, report
-from stateset_agents.cli.serving import deploy, moves, serve, status
+from stateset_agents.cli import chat, serve, study, train
+from stateset_agents.cli.deployment import add_deploy, add_moves, add_status
+from stateset_agents.cli.evaluate import add_compare, add_evaluate
+from stateset_agents.cli.health import add_diagnose, add_doctor
+from stateset_agents.cli.imitation import add_demonstrate, add_distill, add_served, add_sft
+from stateset_agents.cli.models import add_build_embedded, add_engine, add_fetch
+from stateset_agents.cli.pages import add_dashboard, add_learn, add_report
+from stateset_agents.cli.rewards import add_audit, add_rescore
 from stateset_agents.types.errors import ConfigurationError, StatesetError
-from stateset_agents.types.logs import configure_logging
+from stateset_agents.types.logs import configure_logging, shown_line
 from stateset_agents.types.settings import nearest
-from stateset_agents.types.shown_text import shown_line
 
 
 class _Parser(argparse.ArgumentParser):
     """Adds hints to argparse's errors; subparsers are of this class, too."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's, with hints for `NAME=VALUE` and misspelt options."""
+        """Parse like argparse, with hints for `NAME=VALUE` and misspelt options."""
         args, unknown = self.parse_known_args(args, namespace)
         if unknown:
             subparser = self._subparser(getattr(args, "verb", None))
@@ -44,7 +44,7 @@ class _Parser(argparse.ArgumentParser):
             raise
 
     def error(self, message: str) -> NoReturn:
-        """As argparse's, without the blanks that align the list of verbs."""
+        """Report an error like argparse, without the blanks that align the list of verbs."""
         super().error(re.sub("VERB +", "VERB", message))
 
     def _subparser(self, verb: str | None) -> _Parser:
@@ -75,32 +75,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
     longest = "VERB".ljust(len("build-embedded") + 2)  # argparse forgets that verbs are indented
     subparsers = parser.add_subparsers(prog=parser.prog, dest="verb", required=True, metavar=longest)
-    for verb in (
-        train,
-        sft,
-        distill,
-        demonstrate,
-        served,
-        evaluate,
-        compare,
-        audit,
-        rescore,
-        chat,
-        serve,
-        deploy,
-        status,
-        moves,
-        report,
-        study,
-        learn,
-        dashboard,
-        diagnose,
-        doctor,
-        engine,
-        fetch,
-        build_embedded,
+    for add_verb in (
+        train.add_parser,
+        add_sft,
+        add_distill,
+        add_demonstrate,
+        add_served,
+        add_evaluate,
+        add_compare,
+        add_audit,
+        add_rescore,
+        chat.add_parser,
+        serve.add_parser,
+        add_deploy,
+        add_status,
+        add_moves,
+        add_report,
+        study.add_parser,
+        add_learn,
+        add_dashboard,
+        add_diagnose,
+        add_doctor,
+        add_engine,
+        add_fetch,
+        add_build_embedded,
     ):
-        verb.add_parser(subparsers)
+        add_verb(subparsers)
     args = parser.parse_args(argv)
     args.argv = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
@@ -143,7 +143,7 @@ def _check_single_process(verb: str) -> None:
 
 
 def _reader_is_gone() -> bool:
-    """Has the reader of the standard output, such as `head`, closed it?"""
+    """True if the reader of the standard output, such as `head`, has closed it."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return bool(poll.poll(0))

@@ -1,14 +1,8 @@
-"""Numeric policies in the verbs `train`, `evaluate` and `compare`: what differs from conversations."""
+"""Numeric policies in the verbs `evaluate` and `compare`, and their results in words."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import contextlib
-import gc
-import shlex
-import signal
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,102 +10,28 @@ from typing import TYPE_CHECKING, Any
 from stateset_agents.cli.output import (
     bounds,
     check_writable,
-    display_path,
-    health,
     print_result,
     table,
     verdict_line,
 )
-from stateset_agents.cli.run_settings import is_control, overrides, run_and_checkpoint
-from stateset_agents.runtime import event_loop
+from stateset_agents.cli.run_settings import is_control, overrides
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import nearest
 
 if TYPE_CHECKING:
     from stateset_agents.numeric.environments.base import BatchedEnvironment
-    from stateset_agents.numeric.evaluation import ControlEvaluation
-    from stateset_agents.numeric.experiment import ControlExperiment, ControlFile
+    from stateset_agents.numeric.experiment import ControlFile
     from stateset_agents.numeric.policy import MlpPolicy
-    from stateset_agents.numeric.studies.task_policy import TaskPolicy
+    from stateset_agents.numeric.studies.partitioned import TaskPolicy
 
 
 UNTRAINED = "untrained"
 """The policy as a training would begin with it."""
 
-# ------------------------------------------------------------------------------ train
-
-
-def train(args: argparse.Namespace) -> int:
-    """Exit code 0, or 130 if interrupted (a checkpoint is written, and the command to resume is printed)."""
-    from stateset_agents.numeric.experiment import ControlExperiment, load_control
-
-    if args.profile is not None:
-        raise ConfigurationError("--profile is of conversations: write --set training.NAME=VALUE instead")
-    folder, checkpoint = run_and_checkpoint(args.resume) if args.resume else (None, None)
-    named = {
-        "training.seed": args.seed,
-        "training.total_steps": args.max_steps,
-        "training.output_dir": args.output_dir,
-    }
-    config = load_control(folder.config if folder else Path(args.config), overrides(args.set, named))
-    if args.no_eval and folder is None:  # the run's own config.yaml: a resume does not measure either
-        config = config.model_copy(update={"evaluation": None})
-    experiment = ControlExperiment(config, run=folder, checkpoint=checkpoint, measures=not args.no_eval)
-    try:
-        event_loop.run(_train(experiment))
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        print(f"stateset-agents: {_resume_hint(experiment)}", file=sys.stderr)
-        return 130
-    finally:
-        gc.unfreeze()
-    return 0
-
-
-async def _train(experiment: ControlExperiment) -> None:
-    from rich.console import Console
-
-    task = asyncio.current_task()
-    assert task is not None  # inside a coroutine
-    with contextlib.suppress(NotImplementedError):  # Windows has no SIGTERM to handle
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    trainer = experiment.trainer
-    async with experiment:
-        gc.freeze()  # what is loaded stays
-        print(f"run folder: {display_path(experiment.run.path)}")
-        if experiment.is_over:
-            steps = trainer.step_number
-            done = f"this run is finished, all {steps} steps of it: give it more with --max-steps {steps * 2}"
-            print(f"{done}\nreport: {display_path(experiment.run.report)}")
-            return
-        before = await experiment.before()
-        if before:
-            print(f"before: {_result(before)}")
-        trainer.console = Console()
-        await experiment.train()
-        after = await experiment.after()
-    if after:
-        print(f"before: {_result(before) if before else 'not measured'}")
-        print(f"after:  {_result(after)}")
-        for name, rule in experiment.summary.get("rules", {}).items():
-            print(f"{name}: {_result(rule)}; after - {name}: {_difference(rule)}")
-    print(f"trained {trainer.step_number} steps in {trainer.progress.seconds:.0f} s")
-    print("\n".join(health(experiment.run)))
-    print(f"report: {display_path(experiment.run.report)}")
-
-
-def _resume_hint(experiment: ControlExperiment) -> str:
-    trainer = experiment.trainer
-    if not trainer.is_ready:
-        return "interrupted before the run began"
-    command = shlex.join(["stateset-agents", "train", "--resume", display_path(trainer.run.path)])
-    return f"stopped after step {trainer.step_number} of {trainer.num_steps}; resume with: {command}"
-
-
-# ------------------------------------------------------------------------------ evaluate and compare
-
 
 def evaluate(args: argparse.Namespace) -> int:
     """Exit code 0 when it could be measured."""
+    from stateset_agents.numeric.evaluation import against
     from stateset_agents.numeric.experiment import held_out_seeds, make_environment, measured, rule_names
 
     config = _file(args)
@@ -119,14 +39,17 @@ def evaluate(args: argparse.Namespace) -> int:
     environment = make_environment(config.environment)
     name = args.model or (args.config if Path(args.config).is_dir() else UNTRAINED)
     player = _player(name, config, environment)
-    seeds = held_out_seeds(_measurement(config))
+    seeds = held_out_seeds(config.evaluation)
     ours = measured(player, environment, seeds)
     rules = {} if isinstance(player, str) else dict.fromkeys(rule_names(environment))
-    found = {rule: _against(ours, measured(rule, environment, seeds)) for rule in rules}
-    result = {"model": name, **ours.summary(), "rules": found}
-    lines = [f"{name}: {_result(result)}"]
+    compared_rules = {rule: against(ours, measured(rule, environment, seeds)) for rule in rules}
+    result = {"model": name, **ours.summary(), "rules": compared_rules}
+    lines = [f"{name}: {result_line(result)}"]
     rows = [(part, f"{value:.3f}", "") for part, value in ours.components.items()]
-    rows += [(rule, _result(one), f"{name} - {rule}: {_difference(one)}") for rule, one in found.items()]
+    rows += [
+        (rule, result_line(one), f"{name} - {rule}: {_difference(one)}")
+        for rule, one in compared_rules.items()
+    ]
     lines += [f"lowest {_number(result['lowest'])}, highest {_number(result['highest'])}", *table(rows)]
     print_result(result, args, "\n".join(lines))
     return 0
@@ -149,7 +72,7 @@ def compare(args: argparse.Namespace) -> int:
     check_writable(args.out)
     environment = make_environment(config.environment)
     sides = [_player(name, config, environment) for name in (args.a, args.b)]
-    seeds = held_out_seeds(_measurement(config))
+    seeds = held_out_seeds(config.evaluation)
     a, b = (measured(player, environment, seeds) for player in sides)
     differences = paired_differences(b, a)
     result = paired_rewards(differences)
@@ -172,8 +95,8 @@ def compare(args: argparse.Namespace) -> int:
         "comparison": comparison,
     }
     lines = [
-        f"A  {args.a}: {_result(summary['a'])}",
-        f"B  {args.b}: {_result(summary['b'])}",
+        f"A  {args.a}: {result_line(summary['a'])}",
+        f"B  {args.b}: {result_line(summary['b'])}",
         f"B - A: mean return {result.mean:+.3f}{bounds(result.interval, '+.3f')}",
         f"B wins {wins}, loses {losses}, ties {ties} of {len(differences)} starts",
         verdict_line(result.verdict, result.reason),
@@ -185,7 +108,7 @@ def compare(args: argparse.Namespace) -> int:
 
 
 def _file(args: argparse.Namespace) -> ControlFile:
-    """What the file and the options say. Raises ConfigurationError for options of conversations."""
+    """The settings of the file and the options. Raises ConfigurationError for options of conversations."""
     from stateset_agents.numeric.experiment import load_control
 
     endpoint = next((name for name in vars(args) if name.startswith("endpoint") and vars(args)[name]), None)
@@ -204,12 +127,6 @@ def _file(args: argparse.Namespace) -> ControlFile:
     return load_control(args.config, overrides(args.set, named))
 
 
-def _measurement(config: ControlFile) -> Any:
-    from stateset_agents.numeric.experiment import MeasurementConfig
-
-    return config.evaluation or MeasurementConfig()
-
-
 def _player(name: str, config: ControlFile, environment: BatchedEnvironment) -> MlpPolicy | TaskPolicy | str:
     """A run's or checkpoint's policy, the untrained one, or the name of one of the environment's rules.
 
@@ -223,29 +140,30 @@ def _player(name: str, config: ControlFile, environment: BatchedEnvironment) -> 
     if name == UNTRAINED:
         return config.new_policy(environment)
     if not Path(name).is_dir() or not is_control(name):
-        known = (UNTRAINED, *rules)
+        names = (UNTRAINED, *rules)
         raise ConfigurationError(
             f"a policy must be a run folder or a checkpoint of a numeric training, or one of "
-            f"{', '.join(known)}, got {name!r}{nearest(name, known)}"
+            f"{', '.join(names)}, got {name!r}{nearest(name, names)}"
         )
     return load_policy(name, environment)
 
 
-def _against(ours: ControlEvaluation, rule: ControlEvaluation) -> dict[str, Any]:
-    from stateset_agents.numeric.evaluation import paired_difference
-
-    difference, interval = paired_difference(ours, rule)
-    return {**rule.summary(), "difference": difference, "difference_interval": interval}
-
-
-def _result(result: Mapping[str, Any]) -> str:
+def result_line(result: Mapping[str, Any]) -> str:
     """`mean return 96.2 [93.1, 99.3], over 100 held-out starts`."""
     mean = result["mean_reward"]
     failed = f", of which {result['num_failed']} failed" * bool(result["num_failed"])
-    shown = (
+    text = (
         "no return" if mean is None else f"mean return {_number(mean)}{_interval(result['reward_interval'])}"
     )
-    return f"{shown}, over {result['n']} held-out starts{failed}"
+    return f"{text}, over {result['n']} held-out starts{failed}"
+
+
+def rule_lines(summary: Mapping[str, Any]) -> list[str]:
+    """Lines that compare the environment's rules with the trained policy."""
+    return [
+        f"{name}: {result_line(rule)}; after - {name}: {_difference(rule)}"
+        for name, rule in summary.get("rules", {}).items()
+    ]
 
 
 def _difference(rule: Mapping[str, Any]) -> str:

@@ -1,19 +1,46 @@
-"""Results as a line, a table or JSON; shared by the verbs that evaluate."""
+"""The verbs' shared options and results: as a line, a table or JSON."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import contextlib
 import json
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.shown_text import shown, shown_line
+from stateset_agents.types.logs import shown, shown_line
 
 if TYPE_CHECKING:
     from stateset_agents.tracking.run_folder import RunFolder
+
+
+def add_settings(parser: argparse.ArgumentParser, help: str) -> None:
+    """The option --set, which may be repeated."""
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=help)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """The option --json."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def add_result_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `print_result`: --json and --out."""
+    add_json(parser)
+    parser.add_argument("--out", metavar="FILE", help="write that object to a file")
+
+
+def cancel_on_sigterm() -> None:
+    """Let SIGTERM cancel the running task, as Ctrl-C does."""
+    task = asyncio.current_task()
+    assert task is not None  # inside a coroutine
+    with contextlib.suppress(NotImplementedError):  # Windows has no SIGTERM to handle
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
 
 def rate(result: Mapping[str, Any]) -> str:
@@ -55,9 +82,9 @@ def exclusions(result: Mapping[str, Any]) -> list[str]:
 
 def floors(result: Mapping[str, Any]) -> list[str]:
     """`floors: idle 38.0% [25.9%, 51.8%], ...`: agents that know nothing, on the same scenarios; or none."""
-    known = {name: floor for name, floor in result.get("floors", {}).items() if floor["success"] is not None}
-    shown = [f"{name} {percent({'value': floor['success'], **floor})}" for name, floor in known.items()]
-    return [f"floors: {', '.join(shown)}"] if shown else []
+    judged = {name: floor for name, floor in result.get("floors", {}).items() if floor["success"] is not None}
+    lines = [f"{name} {percent({'value': floor['success'], **floor})}" for name, floor in judged.items()]
+    return [f"floors: {', '.join(lines)}"] if lines else []
 
 
 def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:

@@ -29,7 +29,7 @@ def overrides(items: list[str], named: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_control(name: str) -> bool:
-    """Is this YAML file, run folder or checkpoint of a numeric policy: `kind: control`?
+    """True if this YAML file, run folder or checkpoint is of a numeric policy: `kind: control`.
 
     Raises ConfigurationError for another kind; what cannot be read is left to who loads it.
     """

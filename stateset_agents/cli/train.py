@@ -10,7 +10,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from stateset_agents.types.errors import ConfigurationError, StatesetError, Trai
 from stateset_agents.types.logs import configure_logging
 
 if TYPE_CHECKING:
-    from stateset_agents.training.experiment import Experiment, ExperimentConfig
+    from stateset_agents.runs.experiment import BaseExperiment
 
 
 def add_parser(subparsers: Any) -> None:
@@ -67,8 +67,6 @@ def run(args: argparse.Namespace) -> int:
     _check_source(args)
     if args.explain:
         return _explain(args)
-    if is_control(args.config or args.resume):
-        return numeric.train(args)
     experiment = None
     try:
         experiment = _experiment(args)
@@ -95,8 +93,8 @@ def _check_source(args: argparse.Namespace) -> None:
     if (args.config is None) == (args.resume is None):
         raise ConfigurationError("give a YAML file (examples/demo.yaml) or --resume RUN, one of the two")
     if args.from_served is not None and (args.resume is not None or is_control(args.config)):
-        what = "a new training" if args.resume is not None else "a training of conversations"
-        raise ConfigurationError(f"--from-served is for {what}: leave it out")
+        purpose = "a new training" if args.resume is not None else "a training of conversations"
+        raise ConfigurationError(f"--from-served is for {purpose}: leave it out")
     if args.config is not None and Path(args.config).is_dir():
         raise ConfigurationError(
             f"{args.config!r} is a folder: to go on with that run, stateset-agents train --resume "
@@ -108,14 +106,13 @@ def _check_source(args: argparse.Namespace) -> None:
 def _explain(args: argparse.Namespace) -> int:
     """Print the settings of the training that the file describes, and who set each."""
     from stateset_agents.backends.pretrained.loading import model_folder, recommended_settings
+    from stateset_agents.training.experiment import load_experiment
     from stateset_agents.training.setting_origins import origins_table
 
     if args.resume or is_control(args.config):
-        what = (
-            "a run's config.yaml holds every setting" if args.resume else "a numeric training has no layers"
-        )
-        raise ConfigurationError(f"--explain is for a YAML file of conversations, and {what}: leave it out")
-    config = _experiment_config(args, Path(args.config))
+        why = "config.yaml of a run has every setting" if args.resume else "numeric settings have no layers"
+        raise ConfigurationError(f"--explain is for a YAML file of conversations, and {why}: leave it out")
+    config = load_experiment(Path(args.config), overrides(args.set, _conversation_options(args)))
     name = config.agent.model_name
     has_card = name != "scripted" and not name.startswith("vllm:")
     card = recommended_settings(model_folder(name)) if has_card else {}
@@ -124,40 +121,51 @@ def _explain(args: argparse.Namespace) -> int:
     return 0
 
 
-def _experiment(args: argparse.Namespace) -> Experiment:
-    from stateset_agents.training.experiment import Experiment
-
-    folder, checkpoint = run_and_checkpoint(args.resume) if args.resume else (None, None)
-    config = _experiment_config(args, folder.config if folder else Path(args.config))
-    if args.no_eval and folder is None:  # the run's own config.yaml: a resume does not measure either
-        config = config.model_copy(update={"evaluation": None})
-    if _is_other_rank():
-        configure_logging("ERROR")  # the first process says it for all
-    return Experiment(config, run=folder, checkpoint=checkpoint, measures=not args.no_eval)
-
-
-def _experiment_config(args: argparse.Namespace, file: Path) -> ExperimentConfig:
-    from stateset_agents.training.experiment import load_experiment
-
-    served = args.from_served
-    named = {
-        "environment": None if served is None else {"name": "served", "logs": str(Path(served).resolve())},
+def _conversation_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of a training of conversations, as settings by their dotted names."""
+    served = args.from_served and {"name": "served", "logs": str(Path(args.from_served).resolve())}
+    return {
+        "environment": served,
         "training.profile": args.profile,
         "training.seed": args.seed,
         "training.max_steps": args.max_steps,
         "training.output_dir": args.output_dir,
     }
-    return load_experiment(file, overrides(args.set, named))
 
 
-def _interrupted(experiment: Experiment) -> int:
+def _experiment(args: argparse.Namespace) -> BaseExperiment[Any, Any]:
+    named = {"training.seed": args.seed, "training.output_dir": args.output_dir}
+    load: Callable[..., Any]
+    make: Callable[..., BaseExperiment[Any, Any]]
+    if is_control(args.config or args.resume):
+        from stateset_agents.numeric.experiment import ControlExperiment, load_control
+
+        if args.profile is not None:
+            raise ConfigurationError("--profile is of conversations: write --set training.NAME=VALUE instead")
+        load, make = load_control, ControlExperiment
+        named["training.total_steps"] = args.max_steps
+    else:
+        from stateset_agents.training.experiment import Experiment, load_experiment
+
+        load, make = load_experiment, Experiment
+        named |= _conversation_options(args)
+    folder, checkpoint = run_and_checkpoint(args.resume) if args.resume else (None, None)
+    config: Any = load(folder.config if folder else Path(args.config), overrides(args.set, named))
+    if args.no_eval and folder is None:  # the run's own config.yaml: a resume does not measure either
+        config = config.model_copy(update={"evaluation": None})
+    if _is_other_rank():
+        configure_logging("ERROR")  # the first process says it for all
+    return make(config, run=folder, checkpoint=checkpoint, measures=not args.no_eval)
+
+
+def _interrupted(experiment: BaseExperiment[Any, Any]) -> int:
     if not _is_other_rank():
         print(f"stateset-agents: {_resume_hint(experiment)}", file=sys.stderr)
     return 130
 
 
-def _other_rank_reports(experiment: Experiment | None) -> bool:
-    """Does another process print this error: the first of the group if it is connected, else of the node?"""
+def _other_rank_reports(experiment: BaseExperiment[Any, Any] | None) -> bool:
+    """True if another process prints this error: the first of the group if connected, else of the node."""
     processes = experiment.trainer.processes if experiment is not None else None
     if processes is not None and processes.count > 1:
         return not processes.is_first and not processes.has_lost_others
@@ -165,11 +173,11 @@ def _other_rank_reports(experiment: Experiment | None) -> bool:
 
 
 def _is_other_rank() -> bool:
-    """Is this a process with a rank other than 0?"""
+    """True in a process with a rank other than 0."""
     return os.environ.get("RANK", "0") != "0"
 
 
-def _resume_hint(experiment: Experiment) -> str:
+def _resume_hint(experiment: BaseExperiment[Any, Any]) -> str:
     trainer = experiment.trainer
     if not trainer.is_ready:
         return "interrupted before the run began"
@@ -180,7 +188,7 @@ def _resume_hint(experiment: Experiment) -> str:
     return f"stopped after step {trainer.step_number} of {trainer.num_steps}; resume with: {command}"
 
 
-async def _run(experiment: Experiment) -> None:
+async def _run(experiment: BaseExperiment[Any, Any]) -> None:
     from rich.console import Console
 
     from stateset_agents.tracking.console import PlayDisplay
@@ -204,6 +212,7 @@ async def _run(experiment: Experiment) -> None:
             done = f"this run is finished, all {steps} steps of it: give it more with --max-steps {steps * 2}"
             print(f"{done}\nreport: {display_path(experiment.run.report)}")
             return
+        print("".join(_settings_line(trainer)), end="")
         with PlayDisplay("before") as display:
             before = await experiment.before(display.on_progress)
         if before:
@@ -215,13 +224,26 @@ async def _run(experiment: Experiment) -> None:
     if after:
         print(f"before: {_result_line(before) if before else 'not measured'}")
         print(f"after:  {_result_line(after)}")
+        for line in numeric.rule_lines(experiment.summary):
+            print(line)
     unit = "step" if trainer.step_number == 1 else "steps"
     print(f"trained {trainer.step_number} {unit} in {trainer.progress.seconds:.0f} s")
     print("\n".join(health(experiment.run)))
     print(f"report: {display_path(experiment.run.report)}")
 
 
+def _settings_line(trainer: Any) -> Iterator[str]:
+    from stateset_agents.training.config import TrainingConfig
+    from stateset_agents.training.setting_origins import counted_origins, setting_origins
+
+    if isinstance(trainer.config, TrainingConfig):
+        origins = counted_origins(setting_origins(trainer.config, trainer.recommended))
+        yield f"settings: {origins}; --explain lists them\n"
+
+
 def _result_line(result: Mapping[str, Any]) -> str:
+    if "greedy" not in result:
+        return numeric.result_line(result)
     greedy = "" if result["greedy"] is None else f", {result['greedy']:.1%} greedy"
     n, tries = result["n"], result.get("tries", 1)
     of = f"{n} held-out scenarios" if tries == 1 else f"{n} tries, {tries} of each held-out scenario"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, aclosing
 from dataclasses import replace
@@ -23,25 +23,15 @@ from stateset_agents.backends.base import (
     TrainableBackend,
     picture_reader,
 )
-from stateset_agents.backends.text.streaming import streamed
-from stateset_agents.backends.text.tokenizers import save_tokenizer
+from stateset_agents.backends.tokenizers import save_tokenizer
 from stateset_agents.core.agent_config import AgentConfig as AgentConfig
 from stateset_agents.core.agent_config import check_context
-from stateset_agents.core.chat.chatml_template import chatml_text
-from stateset_agents.core.chat.context_window import num_replies
-from stateset_agents.core.chat.history import ChatHistory, HistorySettings, Prompt
-from stateset_agents.core.chat.pinned_template import PinnedTemplate, write_template
-from stateset_agents.core.chat.plain_template import PlainTemplate, is_plain
-from stateset_agents.core.chat.system_message import (
-    ChatInput,
-    Context,
-    add_context,
-    add_system_prompt,
-    as_messages,
-)
+from stateset_agents.core.chat.history import ChatHistory, Prompt, num_replies
+from stateset_agents.core.chat.plain_template import PlainTemplate, chatml_text, is_plain
+from stateset_agents.core.chat.rendering import PinnedTemplate, write_template
 from stateset_agents.core.chat.template import ChatTemplate, JinjaTemplate, ToolSchemas
 from stateset_agents.core.model_card import Origin, write_card
-from stateset_agents.runtime.tasks import LoopShare
+from stateset_agents.runtime.tasks import LoopShare, reported
 from stateset_agents.types.errors import BackendError, ConfigurationError
 from stateset_agents.types.images import PixelValues
 from stateset_agents.types.logs import get_logger
@@ -49,13 +39,63 @@ from stateset_agents.types.messages import GREEDY_BELOW, Completion, Message, Sa
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.settings import expect
 
+ChatInput = str | Sequence[Message | Mapping[str, Any]]
+"""A conversation as callers give it; a text is one user message."""
+Context = str | Mapping[str, Any] | None
+"""Facts that the agent should know: a text as it stands, a mapping as `key: value` lines."""
+
+
+def as_messages(messages: ChatInput) -> list[Message]:
+    """Raises ConfigurationError for an empty conversation and for what is no message."""
+    if isinstance(messages, str):
+        messages = [Message(role="user", content=messages)]
+    if isinstance(messages, Mapping | Message) or (messages and not hasattr(messages, "__len__")):
+        raise ConfigurationError(
+            f"messages must be a text or a list of messages, got one {type(messages).__name__}"
+        )
+    if not messages:
+        raise ConfigurationError("messages is empty: give at least one user message")
+    return [item if isinstance(item, Message) else Message.from_openai(item) for item in messages]
+
+
+def add_context(messages: Sequence[Message], context: Context) -> Sequence[Message]:
+    """The context stands at the end of the system message."""
+    if not context:
+        return messages
+    if isinstance(context, Mapping):
+        as_json = partial(json.dumps, ensure_ascii=False, default=str)
+        context = "\n".join(
+            f"{key}: {value if isinstance(value, str) else as_json(value)}" for key, value in context.items()
+        )
+    if not isinstance(context, str):
+        raise ConfigurationError(f"context must be a text or a mapping, got {type(context).__name__}")
+    return _with_system(messages, context, before=False)
+
+
+def add_system_prompt(messages: Sequence[Message], config: AgentConfig) -> tuple[Message, ...]:
+    """Persona and system prompt stand at the head of the system message."""
+    persona = (config.persona or "").strip().rstrip(".")
+    who = f"You are {persona}." if persona else ""
+    present = "\n".join(line for line in (who, config.system_prompt) if line)
+    return _with_system(messages, present, before=True) if present else tuple(messages)
+
+
+def _with_system(messages: Sequence[Message], text: str, *, before: bool) -> tuple[Message, ...]:
+    """The conversation with `text` in its system message, before or after what that says already."""
+    if not messages or messages[0].role != "system":
+        return (Message(role="system", content=text), *messages)
+    present = messages[0].content
+    lines = [line for line in ((text, present) if before else (present, text)) if line]
+    return (replace(messages[0], content="\n".join(lines)), *messages[1:])
+
+
 _log = get_logger(__name__)
 _MUCH_TEXT = 10_000
 """Characters; tokenising more would block the event loop for a noticeable time."""
 _tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizing")
 """One thread: a long text may take a hundred times its size in memory while it is tokenised."""
 _SHARE_SECONDS = 0.01
-"""Of a round of the event loop, for prompts: a hundred branches begin at once."""
+"""Time of each round of the event loop that prompts may take: a hundred branches begin at once."""
 
 
 class MultiTurnAgent:
@@ -75,7 +115,8 @@ class MultiTurnAgent:
         self._template: ChatTemplate | None = None
         self._date = self.config.template_date
         """The day that the template was told to tell; None: that of a model's own training, or today."""
-        self._running = False
+        self.is_running = False
+        """True if it has been initialised and not closed since."""
         self._starting = asyncio.Lock()
         self._next_episode = 0
         self._responses = count()
@@ -97,11 +138,6 @@ class MultiTurnAgent:
         return self._template
 
     @property
-    def is_running(self) -> bool:
-        """Has it been initialised, and not closed since?"""
-        return self._running
-
-    @property
     def context_length(self) -> int:
         """Most tokens of one conversation."""
         limit = self.backend.context_length
@@ -115,7 +151,7 @@ class MultiTurnAgent:
         Raises ConfigurationError for a model that does not exist or a template that cannot be used.
         """
         async with self._starting:
-            if self._running:
+            if self.is_running:
                 return
             if self._backend is None:
                 from stateset_agents.backends.loading import load_backend
@@ -140,7 +176,7 @@ class MultiTurnAgent:
                         template_date=self._date.isoformat(),
                     )
             await self._backend.start()
-            self._running = True
+            self.is_running = True
 
     def pin_date(self, date: datetime.date) -> None:
         """Let the chat template tell this day from the next conversation on, where it tells one.
@@ -152,8 +188,8 @@ class MultiTurnAgent:
             self._template = self._make_template(self.backend.tokenizer, date)
 
     def _make_template(self, tokenizer: Tokenizer, date: datetime.date | None) -> ChatTemplate:
-        """What `AgentConfig.chat_template` says, or the tokenizer's own; where both are one text, the latter
-        has the arguments and the day of the training that wrote it."""
+        """The template that `AgentConfig.chat_template` names, or the tokenizer's own; if both are one
+        text, it has the arguments and the day of the training that wrote it."""
         raw = getattr(tokenizer, "hf", None)
         chosen, present = self.config.chat_template, None if raw is None else raw.chat_template
         if raw is None and chosen not in (None, "plain"):
@@ -195,7 +231,7 @@ class MultiTurnAgent:
 
     async def close(self) -> None:
         """Stop the backend, its thread included; `initialize` starts it again with the weights it has."""
-        self._running = False
+        self.is_running = False
         if self._backend is not None:
             await self._backend.close()
 
@@ -205,7 +241,7 @@ class MultiTurnAgent:
         return range(first, first + number)
 
     def sampling(self, *, stream: int, temperature: float | None = None) -> SamplingParams:
-        """How one turn of a rollout is sampled: from the full distribution at `temperature` (unset: 1)."""
+        """Sampling parameters of one turn of a rollout: the full distribution at `temperature` (unset: 1)."""
         if temperature is not None and temperature < 0:
             raise ConfigurationError(f"temperature must be at least 0 (greedy), got {temperature!r}")
         return SamplingParams(
@@ -255,7 +291,7 @@ class MultiTurnAgent:
         return TokenSpeaker(self, session, stream, temperature)
 
     def participate(self) -> AbstractContextManager[None]:
-        """As `Backend.participate`."""
+        """Takes part in the backend's batches while open; see `Backend.participate`."""
         return self.backend.participate()
 
     async def release(self, session: Session) -> None:
@@ -263,19 +299,10 @@ class MultiTurnAgent:
         await self.backend.release(session)
 
     def history(self, *, max_tokens: int | None = None, summarizes: bool = True) -> ChatHistory:
-        """Prompts for the turns of one conversation, read as `AgentConfig.history` says.
-
-        `max_tokens` as of `ChatHistory`. Not `summarizes`: with history compact no summary is asked for.
-        """
-        mode = self.config.history
-        settings = HistorySettings(
-            mode=mode if summarizes or mode != "compact" else "template",
-            context_length=self.context_length,
-            reserve=self.config.max_new_tokens,
-            compact_room=self.config.summary_room(self.context_length),
-            compact_prompt=self.config.compact_prompt,
+        """The prompts of one conversation's turns, read as `AgentConfig.history` says; see `ChatHistory`."""
+        return ChatHistory(
+            self.template, self.config, self.context_length, max_tokens=max_tokens, summarizes=summarizes
         )
-        return ChatHistory(self.template, settings, max_tokens=max_tokens)
 
     async def next_prompt(
         self, history: ChatHistory, messages: Sequence[Message], tools: ToolSchemas = ()
@@ -286,9 +313,11 @@ class MultiTurnAgent:
         The members of a group open alike, and the ids of the first serve the others.
         """
         place = history.place(messages)
-        also = len(repr(tools)) if tools and len(place.unread) == len(place.messages) else 0
+        size = len(repr(tools)) if tools and len(place.unread) == len(place.messages) else 0
+        for message in place.unread:  # 20: about how many characters a template adds to a message
+            size += 20 + len(message.content) + (len(repr(message.tool_calls)) if message.tool_calls else 0)
         next_prompt = partial(history.next, place, tools)
-        if _is_long(place.unread, also=also):
+        if size > _MUCH_TEXT:
             return await asyncio.get_running_loop().run_in_executor(_tokenizing, next_prompt)
         return await self._prompting.run(next_prompt)
 
@@ -315,17 +344,32 @@ class MultiTurnAgent:
         A piece never ends inside a character. Leaving the loop ends the generation.
         """
         prompted = self._prompted(messages, context)
-        said, num_sent = self.template.parser.stream(calls=False), 0
-        async with aclosing(streamed(lambda on_text: self.answer(prompted, on_text=on_text))) as pieces:
+        answer = self.stream_words(lambda on_text: self.answer(prompted, on_text=on_text), calls=False)
+        async with aclosing(answer) as pieces:
             async for piece in pieces:
                 if isinstance(piece, str):
-                    said.add(piece)
-                    words = said.delta().get("content", "")
-                else:
+                    yield piece
+
+    async def stream_words(
+        self, answer: Callable[[Callable[[str], None]], Awaitable[Completion]], *, calls: bool
+    ) -> AsyncGenerator[str | Completion]:
+        """The words of an answer as they become certain, then the completion.
+
+        `answer` passes its raw text to its callback; `calls` as in `ReplyParser.stream`.
+        """
+        stream, num_sent = self.template.parser.stream(calls=calls), 0
+        async with aclosing(reported(answer)) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, Completion):
                     words = piece.message.content[num_sent:]
+                else:
+                    stream.add(piece)
+                    words = stream.delta().get("content", "")
                 if words:
                     yield words
                     num_sent += len(words)
+                if isinstance(piece, Completion):
+                    yield piece
 
     async def answer(
         self,
@@ -355,16 +399,11 @@ class MultiTurnAgent:
         stream = answering.pop("stream", derive(self.config.seed, "response", next(self._responses)))
         for part in count():
             prompt = await self.next_prompt(history, messages, tools)
-            params = SamplingParams(
-                max_new_tokens=self.config.max_new_tokens,
-                temperature=self.config.temperature,
-                top_k=self.config.top_k,
-                top_p=self.config.top_p,
-                stop_token_ids=self.template.stop_ids,
-                stop=self.config.stop,
-                skip_special_tokens=self.template.parser.skip_special_tokens,
+            params = self.sampling(
                 stream=derive(stream, "summary", part) if prompt.asks_summary else stream,
+                temperature=self.config.temperature,
             )
+            params = replace(params, top_k=self.config.top_k, top_p=self.config.top_p)
             if not prompt.asks_summary:
                 params = replace(params, **answering)
             if 0 < params.temperature < GREEDY_BELOW:
@@ -464,6 +503,8 @@ class TokenSpeaker:
         self._stream = stream
         self._temperature = temperature
         self._history = agent.history()
+        self.add = self._history.add
+        """Goes on from a turn."""
 
     async def next_prompt(self, messages: Sequence[Message], tools: ToolSchemas) -> Prompt:
         """Raises ContextLengthExceeded and ConversationRefused."""
@@ -486,14 +527,3 @@ class TokenSpeaker:
             tools=prompt.tools,
             pixels=prompt.pixels,
         )
-
-    def add(self, prompt: Prompt, completion: Completion) -> None:
-        """Go on from this turn."""
-        self._history.add(prompt, completion)
-
-
-def _is_long(messages: Sequence[Message], *, also: int) -> bool:
-    """Would tokenising the messages block the event loop? `also`: characters besides theirs."""
-    for message in messages:  # 20: about how many characters a template adds to a message
-        also += 20 + len(message.content) + (len(repr(message.tool_calls)) if message.tool_calls else 0)
-    return also > _MUCH_TEXT

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -15,22 +15,19 @@ from typing import Any, Protocol, TypeVar
 from stateset_agents.backends.base import Session
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.environment import Environment, expect_environment
-from stateset_agents.core.reward import Reward, RewardResult, as_reward, score_trajectories
-from stateset_agents.core.rollout.episode import EpisodeSeeds, Fork, run_branch, run_episode
-from stateset_agents.core.rollout.forks import Forks
+from stateset_agents.core.reward import Reward, as_reward, score_trajectories
+from stateset_agents.core.rollout.episode import EpisodeSeeds, Fork, Forks, Player, run_branch, run_episode
 from stateset_agents.core.rollout.limits import RolloutLimits
-from stateset_agents.core.rollout.player import Player
 from stateset_agents.core.rollout.time_limited_environment import TimeLimitedEnvironment
 from stateset_agents.core.scoring.base import with_score
-from stateset_agents.runtime.retries import FaultTolerance
+from stateset_agents.runtime.circuit_breakers import FaultTolerance
 from stateset_agents.runtime.tasks import gather_or_cancel
 from stateset_agents.runtime.user_code import RateLimitedWarnings
-from stateset_agents.types.errors import ConfigurationError, RewardFailure
+from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.settings import expect
-from stateset_agents.types.timeline import Span
-from stateset_agents.types.trajectory import UNANSWERED, Branch, Status, Trajectory, TrajectoryGroup
+from stateset_agents.types.trajectory import UNANSWERED, Branch, Span, Status, Trajectory, TrajectoryGroup
 
 T = TypeVar("T")
 
@@ -38,7 +35,7 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class _Job:
     place: int
-    """Of the scenario in the call."""
+    """Index of the scenario in the call."""
     session: Session
     scenario: Scenario
     seeds: EpisodeSeeds
@@ -51,7 +48,7 @@ class _BranchJob:
     stream: int
     fork: Fork
     owner: Session
-    """Whose conversation it leaves."""
+    """The session of the conversation that the branch leaves."""
 
 
 class Kept(Protocol):
@@ -70,7 +67,7 @@ J = TypeVar("J", bound=_Job | _BranchJob)
 
 
 class _EpisodeFailed(Exception):
-    """What environment or backend broke; it never leaves the engine."""
+    """A conversation that environment or backend broke; the error never leaves the engine."""
 
     def __init__(self, trajectory: Trajectory) -> None:
         super().__init__(trajectory.error)
@@ -149,7 +146,7 @@ class ComputationalEngine:
 
     @property
     def repeatable(self) -> bool:
-        """Has nothing happened that another run need not repeat: no retry, no time limit exceeded?"""
+        """True as long as another run would repeat all: no retry, no time limit exceeded."""
         return self.fault_tolerance.repeatable
 
     async def rollout(
@@ -181,12 +178,19 @@ class ComputationalEngine:
             self.reward_fn.check_scenario(scenario)
         jobs = list(self._jobs(scenarios, seed, step, earlier, sizes))
         of, limit = type(self.environment).__name__, self._environment.limit
-        async with self._remembered(jobs), Forks(self.num_branches, of=of, limit=limit) as forks:
-            play = partial(self._play, forks=forks, temperature=temperature, kept=kept)
-            scored = await self._in_groups(jobs, play, self._rewarded, on_scored)
-            branch_jobs = list(self._branch_jobs(jobs, scored, forks))
-            play_branch = partial(self._play_branch, forks=forks, temperature=temperature)
-            branches = await self._in_groups(branch_jobs, play_branch, self._branches_rewarded)
+        try:
+            async with Forks(self.num_branches, of=of, limit=limit) as forks:
+                play = partial(self._play, forks=forks, temperature=temperature, kept=kept)
+                scored = await self._in_groups(jobs, play, self._rewarded, on_scored)
+                branches: dict[int, list[Branch]] = {}
+                if self.num_branches:
+                    branch_jobs = list(self._branch_jobs(jobs, scored, forks))
+                    play_branch = partial(self._play_branch, forks=forks, temperature=temperature)
+                    branches = await self._in_groups(branch_jobs, play_branch, self._branches_rewarded)
+        finally:
+            if self.num_branches:  # until then the backend keeps what their members have cached
+                for job in jobs:
+                    await self._player.release(job.session)
         return [
             TrajectoryGroup(
                 key=f"{step}/{scenario.id}",
@@ -218,20 +222,17 @@ class ComputationalEngine:
                 "groups that are played one by one have no branches and no deterministic batches: give the "
                 "engine num_branches=0 and deterministic=False"
             )
-        of, limit = type(self.environment).__name__, self._environment.limit
         [episode] = self._player.new_episodes(1)
-        path = _path(step, scenario, times)
 
         async def member(job: _Job) -> Trajectory:
             async with slots:
-                trajectory = await self._play(job, forks, temperature)
+                trajectory = await self._play(job, None, temperature)
             if on_end is not None:
                 on_end()
             return trajectory
 
-        async with Forks(0, of=of, limit=limit) as forks:
-            jobs = self._members(0, episode, scenario, seed, path, self.num_generations)
-            played = await gather_or_cancel(member(job) for job in jobs)
+        jobs = self._members(0, episode, scenario, seed, step, times, self.num_generations)
+        played = await gather_or_cancel(member(job) for job in jobs)
         return TrajectoryGroup(key=f"{step}/{scenario.id}", trajectories=tuple(await self._rewarded(played)))
 
     def flush_warnings(self) -> None:
@@ -279,16 +280,6 @@ class ComputationalEngine:
             self._warnings.flush()
         return finished
 
-    @asynccontextmanager
-    async def _remembered(self, jobs: Sequence[_Job]) -> AsyncIterator[None]:
-        """The backend keeps what the members of these jobs have cached until their branches are played."""
-        try:
-            yield
-        finally:
-            if self.num_branches:
-                for job in jobs:
-                    await self._player.release(job.session)
-
     def _jobs(
         self,
         scenarios: Sequence[Scenario],
@@ -302,9 +293,8 @@ class ComputationalEngine:
         numbers = self._player.new_episodes(len(scenarios))
         times = Counter(scenario.id for scenario in earlier)
         for place, (number, scenario, size) in enumerate(zip(numbers, scenarios, sizes, strict=True)):
-            path = _path(step, scenario, times[scenario.id])
+            yield from self._members(place, number, scenario, seed, step, times[scenario.id], size)
             times[scenario.id] += 1
-            yield from self._members(place, number, scenario, seed, path, size)
 
     def _members(
         self,
@@ -312,10 +302,13 @@ class ComputationalEngine:
         episode: int,
         scenario: Scenario,
         seed: int,
-        path: Sequence[int | str],
+        step: int,
+        times: int,
         size: int,
     ) -> Iterator[_Job]:
-        """Members of one group share a user seed; `path` names the streams."""
+        """The members of one group, which share a user seed; `times`: how often its scenario came before in
+        the step."""
+        path: list[int | str] = [step, scenario.id, *([times] if times else [])]
         user = derive(seed, "user", *path)
         for member in range(size):
             seeds = EpisodeSeeds(user=user, agent=derive(seed, "agent", *path, member))
@@ -324,7 +317,8 @@ class ComputationalEngine:
     def _branch_jobs(
         self, jobs: Sequence[_Job], scored: Mapping[int, Sequence[Trajectory]], forks: Forks
     ) -> Iterator[_BranchJob]:
-        """By group, member and turn; a group's sessions go on counting after its members'."""
+        """The branches to play, by group, member and turn; a group's sessions go on counting after its
+        members'."""
         members = {place: {t.member: t for t in group} for place, group in scored.items()}
         sessions = {place: count(len(group)) for place, group in scored.items()}
         for job in jobs:
@@ -336,7 +330,7 @@ class ComputationalEngine:
                 yield _BranchJob(job.place, session, stream, fork, job.session)
 
     async def _play(
-        self, job: _Job, forks: Forks, temperature: float | None, kept: Kept | None = None
+        self, job: _Job, forks: Forks | None, temperature: float | None, kept: Kept | None = None
     ) -> Trajectory:
         member = job.session.member
         if kept is not None and (known := kept.find(job.scenario, seed=job.seeds.user, member=member)):
@@ -350,12 +344,13 @@ class ComputationalEngine:
                 seeds=job.seeds,
                 session=job.session,
                 temperature=temperature,
-                between_turns=forks.taken(job.session),
+                between_turns=None if forks is None else forks.taken(job.session),
                 seconds=self.limits.episode_timeout,
             )
             self.fault_tolerance.num_timeouts += "timed_out" in trajectory.metadata
             if trajectory.status is Status.FAILED:
-                await forks.discard(job.session)
+                if forks is not None:
+                    await forks.discard(job.session)
                 self._warn("conversation failed", trajectory)
                 raise _EpisodeFailed(trajectory)
             return trajectory
@@ -397,38 +392,31 @@ class ComputationalEngine:
     async def _rewarded(self, trajectories: list[Trajectory]) -> list[Trajectory]:
         """The same ones; those that did not fail have been shown to the reward."""
         able = [trajectory for trajectory in trajectories if trajectory.status is not Status.FAILED]
-        asked = score_trajectories(
-            self.reward_fn, able, seconds=self.limits.reward_timeout, fault_tolerance=self.fault_tolerance
-        )
         began = time.monotonic()
-        results = iter(await asked)
+        results = iter(
+            await score_trajectories(
+                self.reward_fn, able, seconds=self.limits.reward_timeout, fault_tolerance=self.fault_tolerance
+            )
+        )
         scoring = Span("reward", began, time.monotonic())
-        scored = [
-            trajectory if trajectory.status is Status.FAILED else self._with_score(trajectory, next(results))
-            for trajectory in trajectories
-        ]
-        return [replace(trajectory, spans=(*trajectory.spans, scoring)) for trajectory in scored]
+        scored = []
+        for trajectory in trajectories:
+            if trajectory.status is not Status.FAILED:
+                trajectory, failure = with_score(trajectory, next(results))
+                if failure is not None:
+                    self._warnings.warn("reward failed", str(failure), scenario=trajectory.scenario.id)
+            scored.append(replace(trajectory, spans=(*trajectory.spans, scoring)))
+        return scored
 
     def _warn(self, what: str, trajectory: Trajectory) -> None:
         self._warnings.warn(
             what, trajectory.error or "", scenario=trajectory.scenario.id, member=trajectory.member
         )
 
-    def _with_score(self, trajectory: Trajectory, result: RewardResult | RewardFailure) -> Trajectory:
-        scored, failure = with_score(trajectory, result)
-        if failure is not None:
-            self._warnings.warn("reward failed", str(failure), scenario=trajectory.scenario.id)
-        return scored
-
 
 def _may_be_played_again(error: Exception) -> bool:
     """An endpoint that did not answer was asked several times already."""
     return not (isinstance(error, _EpisodeFailed) and error.trajectory.metadata.get(UNANSWERED))
-
-
-def _path(step: int, scenario: Scenario, times: int) -> list[int | str]:
-    """Names the random streams of a group; `times`: how often its scenario came before in the step."""
-    return [step, scenario.id, *([times] if times else [])]
 
 
 def create_computational_engine(

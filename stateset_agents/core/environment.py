@@ -15,13 +15,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from stateset_agents.core.conversation_state import StateFactory, StateMaker, close_state, copy_state
 from stateset_agents.core.sources.datasets import read_any_scenarios
-from stateset_agents.core.sources.recorded_tools import RecordedToolbox
-from stateset_agents.core.tools import Tools
+from stateset_agents.core.tools import RecordedToolbox, Tools
 from stateset_agents.core.users.simulated_user import User, UserFactory, default_user
-from stateset_agents.runtime.named_arguments import NamedCall, wanted_arguments
-from stateset_agents.runtime.user_code import call_checked, format_error, guarded
+from stateset_agents.runtime.named_code import NamedCall, wanted_arguments
+from stateset_agents.runtime.user_code import call_checked, call_user_code, format_error, guarded
 from stateset_agents.types.errors import (
     PROGRAMMING_ERRORS,
     ConfigurationError,
@@ -31,6 +29,139 @@ from stateset_agents.types.errors import (
 from stateset_agents.types.messages import Completion, Message
 from stateset_agents.types.scenario import Scenario, expect_split
 from stateset_agents.types.trajectory import Outcome
+
+StateFactory = Callable[..., Any]
+"""Makes the state of one conversation; may ask for `scenario` and `seed` by name. The members of a group
+share both, and must start from equal states."""
+
+
+class StateMaker:
+    """Makes states, and refuses an object that two conversations would share."""
+
+    def __init__(self, make: StateFactory | str, kind: type | None = None) -> None:
+        """`kind` is the class whose methods are tools: each state must be one of it, and is `reset`.
+
+        Raises ConfigurationError for what makes no states.
+        """
+        if not callable(make) and not isinstance(make, str):
+            raise ConfigurationError(
+                f"state must be a function that makes the state of a conversation, got {make!r:.60}: one "
+                "object would be shared by all conversations; give lambda: ..."
+            )
+        self._make = NamedCall("state", make, ("scenario", "seed"), positional=())
+        self._kind = kind
+        if kind is not None and inspect.iscoroutinefunction(getattr(kind, "reset", None)):
+            raise ConfigurationError(
+                f"{kind.__name__}.reset is async: give state=..., an async function that makes what waits"
+            )
+        self._last: Any = None
+        """Kept, so that another object cannot have its identity."""
+
+    @property
+    def local(self) -> bool:
+        return not inspect.iscoroutinefunction(self._make.function)
+
+    async def make(self, scenario: Scenario, seed: int) -> Any:
+        """Raises EnvironmentFailure where making it breaks, ConfigurationError for None or the last one."""
+        made = await guarded("making the state", self._make.call({"scenario": scenario, "seed": seed}))
+        await guarded("resetting the state", call_user_code(self._reset, made, scenario, seed))
+        if made is self._last and made is not None:
+            raise ConfigurationError(
+                f"state gave the same {type(made).__name__} to two conversations, which would see what the "
+                "other did: make a new one in each call"
+            )
+        self._last = _expect_state(made)
+        return made
+
+    @contextlib.contextmanager
+    def preview(self, scenario: Scenario, seed: int) -> Iterator[Any]:
+        """A state for inspection before anything runs, closed at the end. Only for a sync function.
+
+        Raises ConfigurationError where its `close` is async: nothing awaits it here.
+        """
+        args, kwargs = self._make.bound({"scenario": scenario, "seed": seed})
+        made = _expect_state(self._make.function(*args, **kwargs))
+        self._reset(made, scenario, seed)
+        close = getattr(made, "close", None)
+        if inspect.iscoroutinefunction(close):
+            raise ConfigurationError(
+                f"{type(made).__name__}.close is async, so no state can be made to look at the user first: "
+                "give ConversationEnvironment(local=True), or False where a step waits on anything remote"
+            )
+        try:
+            yield made
+        finally:
+            if callable(close):
+                close()
+
+    def _reset(self, made: Any, scenario: Scenario, seed: int) -> None:
+        """Call the `reset` of the class whose methods are tools, where it has one, with what it asks for by
+        name: `scenario`, `seed` and keys of the scenario's context, all of these for `**kwargs`."""
+        kind = self._kind
+        if kind is None or made is None:
+            return
+        if not isinstance(made, kind):
+            raise ConfigurationError(
+                f"state must make a {kind.__name__}, whose methods are tools, got {type(made).__name__}"
+            )
+        reset = getattr(made, "reset", None)
+        if reset is None:
+            return
+        values = {**scenario.context, "scenario": scenario, "seed": seed}
+        parameters = inspect.signature(reset).parameters.values()
+        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        named = {parameter.name for parameter in parameters}
+        given = {name: value for name, value in values.items() if takes_all or name in named}
+        try:
+            inspect.signature(reset).bind(**given)
+        except TypeError as error:
+            raise ConfigurationError(
+                f"{kind.__name__}.reset cannot be called for scenario {scenario.id} ({error}): there are "
+                f"{', '.join(values)}"
+            ) from None
+        if (returned := reset(**given)) is not None:
+            raise ConfigurationError(
+                f"{kind.__name__}.reset returned {returned!r:.60}, which nobody would read: put what the "
+                "agent is told into the scenario's opening"
+            )
+
+
+def _expect_state(made: Any) -> Any:
+    if made is None:
+        raise ConfigurationError("state must return a conversation's state, got None: is a return missing?")
+    return made
+
+
+def copy_state(state: Any) -> Any:
+    """An independent copy: by the state's own `fork()` where it has one, else by `copy.deepcopy`.
+
+    Raises ConfigurationError for what cannot be copied.
+    """
+    fork = getattr(state, "fork", None)
+    if callable(fork):
+        twin = fork()
+        if twin is state:
+            raise ConfigurationError(
+                f"{type(state).__name__}.fork() gave the state itself, and two conversations would change "
+                "it: give an independent copy"
+            )
+        return twin
+    try:
+        return copy.deepcopy(state)
+    except Exception as error:
+        raise ConfigurationError(
+            f"the state, a {type(state).__name__}, cannot be copied ({format_error(error)}), and a fork of "
+            "the conversation needs a copy: give it fork() or __deepcopy__, or train without branches and "
+            "turn_retries"
+        ) from error
+
+
+async def close_state(state: Any) -> None:
+    """Call its `close()`, sync or async, where it has one."""
+    close = getattr(state, "close", None)
+    if callable(close):
+        await guarded("closing the state", call_user_code(close))
+
 
 _ROUNDING = 1e-3
 """By which the sum of a breakdown may differ from the reward, as a share of what it is made of: enough for
@@ -154,7 +285,17 @@ _CONVERSATION_MEMBERS = ("opening", "tools", "step", "outcome", "close")
 
 
 class Environment(Protocol):
-    """A source of conversations."""
+    """A source of conversations.
+
+    An environment may also have, each of them looked for by name where it is used:
+
+    - `honest_agent`: a function that makes a scripted agent that is right on every scenario, for audits and
+      demonstrations; it may ask for the `scenario`.
+    - `degenerate_agents`: name -> function that makes a scripted agent that must not be paid, for audits.
+    - `floor_agents`: name -> function that makes a scripted agent that knows nothing; its results stand
+      beside every evaluation.
+    - `close()`: gives back what the environment holds.
+    """
 
     local: bool
     """True when no step waits on anything remote: the engine may then wait for every reply, which
@@ -215,7 +356,7 @@ class ConversationEnvironment:
         Args:
             scenarios: Scenarios, plain dicts (see `Scenario.from_dict`), a `Dataset`, the path of a file, or
                 the arguments of `dataset_scenarios`, {"dataset": ..., "columns": ...}. Rows may have any
-                shape of `core.sources.rows`. Tools that they offer answer as the row has it.
+                shape of `core.sources.row_shapes`. Tools that they offer answer as the row has it.
             max_turns: Most agent completions of a conversation; a round of tool calls is one. A
                 conversation that gets there is truncated. With 1 nobody speaks after the agent's reply, and
                 one in words is the conversation's own end.

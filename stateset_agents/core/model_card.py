@@ -9,19 +9,22 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from yaml import YAMLError
 
-from stateset_agents.backends.pretrained.loading import embedded_models, model_folder
-from stateset_agents.backends.pretrained.package_models import (
+from stateset_agents.backends.pretrained.loading import (
     PACKAGE_MODELS,
     PREFIX,
+    embedded_models,
+    model_folder,
     package_folder,
     package_model,
 )
 from stateset_agents.core.agent_config import AgentConfig
+from stateset_agents.runtime.yaml_files import read_yaml
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.types.logs import get_logger
@@ -248,14 +251,15 @@ def _validation(origin: Origin) -> list[_Figure]:
             values |= line.values
     figures = []
     if "eval/success" in values:
-        low, high = values["eval/success_low"], values["eval/success_high"]
-        success = {"success": values["eval/success"], "interval": (low, high)}
-        figures.append(("success on validation while it was trained", _value(success, "success", "interval")))
+        interval = values["eval/success_low"], values["eval/success_high"]
+        success = {"success": values["eval/success"], "interval": interval}
+        figures.append(("success", _value(success, "success", "interval")))
     if "eval/reward" in values:
-        figures.append(
-            ("reward on validation while it was trained", _value({"r": values["eval/reward"]}, "r"))
-        )
-    return [_Figure(name=name, before="", after=after) for name, after in figures]
+        figures.append(("reward", _value(values, "eval/reward")))
+    return [
+        _Figure(name=f"{name} on validation while it was trained", before="", after=after)
+        for name, after in figures
+    ]
 
 
 def _value(values: Mapping[str, Any], key: str, interval: str = "", number: str = "") -> str:
@@ -278,33 +282,26 @@ def _value(values: Mapping[str, Any], key: str, interval: str = "", number: str 
 def _about(origin: Origin, config: Mapping[str, Any], *, adapter: bool) -> str:
     base = _base(origin)
     if origin.run is None:
-        return f"The weights are those of {base}, saved by stateset_agents without training."
-    steps = f"{origin.step} step{'s' * (origin.step != 1)}"
+        return _text("untrained", base=base)
     lora = config.get("training", {}).get("lora")
-    kind = "An adapter on" if adapter else "A fine-tune of"
-    how = "by TRL's GRPOTrainer, " if config.get("trl") is not None else ""
-    merged = " A LoRA adapter was trained and is merged into these weights." if lora and not adapter else ""
-    few = f" The base was held in {lora['quantization']} meanwhile." if lora and lora["quantization"] else ""
-    return (
-        f"{kind} {base}: {steps} of group-relative policy optimisation over whole conversations, "
-        f"{how}with stateset_agents. Environment {_named(config.get('environment', {}))}, reward "
-        f"{_named(config.get('reward', {}))}.{merged}{few}\n\n"
-        "The licence is the base model's."
+    return _text(
+        "trained",
+        kind="An adapter on" if adapter else "A fine-tune of",
+        base=base,
+        steps=f"{origin.step} step{'s' * (origin.step != 1)}",
+        how="by TRL's GRPOTrainer, " if config.get("trl") is not None else "",
+        environment=_named(config.get("environment", {})),
+        reward=_named(config.get("reward", {})),
+        merged=_text("merged") if lora and not adapter else "",
+        few=_text("few", quantization=lora["quantization"]) if lora and lora["quantization"] else "",
     )
 
 
 def _shown_figures(figures: list[_Figure]) -> str:
     if not figures:
         return ""
-    rows = "\n".join(
-        f"| {figure.name} | {figure.before or '-'} | {figure.after or '-'} |" for figure in figures
-    )
-    return (
-        "## How good it is\n\n"
-        f"| | before training | this model |\n|---|---|---|\n{rows}\n\n"
-        "Held-out scenarios, sampled at temperature 1 or greedy, with 95 % intervals; n counts "
-        "conversations. A dash: not measured of these weights."
-    )
+    rows = (f"| {figure.name} | {figure.before or '-'} | {figure.after or '-'} |" for figure in figures)
+    return _text("figures", rows="\n".join(rows))
 
 
 def _shown_settings(origin: Origin, config: Mapping[str, Any]) -> str:
@@ -317,44 +314,33 @@ def _shown_settings(origin: Origin, config: Mapping[str, Any]) -> str:
     texts = {
         name: ", ".join(map(str, v)) if isinstance(v, (list, tuple)) else v for name, v in values.items()
     }
-    rows = "\n".join(f"| `{name}` | {text} |" for name, text in texts.items())
-    return f"## How it was trained\n\n| setting | value |\n|---|---|\n{rows}"
+    return _text("settings", rows="\n".join(f"| `{name}` | {text} |" for name, text in texts.items()))
 
 
 def _loading(origin: Origin, config: Mapping[str, Any], *, adapter: bool) -> str:
     if adapter:
-        base = _on_the_hub(origin.base) or "BASE"
-        missing = (
-            "" if base != "BASE" else "\n\n`BASE` is the model named above, which is on no hub under it."
-        )
-        code = (
-            "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM\n\n"
-            f'base = AutoModelForCausalLM.from_pretrained("{base}")\n'
-            'model = PeftModel.from_pretrained(base, "FOLDER")'
-        )
-        return f"## How to load it\n\n```python\n{code}\n```\n\n{_FOLDER}{missing}"
-    agent, unset = config.get("agent", {}), AgentConfig()
-    texts = [
-        name
-        for name in ("persona", "system_prompt", "compact_prompt")
-        if agent.get(name, getattr(unset, name)) != getattr(unset, name)
-    ]
-    settings = {
-        name: agent[name]
-        for name in _READING
-        if agent.get(name, getattr(unset, name)) != getattr(unset, name)
+        base = _on_the_hub(origin.base)
+        missing = "" if base else _text("missing")
+        return _text("adapter", base=base or "BASE", folder=_text("folder"), missing=missing)
+    unset = AgentConfig()
+    agent = {
+        name: value for name, value in config.get("agent", {}).items() if value != getattr(unset, name, value)
     }
-    given = "".join(f", {name}={value!r}" for name, value in settings.items()).replace("'", '"')
-    code = (
-        "from stateset_agents import MultiTurnAgent\n\n"
-        f'agent = await MultiTurnAgent.from_pretrained("FOLDER"{given})\n'
-        'print(await agent.generate_response("hello"))'
-    )
-    prompt = f" It was trained with a `{'` and a `'.join(texts)}`, to be given again." if texts else ""
-    return (
-        f"## How to load it\n\n```python\n{code}\n```\n\n{_FOLDER} transformers loads it too, by "
-        f"`AutoModelForCausalLM` and `AutoTokenizer`.{prompt}"
+    settings = "".join(f", {name}={agent[name]!r}" for name in _READING if name in agent)
+    names = [name for name in ("persona", "system_prompt", "compact_prompt") if name in agent]
+    return _text(
+        "model",
+        settings=settings.replace("'", '"'),
+        folder=_text("folder"),
+        prompt=_text("prompt", names="` and a `".join(names)) if names else "",
     )
 
 
-_FOLDER = "`FOLDER` is the folder that holds this file, or its name on the hub."
+def _text(name: str, **values: Any) -> str:
+    return str(_texts()[name]).format(**values)
+
+
+@cache
+def _texts() -> dict[str, str]:
+    texts: dict[str, str] = read_yaml(Path(__file__).with_name("model_card.yaml"))
+    return texts

@@ -7,23 +7,26 @@ group by `score_trajectories`.
 
 from __future__ import annotations
 
+import math
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from numbers import Real
 from typing import Any
 
+from stateset_agents.core.scoring.base import Result, turn_rewards
 from stateset_agents.core.scoring.base import RewardFunction as RewardFunction
 from stateset_agents.core.scoring.base import RewardResult as RewardResult
 from stateset_agents.core.scoring.base import Scope as Scope
 from stateset_agents.core.scoring.base import score_trajectories as score_trajectories
 from stateset_agents.core.scoring.base import score_trajectory as score_trajectory
-from stateset_agents.core.scoring.base import turn_rewards
 from stateset_agents.core.scoring.function_reward import FunctionReward as FunctionReward
 from stateset_agents.core.scoring.function_reward import Reward as Reward
 from stateset_agents.core.scoring.function_reward import as_reward as as_reward
 from stateset_agents.core.scoring.function_reward import reward_function as reward_function
-from stateset_agents.core.scoring.terms import RewardOfRewards, Term, named_terms, parts_of
 from stateset_agents.runtime.tasks import gather_or_cancel
-from stateset_agents.types.errors import RewardFailure
+from stateset_agents.types.errors import ConfigurationError, RewardFailure
+from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import Trajectory
 
 
@@ -51,6 +54,110 @@ class EnvironmentReward(RewardFunction):
         )
 
 
+# Rewards made of rewards: how their terms are named, checked and broken down, and observe results.
+
+Term = tuple[Reward, float]
+"""A reward, or a plain function, and its number: a weight here, a threshold in a gate."""
+
+
+def named_terms(
+    kind: str, rewards: Mapping[str, Term] | Sequence[Term], number: str = "weight"
+) -> list[tuple[str, RewardFunction, float]]:
+    """Name, reward and number of each term; a sequence's terms are called as their rewards are.
+
+    Raises ConfigurationError where a term is no pair, a name stands twice, a number is not positive, or
+    nothing may be put over a reward.
+    """
+    if not isinstance(rewards, Mapping | Sequence) or not rewards:
+        raise ConfigurationError(f"a {kind} needs at least one (reward, {number}), got {rewards!r:.60}")
+    named = isinstance(rewards, Mapping)
+    terms: list[tuple[str, RewardFunction, float]] = []
+    for key, pair in rewards.items() if isinstance(rewards, Mapping) else enumerate(rewards):
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            name = getattr(pair, "name", None) or getattr(pair, "__name__", None)
+            shown = f"{name} alone: write [({name}, 1.0)]" if name else f"{pair!r:.60}"
+            raise ConfigurationError(f"a {kind} takes (reward, {number}) pairs, got {shown}")
+        reward, value = as_term(kind, pair[0]), pair[1]
+        name = str(key) if named else reward.name
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:
+            raise ConfigurationError(f"the {number} of reward {name!r} must be positive, got {value!r}")
+        terms.append((name, reward, float(value)))
+    names = [name for name, _, _ in terms]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigurationError(
+            f"reward {twice!r} stands twice: name the terms by a mapping, {{name: (reward, {number})}}"
+        )
+    return terms
+
+
+def as_term(kind: str, value: Reward) -> RewardFunction:
+    """`as_reward` for a part of another reward; ConfigurationError for one that must stand outermost."""
+    reward = as_reward(value)
+    if reward.outermost:
+        raise ConfigurationError(
+            f"a {kind} cannot be put over {reward.name}, which would lose its meaning: put that one outside"
+        )
+    return reward
+
+
+def parts_of(name: str, result: RewardResult) -> dict[str, float]:
+    """A term's share of a breakdown: its score under its name, its own parts under `name/part`."""
+    parts = {f"{name}/{part}": value for part, value in result.breakdown.items()}
+    return parts if result.score is None else {**parts, name: result.score}
+
+
+class RewardOfRewards(RewardFunction):
+    """Base of rewards made of others; a subclass writes `score_group`.
+
+    Its breakdown must hold `parts_of` every term that was asked: `observe` reads the terms' scores there.
+    """
+
+    made_of_others = True
+
+    def __init__(self, name: str, terms: Mapping[str, RewardFunction]) -> None:
+        self.name = name
+        self.terms = dict(terms)
+        self.scope = "group" if any(term.scope == "group" for term in terms.values()) else "trajectory"
+        self.local = all(term.local for term in terms.values())
+
+    async def score(self, trajectory: Trajectory) -> RewardResult:
+        return await self.score_as_group(trajectory)
+
+    async def results_of_terms(self, trajectories: Sequence[Trajectory]) -> list[tuple[Result, ...]]:
+        """Return for each member the results of the terms, in their order; all terms are asked at once."""
+        by_term = await gather_or_cancel(
+            score_trajectories(term, trajectories) for term in self.terms.values()
+        )
+        return list(zip(*by_term, strict=True))
+
+    @abstractmethod
+    async def score_group(self, trajectories: Sequence[Trajectory]) -> list[Result]:
+        """One result per member, in order; the failure of one leaves the others scored."""
+
+    def check_scenario(self, scenario: Scenario) -> None:
+        for term in self.terms.values():
+            term.check_scenario(scenario)
+
+    def observe(self, results: Sequence[RewardResult]) -> None:
+        for name, term in self.terms.items():
+            own_results = []
+            for result in results:  # its turn rewards are not in the breakdown
+                parts = {key: value for key, value in result.breakdown.items() if key.startswith(f"{name}/")}
+                breakdown = {key.removeprefix(f"{name}/"): value for key, value in parts.items()}
+                own_results.append(RewardResult(score=result.breakdown.get(name), breakdown=breakdown))
+            term.observe(own_results)
+
+    def state(self) -> dict[str, Any]:
+        states = {name: term.state() for name, term in self.terms.items()}
+        return {name: state for name, state in states.items() if state}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        for name, term in self.terms.items():
+            if name in state:
+                term.restore(state[name])
+
+
 class CompositeReward(RewardOfRewards):
     """The weighted mean of several rewards, over those that apply.
 
@@ -71,18 +178,15 @@ class CompositeReward(RewardOfRewards):
         total = sum(weight for _, _, weight in self._terms)
         return {name: weight / total for name, _, weight in self._terms}
 
-    async def score_group(self, trajectories: Sequence[Trajectory]) -> list[RewardResult | RewardFailure]:
-        by_term = await gather_or_cancel(
-            score_trajectories(reward, trajectories) for _, reward, _ in self._terms
-        )
+    async def score_group(self, trajectories: Sequence[Trajectory]) -> list[Result]:
         return [
             self._combined(results, num_turns=len(trajectory.turns))
-            for trajectory, results in zip(trajectories, zip(*by_term, strict=True), strict=True)
+            for trajectory, results in zip(
+                trajectories, await self.results_of_terms(trajectories), strict=True
+            )
         ]
 
-    def _combined(
-        self, results: Sequence[RewardResult | RewardFailure], *, num_turns: int
-    ) -> RewardResult | RewardFailure:
+    def _combined(self, results: Sequence[Result], *, num_turns: int) -> Result:
         total = weights = 0.0
         breakdown: dict[str, float] = {}
         turns = [0.0] * num_turns

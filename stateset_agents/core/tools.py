@@ -41,7 +41,7 @@ from stateset_agents.types.errors import (
 )
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.scenario import Scenario
-from stateset_agents.types.schemas import inlined
+from stateset_agents.types.schemas import call_key, inlined
 from stateset_agents.types.settings import closest
 
 
@@ -67,7 +67,7 @@ class Tool:
     """The parameter that takes the conversation's state: `state`, or `self` of a class that is given as
     `tools`; not shown to the agent."""
     shared: bool = False
-    """May the object whose method it is serve all conversations, for no call changes it?"""
+    """True if the object whose method it is may serve all conversations, for no call changes it."""
     timeout: float | None = None
     """Seconds a call may take; None where the run's `turn_timeout` alone limits it."""
 
@@ -160,13 +160,17 @@ def _tool(
             f"a tool must be a typed function, got {function!r:.60}: write a function that calls it"
         )
     name = name or function.__name__
+
+    def wrong(why: str) -> ConfigurationError:
+        return ConfigurationError(f"tool {name}: {why}")
+
     if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
-        raise ConfigurationError(f"tool {name}: timeout must be seconds above 0 or None, got {timeout!r:.60}")
+        raise wrong(f"timeout must be seconds above 0 or None, got {timeout!r:.60}")
     description, parameter_texts = _read_docstring(inspect.getdoc(function) or "")
     try:
         hints = typing.get_type_hints(function, include_extras=True)
     except (NameError, AttributeError, TypeError, SyntaxError) as error:
-        raise ConfigurationError(f"tool {name}: a type in its signature is unknown: {error}") from error
+        raise wrong(f"a type in its signature is unknown: {error}") from error
     fields: dict[str, Any] = {}
     scenario_parameter = None
     state_parameter = None
@@ -180,28 +184,21 @@ def _tool(
                 "conversation gets an object"
             )
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise ConfigurationError(
-                f"tool {name}: {parameter} cannot be filled by name; name each parameter"
-            )
+            raise wrong(f"{parameter} cannot be filled by name; name each parameter")
         hint = hints.get(parameter.name)
         if hint is Scenario or (parameter.name == "scenario" and hint is None):
             scenario_parameter = parameter.name
             continue
         if parameter.name == "state" and not (hint and _is_scalar(hint)):
             if owner is not None:
-                raise ConfigurationError(
-                    f"tool {name}: the conversation's state is self, a {owner.__name__}: leave the parameter "
-                    "out"
-                )
+                raise wrong(f"the conversation's state is self, a {owner.__name__}: leave the parameter out")
             state_parameter = parameter.name
             continue
         if parameter.name not in hints:
-            raise ConfigurationError(
-                f"tool {name}: parameter {parameter.name!r} needs a type, e.g. {parameter.name}: str"
-            )
+            raise wrong(f"parameter {parameter.name!r} needs a type, e.g. {parameter.name}: str")
         if isinstance(parameter.default, pydantic.fields.FieldInfo):  # a plain call would get it as a value
-            raise ConfigurationError(
-                f"tool {name}: {parameter.name} has a Field as its default: write {parameter.name}: "
+            raise wrong(
+                f"{parameter.name} has a Field as its default: write {parameter.name}: "
                 "Annotated[TYPE, Field(...)] = DEFAULT"
             )
         default = ... if parameter.default is parameter.empty else parameter.default
@@ -215,7 +212,7 @@ def _tool(
         arguments.model_json_schema()
     except pydantic.errors.PydanticUserError as error:  # a type without a schema, or none that JSON can fill
         why = str(error.message).splitlines()[0].partition(". Set ")[0]
-        raise ConfigurationError(f"tool {name}: a type in its signature cannot be used: {why}") from error
+        raise wrong(f"a type in its signature cannot be used: {why}") from error
     return Tool(
         name=name,
         description=description,
@@ -229,7 +226,7 @@ def _tool(
 
 
 def _is_scalar(hint: Any) -> bool:
-    """Is this the type of a text or a number, or a choice of such? No state has it: it could not change."""
+    """True for the type of a text or a number, or a choice of such. No state has it: it could not change."""
     origin = typing.get_origin(hint)
     if origin is Literal:
         return True
@@ -241,7 +238,7 @@ def _is_scalar(hint: Any) -> bool:
 
 
 Tools: TypeAlias = Sequence[Tool | Callable[..., Any] | str] | type
-"""What a `Toolbox` is made from."""
+"""The source of a `Toolbox`."""
 
 
 class Toolbox:
@@ -364,7 +361,9 @@ class Toolbox:
         if call.error is not None:
             return f"error: {call.error}"
         if call.name not in self._tools:
-            return f"error: {self._unknown(call.name)}"
+            close = closest(call.name, self._tools)
+            hint = f"did you mean {close}?" if close else f"there are: {', '.join(self._tools)}"
+            return f"error: unknown tool {call.name!r}; {hint if self._tools else 'there are no tools here'}"
         entry = self._tools[call.name]
         try:
             arguments = _validated(entry, call.arguments)
@@ -383,9 +382,8 @@ class Toolbox:
                     "give the environment state=..., a function that makes it"
                 )
             arguments[entry.state_parameter] = state
-        is_method = inspect.getattr_static(self.state_class, entry.name, None) is entry.function
         function = entry.function
-        if is_method:  # a subclass has its own
+        if inspect.getattr_static(self.state_class, entry.name, None) is function:  # a subclass has its own
             function = getattr(type(state), entry.name, function)
         late = EnvironmentTimeout(
             f"tool {entry.name} took longer than {entry.timeout} s: mend what hangs, or raise its timeout"
@@ -406,16 +404,9 @@ class Toolbox:
             result = await in_thread(_as_json, entry.name, result)  # a large one takes a while
         return bounded(result, self._max_result_chars)
 
-    def _unknown(self, name: str) -> str:
-        if not self._tools:
-            return f"unknown tool {name!r}; there are no tools here"
-        close = closest(name, self._tools)
-        hint = f"did you mean {close}?" if close else f"there are: {', '.join(self._tools)}"
-        return f"unknown tool {name!r}; {hint}"
-
 
 def bounded(text: str, max_chars: int) -> str:
-    """Of a longer text the first `max_chars` characters, and how many were left out."""
+    """The text; of a longer one the first `max_chars` characters, and the number that was left out."""
     left_out = len(text) - max_chars
     if left_out <= 0:
         return text
@@ -492,3 +483,96 @@ def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
             elif current:
                 parameters[current] = f"{parameters[current]} {stripped}".strip()
     return re.sub(r"\s+", " ", " ".join(description)).strip(), parameters
+
+
+NOT_RECORDED = "error: no answer is recorded for this call"
+
+
+class RecordedToolbox(Toolbox):
+    """Tools that answer as the scenario's row did; those that really run go first.
+
+    A scenario that names tools (`Scenario.tools`) is offered those. One that names none is offered what such
+    scenarios call, all of it, so that what is offered does not give away what is to be called.
+    """
+
+    def __init__(
+        self,
+        tools: Tools = (),
+        *,
+        scenarios: Sequence[Scenario] = (),
+        max_result_chars: int = 10_000,
+    ) -> None:
+        super().__init__(tools, max_result_chars=max_result_chars)
+        self._called: dict[str, Mapping[str, Any]] = {}
+        for scenario in scenarios:
+            if scenario.tools is None:
+                for call in recorded_calls(scenario):
+                    self._called.setdefault(call["name"], _shape_of(call))
+
+    def offered(self, scenario: Scenario) -> list[dict[str, Any]]:
+        """The schemas that a scenario's agent is told."""
+        running = {schema["function"]["name"]: schema for schema in self.schemas}
+        return [dict(schema) for schema in {**self._recorded(scenario), **running}.values()]
+
+    def _recorded(self, scenario: Scenario) -> Mapping[str, Mapping[str, Any]]:
+        """Name -> schema of what the scenario's row offers."""
+        if scenario.tools is None:
+            return self._called
+        offered = {schema["function"]["name"]: schema for schema in scenario.tools}
+        calls = {call["name"]: _shape_of(call) for call in recorded_calls(scenario)}
+        return {**offered, **{name: schema for name, schema in calls.items() if name not in offered}}
+
+    async def call(self, call: ToolCall, *, scenario: Scenario | None = None, state: Any = None) -> Message:
+        """The recorded answer; an unreadable or unknown call is told as everywhere."""
+        known = {} if scenario is None else self._recorded(scenario)
+        if call.error is not None or call.name in self._tools or not known:
+            return await super().call(call, scenario=scenario, state=state)
+        if call.name not in known:
+            names = dict.fromkeys([*known, *self._tools])
+            content = f"error: unknown tool {call.name!r}; there are: {', '.join(names)}"
+        else:
+            schemas = list(known.values())
+            made = folded_key(call.name, call.arguments, schemas)
+            recorded = [
+                entry["content"]
+                for entry in recorded_calls(scenario)
+                if folded_key(entry["name"], entry["arguments"], schemas) == made
+            ]
+            content = next((text for text in recorded if text is not None), NOT_RECORDED)
+        return Message(
+            role="tool",
+            content=bounded(content, self._max_result_chars),
+            tool_call_id=call.id or None,
+            name=call.name,
+        )
+
+
+def recorded_calls(scenario: Scenario | None) -> Sequence[Mapping[str, Any]]:
+    """Calls with their results, as `scenario_files.scenario_of_row` writes them into a context."""
+    entries = () if scenario is None else scenario.context.get("recorded")
+    if not isinstance(entries, list | tuple):
+        return ()
+    return [
+        entry
+        for entry in entries
+        if isinstance(entry, Mapping) and entry.keys() == {"name", "arguments", "content"}
+    ]
+
+
+def folded_key(name: str, arguments: Mapping[str, Any], schemas: Sequence[Mapping[str, Any]]) -> str:
+    """One text for calls that are alike but for case and blanks."""
+    return call_key(name, arguments, schemas, fold=lambda text: " ".join(text.casefold().split()))
+
+
+def _shape_of(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema for a tool of which only calls are known."""
+    kinds = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
+    properties = {
+        key: {"type": kinds[type(value)]} if type(value) in kinds else {}
+        for key, value in call["arguments"].items()
+    }
+    parameters = {"type": "object", "properties": properties}
+    return {
+        "type": "function",
+        "function": {"name": call["name"], "description": "", "parameters": parameters},
+    }

@@ -25,8 +25,7 @@ from stateset_agents.algorithms.advantages import (
     token_gae,
     turn_gae,
 )
-from stateset_agents.algorithms.aggregation import Denominators
-from stateset_agents.algorithms.losses import value_loss
+from stateset_agents.algorithms.losses import Denominators, value_loss
 from stateset_agents.types.errors import CheckpointError, ConfigurationError
 
 

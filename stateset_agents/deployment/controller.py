@@ -16,9 +16,7 @@ from dataclasses import replace
 from numbers import Real
 from typing import Any, Literal
 
-from stateset_agents.deployment.assignment import Arm, Assignment, arm_of, bucket, new_salt
-from stateset_agents.deployment.decision import next_move, objections
-from stateset_agents.deployment.guards import Answer, Clock, Guard, Violation, violations_of
+from stateset_agents.deployment.guards import Answer, Clock, Guard, RateGuard, Violation, violations_of
 from stateset_agents.deployment.journal import (
     DeploymentRecord,
     Journal,
@@ -27,9 +25,8 @@ from stateset_agents.deployment.journal import (
     read_assignment,
 )
 from stateset_agents.deployment.ledger import CheckedAnswer, Ledger, Outcome, Reassigned, Row
-from stateset_agents.deployment.plan import DeploymentPlan
-from stateset_agents.deployment.state import Deployment, Mode, Move
-from stateset_agents.deployment.status import status_of
+from stateset_agents.deployment.plan import DeploymentPlan, next_move, objections
+from stateset_agents.deployment.state import Arm, Assignment, Deployment, Mode, Move, arm_of, bucket, new_salt
 from stateset_agents.types.errors import ConfigurationError, JournalError
 from stateset_agents.types.logs import get_logger
 
@@ -86,32 +83,24 @@ class DeploymentController:
         """
         self._journal = journal
         self.record = journal.record(deployment)
+        self.plan = self.record.plan
         self._clock = clock
         self._lock = threading.RLock()
         self._batching: int | None = None
         """The thread in whose open transaction its further calls write, too."""
         self._is_unsure = False
-        """Was something added up in this transaction that a failure would take back?"""
-        self._guards = (*self.record.plan.guards.checks(), *guards)
+        """True if something was added up in this transaction that a failure would take back."""
+        self._guards = (*self.plan.guards.checks(), *guards)
         with journal.snapshot():
             self._read()
 
     @property
-    def plan(self) -> DeploymentPlan:
-        return self.record.plan
-
-    @property
-    def ledger(self) -> Ledger:
-        """What is known after the last call; to be read only."""
-        return self._ledger
-
-    @property
     def state(self) -> Deployment:
-        return self._ledger.state
+        return self.ledger.state
 
     @property
     def hashes(self) -> dict[str, str]:
-        """Of the last row of each of the journal's tables."""
+        """Hash of the last row of each of the journal's tables."""
         return self._pages.hashes
 
     def assign(self, conversation: str) -> Assignment:
@@ -141,7 +130,7 @@ class DeploymentController:
             return replace(known, arm="baseline", is_moved=True)
 
     def report_outcome(self, conversation: str, *, success: float, reward: float | None = None) -> Report:
-        """How a conversation ended: `success` from 0 to 1, or a bool. The first report counts.
+        """Takes the end of a conversation: `success` from 0 to 1, or a bool. The first report counts.
 
         Raises ConfigurationError for a conversation that was never assigned, and for what is no number.
         """
@@ -217,7 +206,7 @@ class DeploymentController:
             self._time_out(now)
         while True:
             with self._writing(durable=True) as now:
-                move = next_move(self.plan, self.state, self._ledger.known, now)
+                move = next_move(self.plan, self.state, self.ledger.known, now)
                 if move is None:
                     return self.state
                 self._append(move)
@@ -229,7 +218,7 @@ class DeploymentController:
         Raises ConfigurationError against the evidence, unless forced: the journal then says so.
         """
         with self._writing(durable=True) as now:
-            state, known = self.state, self._ledger.known
+            state, known = self.state, self.ledger.known
             if state.mode in ("full", "rolled_back"):
                 raise ConfigurationError(
                     f"deployment {state.id} is {state.mode.replace('_', ' ')} and cannot be promoted: start "
@@ -239,8 +228,7 @@ class DeploymentController:
             if not state.share < share <= 1:
                 raise ConfigurationError(
                     f"the share is {state.share:g} and can only be promoted to more, up to 1, got "
-                    f"{share:g}: to "
-                    "take it back, roll back"
+                    f"{share:g}: to take it back, roll back"
                 )
             against = objections(self.plan, state, known, share, now)
             if against and not force:
@@ -249,7 +237,9 @@ class DeploymentController:
                     f"force it"
                 )
             mode: Mode = "full" if share == 1 else "gradual"
-            move = self._move(mode, share, now, who, _because(why, against), forced=bool(against))
+            if against:
+                why = f"{why} (against the evidence: {'; '.join(against)})"
+            move = self._move(mode, share, now, who, why, forced=bool(against))
         self._tell(move)
         return self.state
 
@@ -267,43 +257,44 @@ class DeploymentController:
             return [row for row in pages.new() if isinstance(row, Move)]
 
     def status(self) -> dict[str, Any]:
-        """What stands where, as JSON knows it."""
+        """The deployment's status as plain values; see `status_of`."""
         with self._lock:
             if not self._is_batch():
                 with self._journal.snapshot():
                     self._refresh()
-            return status_of(self.record, self._ledger, self._now())
+            return status_of(self.record, self.ledger, self._now())
 
     def _is_batch(self) -> bool:
-        """Is this thread inside a batch?"""
+        """True if this thread is inside a batch."""
         return self._batching == threading.get_ident()
 
     def _is_due(self) -> bool:
-        """Is there anything to settle? Found without a transaction."""
+        """True if there is anything to settle; found without a transaction."""
         if self._must_read:
             return True
         now = self._now()
-        overdue = next(self._ledger.overdue(now, self.plan.outcome_timeout), None)
+        overdue = next(self.ledger.overdue(now, self.plan.outcome_timeout), None)
         return (
             overdue is not None
             or self._journal.changes() != self._seen
-            or next_move(self.plan, self.state, self._ledger.known, now) is not None
+            or next_move(self.plan, self.state, self.ledger.known, now) is not None
         )
 
     # --- the journal and what it adds up to ---
 
     def _read(self) -> None:
         self._must_read = True
-        """Is what was added up no longer what is written? Until it is read."""
+        """True while the sums differ from the written rows, until these are read anew."""
         self._recent: dict[str, Assignment] = {}
         """Conversations seen lately."""
         self._seen = self._journal.changes()
         self._pages = Pages(self._journal, self.record)
         state = Deployment(id=self.record.id, since=self.record.at)
-        self._ledger = Ledger(state, self.record.plan)
+        self.ledger = Ledger(state, self.plan)
+        """The sums after the last call; to be read only."""
         for row in self._pages.new():
-            self._ledger.apply(row)
-        self._ledger.check_whole()
+            self.ledger.apply(row)
+        self.ledger.check_whole()
         self._must_read = False
 
     def _refresh(self) -> None:
@@ -312,7 +303,7 @@ class DeploymentController:
             self._read()
         elif (changes := self._journal.changes()) != self._seen:
             for row in self._pages.new():
-                self._ledger.apply(row)
+                self.ledger.apply(row)
             self._seen = changes
 
     def _writing(self, *, durable: bool = False) -> AbstractContextManager[float]:
@@ -344,20 +335,20 @@ class DeploymentController:
 
     def _now(self) -> float:
         """A clock that is set back stands still here, so that rows keep their order."""
-        return max(_seconds(self._clock), self._ledger.last_at)
+        return max(_seconds(self._clock), self.ledger.last_at)
 
     def _append(self, row: Row) -> bool:
         """False: what is written once stands there already."""
         self._is_unsure = True
         written = self._pages.append(row)
         if written is not None:
-            self._ledger.apply(written)
+            self.ledger.apply(written)
         return written is not None
 
     def _move(
         self, mode: Mode, share: float, now: float, who: str, why: str, *, forced: bool = False
     ) -> Move:
-        evidence = self._ledger.known.snapshot(self.plan.alpha)
+        evidence = self.ledger.known.snapshot(self.plan.alpha)
         move = Move(mode=mode, share=share, at=now, who=who, why=why, forced=forced, evidence=evidence)
         self._append(move)
         return move
@@ -376,7 +367,7 @@ class DeploymentController:
         )
 
     def _time_out(self, now: float) -> None:
-        for assignment in list(self._ledger.overdue(now, self.plan.outcome_timeout)):
+        for assignment in list(self.ledger.overdue(now, self.plan.outcome_timeout)):
             self._append(
                 Outcome(assignment=assignment.number, success=0.0, reward=None, is_timeout=True, at=now)
             )
@@ -394,7 +385,7 @@ class DeploymentController:
         row = self._journal.find("assignments", self.record.id, conversation=conversation)
         if row is None:
             raise ConfigurationError(f"the conversation {conversation!r} was never assigned: assign it first")
-        return self._remember(read_assignment(row[1], row[2:-1]))
+        return self._remember(read_assignment(row))
 
 
 def _seconds(clock: Clock) -> float:
@@ -402,10 +393,6 @@ def _seconds(clock: Clock) -> float:
     if not math.isfinite(now := float(clock())):
         raise ConfigurationError(f"the clock must give finite seconds, got {now!r}")
     return now
-
-
-def _because(why: str, against: tuple[str, ...]) -> str:
-    return f"{why} (against the evidence: {'; '.join(against)})" if against else why
 
 
 def _check_id(conversation: str) -> None:
@@ -420,3 +407,71 @@ def _check_id(conversation: str) -> None:
         raise ConfigurationError(
             f"a conversation's id must be valid Unicode, got {conversation!r:.60}"
         ) from error
+
+
+def status_of(record: DeploymentRecord, ledger: Ledger, now: float) -> dict[str, Any]:
+    """The status of a deployment as plain values, for `stateset-agents status` and as JSON.
+
+    Wealths are evidence against "worse by the margin" and "as good": compare with `needed`.
+    """
+    state, evidence, same = ledger.state, ledger.evidence, ledger.agreements
+    interval = evidence.interval(record.plan.alpha)
+    decisions = {
+        name: {
+            "log_wealth": process.log_wealth,
+            "p_value": process.p_value,
+            "alpha": record.plan.alphas[name],
+            "needed": 1 / record.plan.alphas[name],
+        }
+        for name, process in (("promote", evidence.promote), ("roll_back", evidence.roll_back))
+    }
+    return {
+        "id": record.id,
+        "candidate": record.candidate,
+        "baseline": record.baseline,
+        "mode": state.mode,
+        "share": state.share,
+        "since": state.since,
+        "seconds": now - state.since,
+        "why": state.why,
+        "moves": state.version,
+        "evidence": {
+            "outcomes": evidence.num_outcomes,
+            "waiting": ledger.num_waiting,
+            "timeouts": ledger.timeouts,
+            "effect": None if interval is None else evidence.effect.estimate,
+            "interval": None if interval is None else list(interval),
+            "margin": evidence.margin,
+            **decisions,
+        },
+        "arms": {
+            "candidate": _arm(ledger, "candidate", evidence.candidate_sum, evidence.candidates),
+            "baseline": _arm(ledger, "baseline", evidence.baseline_sum, evidence.baselines),
+        },
+        "agreement": {
+            "answers": same.total(),
+            "same_calls": same["calls"] + same["reply"],
+            "same_reply": same["reply"],
+        },
+        "violations": dict(ledger.unsafe),
+        "brakes": {
+            name: {"fires": brake.fires, "alpha": brake.alpha if isinstance(brake, RateGuard) else None}
+            for name, brake in ledger.brakes.items()
+        },
+    }
+
+
+def _arm(ledger: Ledger, arm: Arm, successes: float, outcomes: int) -> dict[str, float | int | None]:
+    return {
+        "conversations": ledger.assigned[arm],
+        "outcomes": outcomes,
+        "success": _mean(successes, outcomes),
+        "answers": ledger.answers[arm],
+        "unsafe_answers": ledger.unsafe_answers[arm],
+        "mean_seconds": _mean(*ledger.seconds[arm]),
+        "mean_cost": _mean(*ledger.costs[arm]),
+    }
+
+
+def _mean(total: float, number: float) -> float | None:
+    return total / number if number else None

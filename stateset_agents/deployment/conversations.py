@@ -17,16 +17,15 @@ from typing import Any, Self, TypeVar
 
 from stateset_agents.backends.openai.protocol import Answer
 from stateset_agents.core.agent import MultiTurnAgent
-from stateset_agents.core.chat.context_window import num_replies
+from stateset_agents.core.chat.history import num_replies
 from stateset_agents.deployment import guards
-from stateset_agents.deployment.assignment import Arm, Assignment
 from stateset_agents.deployment.controller import DeploymentController, Report, start_deployment
-from stateset_agents.deployment.decision import PROGRAM
 from stateset_agents.deployment.guards import Clock, Guard
 from stateset_agents.deployment.journal import DeploymentRecord, Journal
-from stateset_agents.deployment.plan import DeploymentPlan
+from stateset_agents.deployment.plan import PROGRAM, DeploymentPlan
+from stateset_agents.deployment.state import Arm, Assignment
 from stateset_agents.serving.routing import AnswerOne
-from stateset_agents.serving.served_agent import Asked, OnDelta, ServedAgent
+from stateset_agents.serving.served_agent import OnDelta, PendingRequest, ServedAgent
 from stateset_agents.types.errors import ConfigurationError, JournalError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.messages import Message
@@ -35,9 +34,10 @@ _log = get_logger(__name__)
 T = TypeVar("T")
 
 _SETTLE_SECONDS = 1.0
-"""How often time-outs, and moves that only time brings, are looked for."""
+"""Seconds between two looks for time-outs and for moves that only time brings."""
 _SHARE = 1 / 30
-"""Of a core's time that writing may take: after a transaction the calls gather until it has been no more."""
+"""Share of a core's time that writing may take: after a transaction the calls gather until it has been no
+more."""
 _LONGEST_GATHER = 0.05
 """Seconds that a call waits for others at most."""
 _MAX_WHY = 300
@@ -150,7 +150,7 @@ class Deployed:
         self.controller = DeploymentController(journal, deployment, guards=checks, clock=clock)
         self.skipped_shadows = 0
         """Answers in shadow that were left out, because as many as allowed were under way."""
-        self._agents = (baseline, candidate)
+        self.agents: Sequence[MultiTurnAgent] = (baseline, candidate)
         self._cost = cost
         self._patience = patience
         self._max_shadows = max_shadows
@@ -159,11 +159,6 @@ class Deployed:
         self._notes: set[asyncio.Task[None]] = set()
         """Records of answers whose client left."""
         self._settling: asyncio.Task[None] | None = None
-
-    @property
-    def agents(self) -> Sequence[MultiTurnAgent]:
-        """Baseline and candidate."""
-        return self._agents
 
     async def __aenter__(self) -> Self:
         self._settling = asyncio.create_task(self._settle())
@@ -182,34 +177,43 @@ class Deployed:
         await self._journal.close()
 
     @asynccontextmanager
-    async def answering(self, asked: Asked, served: Sequence[ServedAgent]) -> AsyncIterator[AnswerOne]:
+    async def answering(
+        self, pending: PendingRequest, served: Sequence[ServedAgent]
+    ) -> AsyncIterator[AnswerOne]:
         """Around all answers to one request, of the conversation's arm; they are written down at the end."""
         baseline, candidate = served
-        assignment = await self._assign(asked.conversation)
+        assignment = await self._assign(pending.conversation)
         arm: Arm = "baseline" if assignment is None else assignment.arm
         measured = _Measured()
         try:
             if arm == "candidate":
-                yield partial(self._from_candidate, asked, measured, served)
+                yield partial(self._from_candidate, pending, measured, served)
             else:
-                yield partial(_from_baseline, asked, measured, baseline)
+                yield partial(_from_baseline, pending, measured, baseline)
         except (asyncio.CancelledError, ConnectionError):
-            if assignment is not None:
-                self._note_unfinished(asked, arm, measured)
+            # A client that leaves has reasons of its own; but an answer that was late by then was late.
+            limit = self.controller.plan.guards.latency
+            is_late = measured.error is not None or (limit is not None and measured.seconds > limit)
+            if assignment is not None and is_late:
+                self._later(self._notes, self._record(pending, arm, measured))
             raise
         except Exception:
             if assignment is not None and measured.error is not None:
-                await self._record(asked, arm, measured)
+                await self._record(pending, arm, measured)
             raise
         if assignment is not None:
-            await self._record(asked, arm, measured)
-            if self.controller.state.mode == "shadow":
-                self._begin_shadow(asked, candidate, measured.message)
+            await self._record(pending, arm, measured)
+            if self.controller.state.mode != "shadow":
+                return
+            if len(self._shadows) >= self._max_shadows:
+                self.skipped_shadows += 1
+            else:
+                self._later(self._shadows, self._answer_in_shadow(pending, candidate, measured.message))
 
     async def report_outcome(
         self, conversation: str, *, success: float, reward: float | None = None
     ) -> Report:
-        """How a conversation ended; see `DeploymentController.report_outcome`.
+        """Takes the end of a conversation; see `DeploymentController.report_outcome`.
 
         Raises JournalError if it could not be written down: report it again.
         """
@@ -218,11 +222,11 @@ class Deployed:
         )
 
     async def status(self) -> dict[str, Any]:
-        """What stands where, as JSON knows it."""
+        """The deployment's status as plain values."""
         return await self._journal.run(self.controller.status)
 
     async def _assign(self, conversation: str) -> Assignment | None:
-        """None: the journal cannot be written."""
+        """The conversation's assignment; None if the journal cannot be written."""
         try:
             return await self._journal.run(lambda: self.controller.assign(conversation))
         except JournalError as error:
@@ -231,7 +235,7 @@ class Deployed:
 
     async def _from_candidate(
         self,
-        asked: Asked,
+        pending: PendingRequest,
         measured: _Measured,
         served: Sequence[ServedAgent],
         number: int,
@@ -252,7 +256,9 @@ class Deployed:
 
         try:
             async with asyncio.timeout(self._patience) as limit:
-                return await measured.of(candidate.answer(asked, number, None if on_delta is None else tell))
+                return await measured.of(
+                    candidate.answer(pending, number, None if on_delta is None else tell)
+                )
         except Exception as error:  # whatever it is, the client gets its answer
             is_over = True
             failure = self._described(error, limit)
@@ -260,11 +266,11 @@ class Deployed:
                 measured.error = failure
                 raise
             _log.warning(
-                "the baseline answers for the candidate", conversation=asked.conversation, why=failure
+                "the baseline answers for the candidate", conversation=pending.conversation, why=failure
             )
             if not isinstance(error, ConfigurationError):
                 measured.error = failure
-        answer = await baseline.answer(asked, number, on_delta)
+        answer = await baseline.answer(pending, number, on_delta)
         measured.error = failure  # also of a request that the baseline can serve, and the candidate refuses
         return answer
 
@@ -273,13 +279,13 @@ class Deployed:
             return f"no answer within {self._patience:g} s"
         return _one_line(error)
 
-    async def _record(self, asked: Asked, arm: Arm, measured: _Measured) -> None:
+    async def _record(self, pending: PendingRequest, arm: Arm, measured: _Measured) -> None:
         """Check what an arm did for one request, and write it down."""
         answer = measured.checked(partial(self._known_cost, arm))
-        turn = num_replies(asked.request.messages)
+        turn = num_replies(pending.request.messages)
         try:
             violations = await self._journal.run(
-                lambda: self.controller.record_answer(asked.conversation, turn, answer, arm=arm)
+                lambda: self.controller.record_answer(pending.conversation, turn, answer, arm=arm)
             )
         except JournalError as error:
             _log.error("an answer is not counted: the journal cannot be used", why=str(error))
@@ -288,33 +294,24 @@ class Deployed:
             _log.warning("unsafe answer", arm=arm, guard=violation.guard, why=violation.why)
 
     def _known_cost(self, arm: Arm, answer: Answer) -> float | None:
-        """None where the caller's function fails: the client gets its answer all the same."""
+        """The cost of an answer; None if the caller's function fails: the client gets its answer all the
+        same."""
         try:
             return self._cost(arm, answer)
         except Exception as error:
             _log.error("the cost of an answer is not known: `cost` raised", arm=arm, why=_one_line(error))
             return None
 
-    def _note_unfinished(self, asked: Asked, arm: Arm, measured: _Measured) -> None:
-        """A client that leaves has reasons of its own; but an answer that was late by then was late."""
-        limit = self.controller.plan.guards.latency
-        if measured.error is not None or (limit is not None and measured.seconds > limit):
-            self._later(self._notes, self._record(asked, arm, measured))
-
-    def _begin_shadow(self, asked: Asked, candidate: ServedAgent, sent: Message | None) -> None:
-        if len(self._shadows) >= self._max_shadows:
-            self.skipped_shadows += 1
-            return
-        self._later(self._shadows, self._answer_in_shadow(asked, candidate, sent))
-
-    async def _answer_in_shadow(self, asked: Asked, candidate: ServedAgent, sent: Message | None) -> None:
+    async def _answer_in_shadow(
+        self, pending: PendingRequest, candidate: ServedAgent, sent: Message | None
+    ) -> None:
         measured = _Measured(compared_with=sent)
         try:
             async with asyncio.timeout(self._patience) as limit:
-                await measured.of(candidate.answer(asked, is_sent=False))
+                await measured.of(candidate.answer(pending, is_sent=False))
         except Exception as error:  # the baseline could serve the request
             measured.error = self._described(error, limit)
-        await self._record(asked, "candidate", measured)
+        await self._record(pending, "candidate", measured)
 
     def _later(self, kept: set[asyncio.Task[None]], work: Any) -> None:
         task = asyncio.create_task(work)
@@ -331,10 +328,14 @@ class Deployed:
 
 
 async def _from_baseline(
-    asked: Asked, measured: _Measured, baseline: ServedAgent, number: int, on_delta: OnDelta | None = None
+    pending: PendingRequest,
+    measured: _Measured,
+    baseline: ServedAgent,
+    number: int,
+    on_delta: OnDelta | None = None,
 ) -> Answer:
     try:
-        return await measured.of(baseline.answer(asked, number, on_delta))
+        return await measured.of(baseline.answer(pending, number, on_delta))
     except ConfigurationError:  # the client's mistake
         raise
     except Exception as error:
@@ -343,7 +344,7 @@ async def _from_baseline(
 
 
 class _Measured:
-    """What one arm did for one request: its slowest answer, the sum of the costs, the first one's words."""
+    """Measures one arm on one request: its slowest answer, the sum of the costs, the first one's words."""
 
     def __init__(self, *, compared_with: Message | None = None) -> None:
         """`compared_with`: what the baseline said to the same request."""
@@ -364,11 +365,11 @@ class _Measured:
 
     @property
     def message(self) -> Message | None:
-        """Of the first answer."""
+        """The message of the first answer."""
         return self._answers[0].message if self._answers else None
 
     def checked(self, cost: Callable[[Answer], float | None]) -> guards.Answer:
-        """What guards see. The cost of an answer that broke off is not known."""
+        """The answer as guards see it. The cost of an answer that broke off is not known."""
         costs = (
             [] if self.error is not None else [each for each in map(cost, self._answers) if each is not None]
         )
@@ -440,10 +441,6 @@ class _Batches:
     def _write(self, calls: Sequence[Callable[[], Any]]) -> tuple[list[tuple[Any, Exception | None]], float]:
         """Each call's value or error, and the CPU seconds that all took."""
         begun = time.thread_time()
-        results = self._results(calls)
-        return results, time.thread_time() - begun
-
-    def _results(self, calls: Sequence[Callable[[], Any]]) -> list[tuple[Any, Exception | None]]:
         results: list[tuple[Any, Exception | None]] = []
         try:
             with self._controller.batch():
@@ -453,5 +450,5 @@ class _Batches:
                     except ConfigurationError as error:  # nothing of it was written
                         results.append((None, error))
         except Exception as error:  # nothing of anything
-            return [(None, error)] * len(calls)
-        return results
+            results = [(None, error)] * len(calls)
+        return results, time.thread_time() - begun

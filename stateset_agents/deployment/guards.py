@@ -1,4 +1,4 @@
-"""What no action may do, and when there is too much of it.
+"""Guards, which say what no action may do, and brakes, which say when there is too much of it.
 
 A *guard* looks at one action: `check` gives a `Violation` or None, and a guard that raises is a violation. A
 *brake* counts actions with violations and says when to stop: `WindowGuard` quickly and often without cause,
@@ -25,7 +25,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """Of one guard by one action."""
+    """A violation of one guard by one action."""
 
     guard: str
     why: str
@@ -66,13 +66,13 @@ class Answer:
     """One answer of an arm, as guards see it."""
 
     seconds: float | None = None
-    """From its turn in the queue to its end."""
+    """Seconds from the answer's turn in the queue to its end."""
     cost: float | None = None
-    """In the unit of the plan's limit."""
+    """Cost in the unit of the plan's limit."""
     error: str | None = None
     """Why there is none."""
     message: Message | None = None
-    """What it says, where a guard of one's own is to read it; the journal does not keep it."""
+    """The message, for guards of one's own; the journal does not keep it."""
     agreement: Agreement | None = None
     """With the baseline's answer to the same request, where there are both."""
 
@@ -154,7 +154,7 @@ class Constraint:
 
 
 def max_scaling_constraint(state: Mapping[str, Any], action: Mapping[str, Any]) -> bool:
-    """By at most half of the `replicas`, or by 2 where half is less, and never by more than there are.
+    """Allows scaling by at most half of the `replicas`, or by 2 where half is less, and by no more than all.
 
     1 replica may become 2, 2 may become 4, 10 may become 15.
     """
@@ -163,19 +163,20 @@ def max_scaling_constraint(state: Mapping[str, Any], action: Mapping[str, Any]) 
 
 
 def min_replicas_constraint(state: Mapping[str, Any], action: Mapping[str, Any]) -> bool:
-    """At least 2 `replicas` afterwards."""
+    """Allows what leaves at least 2 `replicas`."""
     return bool(state["replicas"] + int(action["scaling"]) >= 2)
 
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """Does so many seconds lie between two scalings? An action that keeps the replicas is always allowed."""
+    """Allows a scaling so many seconds after the last one. An action that keeps the replicas is always
+    allowed."""
 
     seconds: float = 300.0
     clock: Clock = time.time
 
     def __call__(self, state: Mapping[str, Any], action: Mapping[str, Any]) -> bool:
-        """By `last_scale_time` of the state: seconds of the clock, a datetime, or None for never."""
+        """Reads `last_scale_time` of the state: seconds of the clock, a datetime, or None for never."""
         last = state.get("last_scale_time")
         if last is None or int(action["scaling"]) == 0:
             return True
@@ -200,7 +201,7 @@ class WindowGuard:
     size: int = 100
     share: float = 0.1
     recent: tuple[bool, ...] = field(default=(), repr=False)
-    """Of the last actions, which were unsafe."""
+    """True for each of the last actions that was unsafe."""
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -229,7 +230,7 @@ class RateGuard:
     limit: float = 0.1
     alpha: float = 0.05
     evidence: EProcess | None = None
-    """None before the first action."""
+    """Evidence against the limit; None before the first action."""
 
     def __post_init__(self) -> None:
         if not 0 < self.limit < 1:
@@ -244,7 +245,7 @@ class RateGuard:
 
     @property
     def fires(self) -> bool:
-        """Has the wealth reached 1 / alpha?"""
+        """True once the wealth has reached 1 / alpha."""
         return self.evidence is not None and self.evidence.has_reached(self.alpha)
 
 

@@ -25,22 +25,21 @@ import json
 import math
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from stateset_agents.deployment.assignment import Arm, Assignment
 from stateset_agents.deployment.guards import Violation
 from stateset_agents.deployment.ledger import CheckedAnswer, Outcome, Reassigned, Row
 from stateset_agents.deployment.plan import DeploymentPlan
-from stateset_agents.deployment.state import Move, checked_mode
+from stateset_agents.deployment.state import Arm, Assignment, Move, checked_mode
 from stateset_agents.types.errors import ConfigurationError, JournalError
 
 _VERSION = 2
-"""Of the tables; a file of another one is refused."""
+"""Version of the tables; a file of another one is refused."""
 _BUSY_TIMEOUT = 30.0
 """Seconds to wait for another process that is writing."""
 
@@ -56,20 +55,22 @@ TABLES = {
     "outcomes": "at REAL, assignment INTEGER, success REAL, reward REAL, is_timeout INTEGER",
     "reassigned": "at REAL, assignment INTEGER",
 }
-"""In the order in which they are read: an outcome's assignment comes before it."""
+"""Columns of each table, in the order in which tables are read: an outcome's assignment comes before it."""
 _ONCE = {
     "assignments": "conversation",
     "answers": "assignment, turn, arm",
     "outcomes": "assignment",
     "reassigned": "assignment",
 }
-"""What stands in a table at most once in a deployment."""
+"""Columns whose values stand in a table at most once in a deployment."""
+_RECORD = ("id", "at", "who", "candidate", "baseline", "salt")
+"""Columns of a deployment before its plan."""
 _DEPLOYMENTS = "id TEXT PRIMARY KEY, at REAL, who TEXT, candidate TEXT, baseline TEXT, salt TEXT, plan TEXT"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentRecord:
-    """What was started."""
+    """A deployment as it was started."""
 
     id: str
     at: float
@@ -81,19 +82,11 @@ class DeploymentRecord:
 
     @property
     def hash(self) -> str:
-        """What the first rows of its tables stand on."""
+        """The hash before the first rows of its tables."""
         return _hash("", "deployments", self._values())
 
     def _values(self) -> list[Any]:
-        return [
-            self.id,
-            self.at,
-            self.who,
-            self.candidate,
-            self.baseline,
-            self.salt,
-            self.plan.model_dump_json(),
-        ]
+        return [getattr(self, name) for name in _RECORD] + [self.plan.model_dump_json()]
 
 
 class Journal:
@@ -106,17 +99,19 @@ class Journal:
         Where this process may not write, as on a mount to read only, it can only be read.
         """
         self.path = Path(path)
-        self._errors = _Named(self.path)
+        self._named = _Named(self.path)
+        """Around calls of SQLite: its errors get the file's name."""
         self._is_durable: bool | None = None
-        """What the connection is set to."""
+        """The present setting of the connection."""
         if not create and not self.path.is_file():
             raise JournalError(f"there is no journal {str(path)!r}: `stateset-agents deploy` makes one")
-        with self._named():
+        with self._named:
             if not self.path.exists():
                 _create(self.path)
             self._may_write = os.access(self.path, os.W_OK) and os.access(self.path.parent, os.W_OK)
             self._frozen = None if self._may_write or self._has_log() else self._state()
-            """Of a file beside which nobody writes, when it was opened: SQLite reads it without locks."""
+            """State of the file when it was opened, if nobody writes beside it: SQLite reads it without
+            locks."""
             mode = "rw" if self._may_write else "ro"
             self._connection = sqlite3.connect(
                 f"{self.path.absolute().as_uri()}?mode={mode}&immutable={int(self._frozen is not None)}",
@@ -126,7 +121,7 @@ class Journal:
                 check_same_thread=False,
             )
         try:
-            with self._named():
+            with self._named:
                 self._check()
                 if self._may_write:
                     self._connection.execute("PRAGMA journal_mode = WAL")
@@ -144,12 +139,8 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _named(self) -> _Named:
-        """SQLite's errors, with the file's name."""
-        return self._errors
-
     def _has_log(self) -> bool:
-        """Are there rows beside the file, that a process is writing or was killed over?"""
+        """True if there are rows beside the file, which a process is writing or was killed over."""
         log = self.path.with_name(f"{self.path.name}-wal")
         return log.exists() and log.stat().st_size > 0
 
@@ -198,7 +189,7 @@ class Journal:
         `durable`: they are on the disk when it ends.
         """
         sql = self._connection.execute
-        with self._named():
+        with self._named:
             if durable is not self._is_durable:
                 sql(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
                 self._is_durable = durable
@@ -217,7 +208,7 @@ class Journal:
         SQLite passes over a damaged log without a word, from the damage on, as after a power failure.
         """
         sql = self._connection.execute
-        with self._named():
+        with self._named:
             sql("PRAGMA busy_timeout = 0")
             try:
                 sql("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -226,9 +217,9 @@ class Journal:
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """What is read inside is the journal of one moment."""
+        """Reads inside see the journal of one moment."""
         sql = self._connection.execute
-        with self._named():
+        with self._named:
             sql("BEGIN")
             try:
                 yield
@@ -238,7 +229,7 @@ class Journal:
     def changes(self) -> int:
         """A number that is another one after every commit of another connection. Raises JournalError where
         somebody has begun to write beside a file that may only be read."""
-        with self._named():
+        with self._named:
             if self._frozen is not None and self._frozen != self._state():
                 raise JournalError(f"the journal {str(self.path)!r} is being written again: open it anew")
             [version] = self._connection.execute("PRAGMA data_version").fetchone()
@@ -248,14 +239,14 @@ class Journal:
         """Write down what was started; inside a transaction."""
         values = record._values()
         _expect_kept("deployments", values)
-        with self._named():
+        with self._named:
             self._connection.execute(
                 "INSERT INTO deployments VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*values, record.hash)
             )
 
     def records(self) -> list[DeploymentRecord]:
         """Every deployment, the oldest first. Raises JournalError for one that was changed."""
-        with self._named():
+        with self._named:
             rows = self._connection.execute("SELECT * FROM deployments ORDER BY length(id), id").fetchall()
         found = []
         for *values, digest in rows:
@@ -267,8 +258,7 @@ class Journal:
                 raise JournalError(
                     f"{self.path}: the plan of deployment {values[0]} is none of this version"
                 ) from error
-            names = ("id", "at", "who", "candidate", "baseline", "salt")
-            found.append(DeploymentRecord(**dict(zip(names, values[:6], strict=True)), plan=plan))
+            found.append(DeploymentRecord(**dict(zip(_RECORD, values[:6], strict=True)), plan=plan))
         return found
 
     def record(self, deployment: str) -> DeploymentRecord:
@@ -282,7 +272,7 @@ class Journal:
 
     def rows_after(self, table: str, deployment: str, number: int) -> Iterator[Sequence[Any]]:
         """Rows with a higher number, as they are stored."""
-        with self._named():
+        with self._named:
             yield from self._connection.execute(
                 f"SELECT * FROM {table} WHERE deployment = ? AND number > ? ORDER BY number",
                 (deployment, number),
@@ -294,7 +284,7 @@ class Journal:
 
     def find(self, table: str, deployment: str, **values: Any) -> Sequence[Any] | None:
         """The row with these values, as it is stored."""
-        with self._named():
+        with self._named:
             row: Sequence[Any] | None = self._connection.execute(
                 _query(table, tuple(values)), (deployment, *values.values())
             ).fetchone()
@@ -338,7 +328,7 @@ class Pages:
 
     @property
     def hashes(self) -> dict[str, str]:
-        """Of the last row of each table: keep a copy elsewhere to know a journal that lost its end."""
+        """Hash of the last row of each table: keep a copy elsewhere to know a journal that lost its end."""
         return {table: digest for table, (_, digest) in self._last.items()}
 
     def new(self) -> Iterator[Row]:
@@ -354,7 +344,7 @@ class Pages:
                 yield _read(table, number, values)
 
     def next_number(self, table: str) -> int:
-        """Of the next row."""
+        """The number of the next row."""
         return self._last[table][0] + 1
 
     def append(self, row: Row) -> Row | None:
@@ -371,7 +361,7 @@ class Pages:
 
 
 def deployment_id(number: int) -> str:
-    """Of a journal's first deployment, its second, ..."""
+    """The id of a journal's first deployment, its second, ..."""
     return f"{number:04d}"
 
 
@@ -462,86 +452,86 @@ def _hash(last: str, table: str, values: Sequence[Any]) -> str:
     return hashlib.sha256(_JSON.encode([last, table, *values]).encode()).hexdigest()
 
 
-def _stored(row: Row) -> tuple[str, list[Any]]:
-    """The row's table, and its columns from `at` on, of the types in which SQLite gives them back."""
-    at = _exact(row.at)
-    match row:
-        case Move():
-            evidence = json.dumps(dict(row.evidence))
-            return "transitions", [
-                at,
-                row.mode,
-                _exact(row.share),
-                row.who,
-                row.why,
-                int(row.forced),
-                evidence,
-            ]
-        case Assignment():
-            return "assignments", [at, row.conversation, row.arm, _exact(row.probability)]
-        case CheckedAnswer():
-            found = json.dumps([astuple(each) for each in row.violations]) if row.violations else _NONE
-            numbers = [_float(row.seconds), _float(row.cost)]
-            return "answers", [at, row.assignment, row.turn, row.arm, *numbers, found, row.agreement]
-        case Outcome():
-            reward = _float(row.reward)
-            return "outcomes", [at, row.assignment, _exact(row.success), reward, int(row.is_timeout)]
-        case Reassigned():
-            return "reassigned", [at, row.assignment]
-
-
-def _float(value: float | None) -> float | None:
-    """None for NaN, too: SQLite has none, and what is not known is no number."""
-    return None if value is None or math.isnan(value) else _exact(value)
+_ROWS: dict[str, type[Row]] = {
+    "transitions": Move,
+    "assignments": Assignment,
+    "answers": CheckedAnswer,
+    "outcomes": Outcome,
+    "reassigned": Reassigned,
+}
+_TABLE_OF = {kind: table for table, kind in _ROWS.items()}
 
 
 def _exact(value: float) -> float:
-    """As SQLite gives it back: it keeps no -0.0, and a hash of that would not be found again."""
+    """The number as SQLite gives it back: it keeps no -0.0, and a hash of that would not be found again."""
     return float(value) + 0.0
 
 
-def _read(table: str, number: int, values: Sequence[Any]) -> Row:
-    match table:
-        case "transitions":
-            at, mode, share, who, why, forced, evidence = values
-            return Move(
-                at=at,
-                mode=checked_mode(mode),
-                share=share,
-                who=who,
-                why=why,
-                forced=bool(forced),
-                evidence=json.loads(evidence),
-            )
-        case "assignments":
-            return read_assignment(number, values)
-        case "answers":
-            at, assignment, turn, arm, seconds, cost, found, agreement = values
-            return CheckedAnswer(
-                at=at,
-                assignment=assignment,
-                turn=turn,
-                arm=_arm(arm),
-                seconds=seconds,
-                cost=cost,
-                violations=() if found == _NONE else tuple(Violation(*parts) for parts in json.loads(found)),
-                agreement=agreement,
-            )
-        case "outcomes":
-            at, assignment, success, reward, is_timeout = values
-            return Outcome(
-                at=at, assignment=assignment, success=success, reward=reward, is_timeout=bool(is_timeout)
-            )
-        case _:
-            at, assignment = values
-            return Reassigned(at=at, assignment=assignment)
+def _known(value: float | None) -> float | None:
+    """The number or None, also for NaN: SQLite has none, and an unknown value is no number."""
+    return None if value is None or math.isnan(value) else _exact(value)
 
 
-def read_assignment(number: int, values: Sequence[Any]) -> Assignment:
-    """From its columns without deployment, number and hash."""
-    at, conversation, arm, probability = values
-    return Assignment(number=number, conversation=conversation, arm=_arm(arm), probability=probability, at=at)
+def _violations_as_text(violations: Sequence[Violation]) -> str:
+    return json.dumps([astuple(violation) for violation in violations]) if violations else _NONE
+
+
+def _violations(text: str) -> tuple[Violation, ...]:
+    return () if text == _NONE else tuple(Violation(*parts) for parts in json.loads(text))
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+_WRITERS: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("at", "share", "probability", "success"), _exact),
+    **dict.fromkeys(("seconds", "cost", "reward"), _known),
+    **dict.fromkeys(("forced", "is_timeout"), int),
+    "evidence": lambda evidence: json.dumps(dict(evidence)),
+    "violations": _violations_as_text,
+}
+"""Writers by column: a row's field in the type in which SQLite gives it back; others stay as they are."""
 
 
 def _arm(name: str) -> Arm:
     return "candidate" if name == "candidate" else "baseline"
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("forced", "is_timeout"), bool),
+    "arm": _arm,
+    "mode": checked_mode,
+    "evidence": json.loads,
+    "violations": _violations,
+}
+"""Readers by column: the field of a row for the stored value."""
+
+
+@cache
+def _coders(table: str) -> list[tuple[str, Callable[[Any], Any], Callable[[Any], Any]]]:
+    """Each column's name, with what writes it and what reads it."""
+    names = [name for name, *_ in _columns(table)]
+    return [(name, _WRITERS.get(name, _as_it_is), _READERS.get(name, _as_it_is)) for name in names]
+
+
+def _stored(row: Row) -> tuple[str, list[Any]]:
+    """The row's table, and its columns from `at` on."""
+    table = _TABLE_OF[type(row)]
+    return table, [write(getattr(row, name)) for name, write, _ in _coders(table)]
+
+
+def _read(table: str, number: int, values: Sequence[Any]) -> Row:
+    fields = {name: read(value) for (name, _, read), value in zip(_coders(table), values, strict=True)}
+    if table == "assignments":
+        fields["number"] = number
+    row: Row = _ROWS[table](**fields)
+    return row
+
+
+def read_assignment(row: Sequence[Any]) -> Assignment:
+    """An assignment from the row as it is stored."""
+    _, number, *values, _ = row
+    assignment = _read("assignments", number, values)
+    assert isinstance(assignment, Assignment)
+    return assignment

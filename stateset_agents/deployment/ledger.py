@@ -1,4 +1,4 @@
-"""What the journal's rows add up to; a restart adds them up again and comes to the same bits."""
+"""Sums of the journal's rows; a restart adds them up again and comes to the same bits."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from stateset_agents.deployment.assignment import Arm, Assignment
-from stateset_agents.deployment.decision import Known
 from stateset_agents.deployment.guards import Agreement, Violation
-from stateset_agents.deployment.plan import DeploymentPlan
+from stateset_agents.deployment.plan import DeploymentPlan, Known
 from stateset_agents.deployment.sequential import Evidence
-from stateset_agents.deployment.state import Deployment, Move, transition
+from stateset_agents.deployment.state import Arm, Assignment, Deployment, Move, transition
 from stateset_agents.types.errors import JournalError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a conversation ended."""
+    """The end of a conversation."""
 
     assignment: int
     success: float
@@ -35,7 +33,7 @@ class CheckedAnswer:
     assignment: int
     turn: int
     arm: Arm
-    """In shadow the candidate's, which nobody saw."""
+    """The arm that answered; in shadow nobody saw the candidate's answer."""
     seconds: float | None
     cost: float | None
     violations: tuple[Violation, ...]
@@ -89,12 +87,12 @@ class Ledger:
         self.costs: dict[Arm, list[float]] = {"baseline": [0.0, 0], "candidate": [0.0, 0]}
         """Sum and number over the answers whose time, or cost, is known."""
         self.agreements: Counter[Agreement] = Counter()
-        """Of the candidate's answers in shadow."""
+        """Agreement of the candidate's answers in shadow."""
         self.timeouts = 0
         self.last_at = state.since
         self._line: OrderedDict[int, Assignment] = OrderedDict()
         self._outcomes: dict[int, float] = {}
-        """Of conversations in line."""
+        """Outcomes of conversations in line."""
         self._at_last_move: dict[str, int] = {}
         """Rows by table."""
         self._most: int | None = None
@@ -102,7 +100,7 @@ class Ledger:
 
     @property
     def known(self) -> Known:
-        """For decisions."""
+        """The counts and evidence that decisions look at."""
         counts = {table: self.counts[table] for table in COUNTED}  # in one order, also after a restart
         shadow = self.answers["candidate"] if self.state.mode == "shadow" else 0
         return Known(evidence=self.evidence, brakes=self.brakes, shadow_answers=shadow, counts=counts)

@@ -4,7 +4,7 @@
     gradual   the policy's action is executed with a probability, else the fallback's
     full      the policy's action is executed
 
-In every mode the policy's action is checked, and an unsafe one is never executed (`fallback.py`). More than
+In every mode the policy's action is checked, and an unsafe one is never executed (`_executed`). More than
 a tenth of unsafe ones among the last hundred put the deployment back into shadow; an hour without one in
 gradual gives the policy a tenth more, until it has all.
 
@@ -17,24 +17,52 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from stateset_agents.deployment.assignment import arm_of, bucket, new_salt
-from stateset_agents.deployment.fallback import ActionSpace, executed_action
 from stateset_agents.deployment.guards import Clock, Constraint, Violation, WindowGuard, violations_of
 from stateset_agents.deployment.sequential import PairedEvidence
-from stateset_agents.deployment.state import Deployment, Mode, Move, checked_mode, transition
+from stateset_agents.deployment.state import (
+    Deployment,
+    Mode,
+    Move,
+    arm_of,
+    bucket,
+    checked_mode,
+    new_salt,
+    transition,
+)
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
+
+Action = Mapping[str, Any]
+ALTERNATIVES = ("MAINTAIN", "SCALE_UP_SMALL", "SCALE_DOWN_SMALL")
+"""Scalings that are tried in the place of an unsafe one, in this order, with NO_CHANGE and the same
+traffic."""
+
+
+class ActionSpace(Protocol):
+    """`control.infrastructure.actions.InfrastructureActionSpace`, or another with named actions."""
+
+    @property
+    def scaling_actions(self) -> Sequence[Any]:
+        """Offered scalings, each with a `name`."""
+
+    @property
+    def config_actions(self) -> Sequence[Any]: ...
+
+    def encode_action(self, action: Mapping[str, Any]) -> int: ...
+
+    def decode_action(self, index: int) -> dict[str, Any]: ...
+
 
 _log = get_logger(__name__)
 
 HISTORY = 1000
 """Actions that are remembered."""
 RAMP_SECONDS = 3600.0
-"""In gradual, without a violation, until the share grows."""
+"""Seconds without a violation in gradual until the share grows."""
 RAMP_STEP = 0.1
 
 Policy = Callable[[Any], Any]
@@ -42,11 +70,11 @@ Policy = Callable[[Any], Any]
 
 
 class ChosenAction(NamedTuple):
-    """What `get_action` gives."""
+    """The result of `get_action`."""
 
     executed: dict[str, Any]
     policy_action: dict[str, Any] | None
-    """What the policy wanted, unchanged; None if it failed."""
+    """The policy's action, unchanged; None if it failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,15 +90,15 @@ class LoggedAction:
     mode: Mode
     """When it was chosen."""
     source: str
-    """Of the executed action: policy, alternative, fallback or maintain."""
+    """Source of the executed action: policy, alternative, fallback or maintain."""
     violations: tuple[Violation, ...]
-    """Of the policy's action."""
+    """Violations of the policy's action."""
     fallback_violations: tuple[Violation, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """What a person should know at once."""
+    """A message that a person should read at once."""
 
     level: str
     """critical or warning."""
@@ -116,12 +144,13 @@ class SafeGRPODeployment:
         self.state = Deployment(id="numeric", since=float(self._clock()))
         self.action_history: deque[LoggedAction] = deque(maxlen=HISTORY)
         self.violations: Counter[str] = Counter()
-        """By constraint, of the policy's actions; a policy that failed counts as `policy`."""
+        """Number of violations of the policy's actions by constraint; a policy that failed counts as
+        `policy`."""
         self.num_actions = 0
         self._window = WindowGuard()
         self._last_violation: float | None = None
         self.replays = self._new_replays
-        """What the replays say so far."""
+        """Evidence of the replays so far."""
 
     @property
     def mode(self) -> Mode:
@@ -133,7 +162,7 @@ class SafeGRPODeployment:
         return self.state.share
 
     def set_deployment_mode(self, mode: str, rollout_pct: float = 0.0) -> None:
-        """By hand. `rollout_pct`, 0 to 1, is for gradual; the other modes have a share of their own.
+        """Moves by hand. `rollout_pct`, 0 to 1, is for gradual; the other modes have a share of their own.
 
         Raises ConfigurationError, a ValueError, for another mode or share.
         """
@@ -149,7 +178,7 @@ class SafeGRPODeployment:
     def get_action(
         self, state: Any, fallback_action: Mapping[str, Any], *, key: str | None = None
     ) -> ChosenAction:
-        """What to execute now, and what the policy wanted; both are copies.
+        """The action to execute now, and the policy's; both are copies.
 
         `key` decides which side of the share this action falls on, so that the same key with the same salt
         does always; its number if left out.
@@ -160,39 +189,36 @@ class SafeGRPODeployment:
         wanted, violations = self._policy_action(state)
         place = bucket(self._salt, str(number) if key is None else f"key:{key}")
         has_turn = mode != "shadow" and arm_of(place, self.rollout_percentage) == "candidate"
-        executed = executed_action(
-            wanted if has_turn else None,
-            violations,
-            fallback_action,
-            space=self.action_space,
-            guards=self.constraints,
-            state=state,
+        executed, source, forbidden = self._executed(
+            wanted if has_turn else None, violations, fallback_action, state
         )
         now = float(self._clock())
         self.action_history.append(
             LoggedAction(
                 timestamp=now,
                 policy_action=None if wanted is None else dict(wanted),
-                executed_action=dict(executed.action),
+                executed_action=dict(executed),
                 was_safe=not violations,
                 mode=mode,
-                source=executed.source,
+                source=source,
                 violations=violations,
-                fallback_violations=executed.fallback_violations,
+                fallback_violations=forbidden,
             )
         )
         self._window = self._window.step(is_unsafe=bool(violations))
         for violation in violations:
-            self._log_violation(violation, now)
-        if executed.fallback_violations:
-            names = ", ".join(violation.guard for violation in executed.fallback_violations)
+            self.violations[violation.guard] += 1
+            self._last_violation = now
+            _log.warning("unsafe action", constraint=violation.guard, why=violation.why, mode=self.mode)
+        if forbidden:
+            names = ", ".join(violation.guard for violation in forbidden)
             self._alert("critical", f"the fallback is not allowed ({names}): nothing was changed", now)
         self._brake_or_ramp(now)
-        return ChosenAction(dict(executed.action), None if wanted is None else dict(wanted))
+        return ChosenAction(dict(executed), None if wanted is None else dict(wanted))
 
     def report_replay(self, candidate: float, baseline: float) -> Mode:
-        """What the policy and the baseline earned where a simulator played both on the same load; gives the
-        mode afterwards.
+        """Takes the rewards of the policy and the baseline where a simulator played both on the same load;
+        gives the mode afterwards.
 
         Evidence that the policy is worse keeps it in shadow, or puts it back, until `reset` or a move by
         hand. Raises ConfigurationError where nothing was said of replays.
@@ -219,10 +245,42 @@ class SafeGRPODeployment:
             return None, (Violation("policy", f"the policy raised {type(error).__name__}: {error}"),)
         return wanted, violations_of(self.constraints, wanted, state)
 
-    def _log_violation(self, violation: Violation, now: float) -> None:
-        self.violations[violation.guard] += 1
-        self._last_violation = now
-        _log.warning("unsafe action", constraint=violation.guard, why=violation.why, mode=self.mode)
+    def _executed(
+        self, action: Action | None, violations: Sequence[Violation], fallback: Action, state: Any
+    ) -> tuple[dict[str, Any], str, tuple[Violation, ...]]:
+        """The first action that is allowed, where it comes from, and the violations of the fallback, if that
+        was asked for:
+
+            the policy's action  ->  safe alternatives in order  ->  the fallback  ->  keep everything, alert
+
+        Each is checked before it is taken; only the last is taken unchecked, as nothing does less. `action`
+        is the policy's with its `violations`, None where it has no turn. Raises ConfigurationError if the
+        fallback is not allowed and the space has nothing that keeps everything.
+        """
+        if action is not None:
+            if not violations:
+                return dict(action), "policy", ()
+            for alternative in self._alternatives_to(action):
+                if not violations_of(self.constraints, alternative, state):
+                    return alternative, "alternative", ()
+        forbidden = violations_of(self.constraints, fallback, state)
+        if not forbidden:
+            return dict(fallback), "fallback", ()
+        for unchanged in self._alternatives_to(fallback):
+            if int(unchanged["scaling"]) == 0:
+                return unchanged, "maintain", forbidden
+        raise ConfigurationError(
+            f"the fallback is not allowed ({forbidden[0].guard}: {forbidden[0].why}) and the action space "
+            "does not offer MAINTAIN with NO_CHANGE: offer both"
+        )
+
+    def _alternatives_to(self, action: Action) -> Iterator[dict[str, Any]]:
+        """The `ALTERNATIVES` that the space offers, as whole actions."""
+        scalings = {choice.name: choice for choice in self.action_space.scaling_actions}
+        configs = {choice.name: choice for choice in self.action_space.config_actions}
+        for name in ALTERNATIVES:
+            if name in scalings and "NO_CHANGE" in configs:
+                yield {**action, "scaling": scalings[name], "config": configs["NO_CHANGE"]}
 
     def _brake_or_ramp(self, now: float) -> None:
         if self._window.fires and self.mode != "shadow":
@@ -233,10 +291,7 @@ class SafeGRPODeployment:
             if now - since > RAMP_SECONDS:
                 share = round(self.rollout_percentage + RAMP_STEP, 10)  # .1 + .2 is not .3
                 why = "an hour without a violation"
-                if share >= 1:
-                    self._move("full", 1.0, why)
-                else:
-                    self._move("gradual", share, why)
+                self._move("full" if share >= 1 else "gradual", min(share, 1.0), why)
 
     def _may_leave_shadow(self) -> bool:
         """Only a new deployment does by itself: one that was put back waits for a person."""

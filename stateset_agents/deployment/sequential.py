@@ -34,7 +34,7 @@ SEQUENCE_PRIOR = 4.25
 share of 5 % and 1,000 at 25 % with a rate of 80 % (1/rho^2 = variance / (-2 log alpha + log(1 - 2 log
 alpha)), alpha .05)."""
 MIN_OUTCOMES = 50
-"""Of each arm before there is an interval: it holds for large samples."""
+"""Outcomes of each arm before there is an interval, which holds for large samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +49,14 @@ class EProcess:
     bets: tuple[float, ...] = BETS
     """Each bettor's stake, as a share of its wealth; a bet times the least v must stay above -1."""
     log_wealths: tuple[float, ...] | None = None
-    """Of each bettor; None at the start. As logarithms they neither overflow nor come to 0."""
+    """Logarithm of each bettor's wealth; None at the start. As logarithms they neither overflow nor come to
+    0."""
     log_peak: float = 0.0
     """The largest log of the mean wealth so far, which decides."""
 
     @property
     def log_wealth(self) -> float:
-        """Of the mean wealth."""
+        """Logarithm of the mean wealth."""
         if self.log_wealths is None:
             return 0.0
         largest = max(self.log_wealths)
@@ -135,7 +136,7 @@ class ConfidenceSequence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What the outcomes say so far, of conversations that could have gone to either arm (0 < p < 1)."""
+    """Evidence of the outcomes so far, of conversations that could have gone to either arm (0 < p < 1)."""
 
     margin: float
     candidates: int = 0
@@ -176,8 +177,8 @@ class Evidence:
         else:
             gain = -(outcome - mean) * probability
             value = difference - (outcome - baseline_mean) * probability
-        return Evidence(
-            margin=self.margin,
+        return replace(
+            self,
             candidates=self.candidates + is_candidate,
             baselines=self.baselines + (not is_candidate),
             candidate_sum=self.candidate_sum + (outcome if is_candidate else 0.0),
@@ -188,13 +189,14 @@ class Evidence:
         )
 
     def interval(self, alpha: float) -> tuple[float, float] | None:
-        """Of the effect; None before each arm has `MIN_OUTCOMES` outcomes."""
+        """Confidence interval of the effect; None before each arm has `MIN_OUTCOMES` outcomes."""
         return self.effect.interval(alpha) if min(self.candidates, self.baselines) >= MIN_OUTCOMES else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedEvidence:
-    """What pairs say: both were tried on the same occasion, and the differences of their rewards are bet on.
+    """Evidence of pairs: both were tried on the same occasion, and the differences of their rewards are bet
+    on.
 
     A difference beyond 1 counts as 1, so the mean that is tested is that of such differences: give rewards in
     a unit in which a difference of 1 is a large one.
@@ -204,7 +206,7 @@ class PairedEvidence:
     """
 
     margin: float = 0.02
-    """How much lower the candidate's mean reward may be."""
+    """Largest deficit of the candidate's mean reward that is allowed."""
     alpha: float = 0.05
     """Probability of finding a candidate as good that is worse by the margin, and worse one that is as
     good."""
@@ -237,20 +239,20 @@ class PairedEvidence:
 
     @property
     def mean(self) -> float | None:
-        """Of the differences so far."""
+        """Mean of the differences so far."""
         return self.total / self.count if self.count else None
 
     @property
     def is_worse(self) -> bool:
-        """Was there ever enough evidence that it is worse? No later pair takes that back."""
+        """True if there was ever enough evidence that it is worse. No later pair takes that back."""
         return self.worse.has_reached(self.alpha)
 
     @property
     def is_as_good(self) -> bool:
-        """Was there enough evidence that it is worse by less than the margin, and none that it is worse?"""
+        """True if the evidence says that it is worse by less than the margin, and none that it is worse."""
         return self.as_good.has_reached(self.alpha) and not self.is_worse
 
 
 def _mean(total: float, count: int) -> float:
-    """Of the outcomes so far and one of a half, so that the first conversation has one, too."""
+    """The mean of the outcomes so far and one of a half, so that the first conversation has one, too."""
     return (total + 0.5) / (count + 1)

@@ -1,4 +1,4 @@
-"""Where a deployment stands, and the one table of where it may go from there.
+"""The state of a deployment, the table of moves from it, and the arms of conversations.
 
 shadow       the baseline answers everybody; what the candidate would have done is checked and recorded
 gradual      the candidate answers a share of the new conversations
@@ -8,10 +8,13 @@ rolled_back  the baseline answers again, also in conversations under way; the en
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import alternatives, nearest
@@ -20,13 +23,13 @@ Mode = Literal["shadow", "gradual", "full", "rolled_back"]
 
 NEXT: Mapping[Mode, frozenset[Mode]] = MappingProxyType(
     {
-        "shadow": frozenset({"shadow", "gradual", "full", "rolled_back"}),
-        "gradual": frozenset({"shadow", "gradual", "full", "rolled_back"}),
-        "full": frozenset({"shadow", "gradual", "full", "rolled_back"}),
+        "shadow": frozenset(get_args(Mode)),
+        "gradual": frozenset(get_args(Mode)),
+        "full": frozenset(get_args(Mode)),
         "rolled_back": frozenset(),
     }
 )
-"""From each mode those that may follow. Another try after a rollback is another deployment, with evidence and
+"""Modes that may follow each mode. Another try after a rollback is another deployment, with evidence and
 errors of its own."""
 
 
@@ -37,14 +40,14 @@ class Deployment:
     id: str
     mode: Mode = "shadow"
     share: float = 0.0
-    """Of new conversations that go to the candidate."""
+    """Share of new conversations that go to the candidate."""
     since: float
     """Seconds of the clock: the last move."""
     version: int = 0
-    """How many moves there were."""
+    """Number of moves so far."""
     why: str = "new"
     outcomes: int = 0
-    """How many outcomes the evidence had at the last move: a stage counts its own from there."""
+    """Number of outcomes in the evidence at the last move: a stage counts its own from there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +60,9 @@ class Move:
     who: str
     why: str
     forced: bool = False
-    """By hand against the evidence."""
+    """True if it was made by hand against the evidence."""
     evidence: Mapping[str, float | int | None] = field(default_factory=dict)
-    """What the journal keeps of the evidence at this moment."""
+    """The evidence at this moment, as the journal keeps it."""
 
 
 def transition(state: Deployment, move: Move) -> Deployment:
@@ -87,10 +90,8 @@ def transition(state: Deployment, move: Move) -> Deployment:
 
 def checked_mode(name: str) -> Mode:
     """The mode of this name; raises ConfigurationError for another."""
-    for mode in get_args(Mode):
-        if mode == name:
-            found: Mode = mode
-            return found
+    if name in get_args(Mode):
+        return cast(Mode, name)
     raise ConfigurationError(
         f"mode must be {alternatives(get_args(Mode))}, got {name!r}{nearest(name, get_args(Mode))}"
     )
@@ -104,3 +105,53 @@ def _check_share(mode: Mode, share: float) -> None:
     fixed = 1.0 if mode == "full" else 0.0
     if share != fixed:
         raise ConfigurationError(f"the share of {mode} is {fixed:g}, got {share!r}: leave it out")
+
+
+# --- arms, by a keyed hash of a conversation's id, so that the same id always gets the same arm ---
+
+Arm = Literal["baseline", "candidate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """The arm that a conversation got when it was first seen; it stays."""
+
+    number: int
+    """Number in the order of admission, from 1."""
+    conversation: str
+    arm: Arm
+    probability: float
+    """The candidate's share at that moment."""
+    at: float
+    """Seconds of the clock."""
+    is_moved: bool = False
+    """It was the candidate's, and a rollback gave it to the baseline."""
+
+
+def new_salt() -> str:
+    """32 random hexadecimal digits."""
+    return secrets.token_hex(16)
+
+
+def bucket(salt: str, conversation: str) -> float:
+    """A number in [0, 1) that looks uniform to those who do not know the salt.
+
+    53 bits of BLAKE2b (RFC 7693), keyed: whoever chooses conversation ids cannot choose an arm.
+    """
+    digest = hashlib.blake2b(conversation.encode(errors="surrogatepass"), digest_size=8, key=_key(salt))
+    return (int.from_bytes(digest.digest(), "big") >> 11) / 2**53
+
+
+@lru_cache
+def _key(salt: str) -> bytes:
+    """The salt as a key of a length that BLAKE2b takes."""
+    return hashlib.blake2b(salt.encode(), digest_size=32).digest()
+
+
+def arm_of(place: float, share: float) -> Arm:
+    """The candidate's below the share: while the share grows, no conversation leaves the candidate.
+
+    >>> arm_of(0.04, 0.05), arm_of(0.05, 0.05), arm_of(0.99, 1.0)
+    ('candidate', 'baseline', 'candidate')
+    """
+    return "candidate" if place < share else "baseline"

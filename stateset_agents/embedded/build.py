@@ -41,11 +41,11 @@ class BuildResult:
     folder: Path
     num_parameters: int
     num_bytes: int
-    """Of the weights' file."""
+    """Bytes of the weights' file."""
     mean_tokens: float
-    """Of a demonstration."""
+    """Mean tokens of a demonstration."""
     losses: tuple[float, ...]
-    """Of every step of all phases."""
+    """Loss of every step of all phases."""
     seconds: float
 
 
@@ -94,7 +94,7 @@ def build_recipe(
     """`build_embedded` for a recipe of your own."""
     import yaml
 
-    from stateset_agents.backends.pretrained.library_logs import suppress_library_logs
+    from stateset_agents.backends.pretrained.load_lock import suppress_library_logs
     from stateset_agents.embedded.network import new_model
     from stateset_agents.embedded.tokenizer import build_tokenizer, texts
 
@@ -229,10 +229,10 @@ class Shown:
         ]
         self.mean_tokens = 0.0
         self.token_ids: frozenset[int] = frozenset()
-        """Of its dialogues, all of which an epoch shows."""
+        """Token ids of its dialogues, all of which an epoch shows."""
 
     def load(self, agent: MultiTurnAgent, *, validation_share: float) -> Demonstrations:
-        """As a `DemonstrationSource` has it."""
+        """Load the dialogues, as a `DemonstrationSource` does."""
         from stateset_agents.training.sft.demonstrations import load_demonstrations
 
         shown = load_demonstrations(agent, self._chats, validation_share=validation_share)

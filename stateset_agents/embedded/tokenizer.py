@@ -30,7 +30,7 @@ CHAT_TEMPLATE = written("desk.jinja")
 _JOINER, _ESCAPE = "\ue000", "\ue001"
 """Private-use characters; a joiner in the text itself is written joiner + escape."""
 _OPENERS = ('"', "$", "#", "(", "[")
-"""What a word may follow without a space and still be the same token."""
+"""Marks that a word may follow without a space and still be the same token."""
 _CALL_PARTS = (f'{{"{_JOINER} name": "{_JOINER}', f'", "{_JOINER} arguments": {{')
 """The fixed parts of a tool call are one token each."""
 _PIECES = "|".join(

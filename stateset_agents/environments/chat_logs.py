@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from stateset_agents.core.conversation_state import StateFactory
-from stateset_agents.core.environment import ConversationEnvironment, Success
-from stateset_agents.core.sources.chat_logs import Chats, chat_scenarios
-from stateset_agents.core.sources.recorded_tools import folded_key, recorded_calls
-from stateset_agents.core.tools import Tools
+from stateset_agents.core.environment import ConversationEnvironment, StateFactory, Success
+from stateset_agents.core.sources.datasets import Chats, chat_scenarios
+from stateset_agents.core.tools import Tools, folded_key, recorded_calls
 from stateset_agents.core.users.simulated_user import UserFactory, default_user
 from stateset_agents.types.messages import Message
 from stateset_agents.types.scenario import Scenario
 
 
 class ChatLogs(ConversationEnvironment):
-    """Logs, played again with another agent: `{"messages": [...]}` or another shape of `core.sources.rows`.
+    """Logs, played again with another agent: `{"messages": [...]}` or a shape of `core.sources.row_shapes`.
 
         ChatLogs("calls.jsonl", shares={"test": 0.2})
 
@@ -46,7 +44,7 @@ class ChatLogs(ConversationEnvironment):
     ) -> None:
         """
         Args:
-            logs: A file of conversations (see `core.sources.rows`), such mappings, or the arguments of
+            logs: A file of conversations (see `core.sources.row_shapes`), such mappings, or the arguments of
                 `dataset_scenarios`, {"dataset": ..., "columns": {"messages": ...}}.
             shares: Held out, such as {"validation": 0.1, "test": 0.2}, of the logs that name no split.
             keep_duplicates: Take conversations that are equal, word by word, instead of refusing them.
@@ -72,7 +70,7 @@ class ChatLogs(ConversationEnvironment):
 
 
 def made_the_recorded_calls(scenario: Scenario, messages: Sequence[Message]) -> bool | None:
-    """Did the agent make every call of the log, in any order?
+    """Tells whether the agent made every call of the log, in any order.
 
     Arguments are compared by value: without case and blanks, 20.0 is 20, and one that is left out is null, or
     the default of the log's schema of the tool.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -53,34 +54,34 @@ class Domains:
         self.local = all(environment.local for environment in environments.values())
 
     def scenarios(self, split: str) -> list[Scenario]:
-        """To train on: the new domain's and the replayed ones. Held out: those of all domains, by turns, so
-        that the first n are of each.
+        """The scenarios of a split: to train on, the new domain's and the replayed ones; held out, those of
+        all domains, by turns, so that the first n are of each.
 
         Raises ConfigurationError where two domains have a scenario of one id.
         """
         if expect_split(split) == "train":
-            drawn = [[_of(self._new, one) for one in self._environments[self._new].scenarios(split)]]
-            for name, scenarios in self._replayed.items():
-                drawn.append([_of(name, one, replayed=True) for one in scenarios])
-            found = [one for scenarios in drawn for one in scenarios]
+            new = self._environments[self._new].scenarios(split)
+            scenarios = [_of(self._new, scenario) for scenario in new]
+            for name, replayed in self._replayed.items():
+                scenarios += [_of(name, scenario, replayed=True) for scenario in replayed]
         else:
-            held_out = [
-                [_of(name, one) for one in environment.scenarios(split)]
+            by_domain = [
+                [_of(name, scenario) for scenario in environment.scenarios(split)]
                 for name, environment in self._environments.items()
             ]
-            places = range(max(map(len, held_out), default=0))
-            found = [scenarios[place] for place in places for scenarios in held_out if place < len(scenarios)]
+            turns = itertools.zip_longest(*by_domain)
+            scenarios = [scenario for turn in turns for scenario in turn if scenario is not None]
         by_id: dict[str, Scenario] = {}
-        for one in found:
-            if (other := by_id.setdefault(one.id, one)) is not one:
+        for scenario in scenarios:
+            if (other := by_id.setdefault(scenario.id, scenario)) is not scenario:
                 raise ConfigurationError(
-                    f"scenario {one.id!r} stands in {other.context['domain']} and in "
-                    f"{one.context['domain']}: give it another id in one of them"
+                    f"scenario {scenario.id!r} stands in {other.context['domain']} and in "
+                    f"{scenario.context['domain']}: give it another id in one of them"
                 )
-        return found
+        return scenarios
 
     async def start(self, scenario: Scenario, seed: int) -> Conversation:
-        """As the domain that the scenario names starts it."""
+        """Start the conversation in the domain that the scenario names."""
         name = scenario.context.get("domain")
         if name not in self._environments:
             raise ConfigurationError(

@@ -123,7 +123,7 @@ class GymnasiumText:
 
 
 class _PendingReset:
-    """Whether anybody waits for a world that a thread is making: whoever comes second closes it."""
+    """A reset that a thread runs; where nobody waits for it any more, whoever is second closes the world."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -235,7 +235,7 @@ class _GymWorld:
 
 
 def _maker(env: object, options: dict[str, Any]) -> tuple[Callable[[], gymnasium.Env[Any, Any]], str]:
-    """What makes an environment, and its name."""
+    """The function that makes an environment, and the environment's name."""
     try:
         import gymnasium
     except ImportError as error:

@@ -18,7 +18,7 @@ from stateset_agents.environments.text_world import (
     world_conversation,
     world_scenarios,
 )
-from stateset_agents.runtime.retries import retry
+from stateset_agents.runtime.circuit_breakers import retry
 from stateset_agents.runtime.user_code import guarded
 from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure, EnvironmentTimeout
 from stateset_agents.types.logs import get_logger

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stateset_agents.core.environment import Conversation, Success
-from stateset_agents.core.sources.rows.files import read_rows
+from stateset_agents.core.environment import Success
+from stateset_agents.core.sources.files import read_rows
 from stateset_agents.core.sources.served_conversations import expect_served
 from stateset_agents.core.tools import Tools
 from stateset_agents.core.users.simulated_user import UserFactory, default_user
@@ -20,7 +20,7 @@ HELD_OUT: Mapping[str, float] = {"validation": 0.1, "test": 0.1}
 """Shares that are not trained on. The conversation's id decides, so they stay held out as the file grows."""
 
 
-class ServedConversations:
+class ServedConversations(ChatLogs):
     """`ChatLogs` of what `stateset-agents served` wrote: users repeat their words, tools their results.
 
     There is a verdict only where a rule can check it: the conversation was reported as a success and made
@@ -54,7 +54,7 @@ class ServedConversations:
         expect_served(lines, of)
         if only_checked:
             lines = _checked(lines, of)
-        self._chats = ChatLogs(
+        super().__init__(
             lines,
             shares=HELD_OUT if shares is None else shares,
             max_turns=max_turns,
@@ -63,19 +63,6 @@ class ServedConversations:
             success=success or made_the_confirmed_calls,
             system_prompt=system_prompt,
         )
-
-    @property
-    def local(self) -> bool:
-        """As of `ConversationEnvironment`."""
-        return self._chats.local
-
-    def scenarios(self, split: str) -> list[Scenario]:
-        """The conversations of one split."""
-        return self._chats.scenarios(split)
-
-    async def start(self, scenario: Scenario, seed: int) -> Conversation:
-        """One of them again, with another agent."""
-        return await self._chats.start(scenario, seed)
 
 
 def made_the_confirmed_calls(scenario: Scenario, messages: Sequence[Message]) -> bool | None:
@@ -86,7 +73,7 @@ def made_the_confirmed_calls(scenario: Scenario, messages: Sequence[Message]) ->
 
 
 def _checked(lines: Sequence[Mapping[str, Any]], of: str) -> list[Mapping[str, Any]]:
-    """Those that `made_the_confirmed_calls` gives a verdict of. Raises ConfigurationError if none has one."""
+    """The lines of which `made_the_confirmed_calls` gives a verdict. Raises ConfigurationError for none."""
     checked = [
         line
         for line in lines

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from stateset_agents.core.environment import Conversation, Observation
 from stateset_agents.core.sources.scenario_files import load_scenarios, read_scenarios
 from stateset_agents.core.tools import Toolbox
-from stateset_agents.runtime.named_arguments import NamedCall
+from stateset_agents.runtime.named_code import NamedCall
 from stateset_agents.runtime.user_code import guarded
 from stateset_agents.types.comparison import nfc
 from stateset_agents.types.errors import ConfigurationError, StatesetError
@@ -33,12 +33,12 @@ _SEEDS = 2**31
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldStep:
-    """What a world shows after a reset or a step."""
+    """The result of a reset or a step."""
 
     observation: Any
     info: Mapping[str, Any] = field(default_factory=dict)
     reward: float | None = None
-    """Of the step; None where the world gives none."""
+    """Reward of the step; None where the world gives none."""
     terminated: bool = False
     truncated: bool = False
 
@@ -51,12 +51,12 @@ class World(Protocol):
     """One live world, at the state that `result` shows."""
 
     name: str
-    """For errors."""
+    """Name of the world in errors."""
     result: WorldStep
 
     @property
     def offers(self) -> Mapping[str, Any]:
-        """What render, parse and success may ask for by name besides the result."""
+        """Values that render, parse and success may ask for by name, besides the result."""
         ...
 
     async def step(self, action: Any) -> WorldStep:
@@ -83,7 +83,7 @@ class TextAdapter:
         misread_reward: float,
         offers: Sequence[str] = (),
     ) -> None:
-        """As the environments document them; `offers` are the names of the world's `offers`."""
+        """The environments document the arguments; `offers` are the names of the world's `offers`."""
         if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:
             raise ConfigurationError(f"max_turns must be at least 1, got {max_turns!r:.60}")
         if not isinstance(system_prompt, str | None):
@@ -114,7 +114,7 @@ class TextAdapter:
         return Message(role="user", content=text)
 
     async def judged(self, arguments: Mapping[str, Any]) -> bool | None:
-        """Was the task done? None where no rule decides it."""
+        """True where the task was done; None where no rule decides it."""
         if self.least is not None:
             # who does nothing has a total of 0: where that would do, the world must have come to its own end
             return bool(arguments["total"] >= self.least and (self.least > 0 or arguments["ended"]))

@@ -1,1 +1,1 @@
-"""How good is an agent: rates with intervals, comparisons, audits."""
+"""Evaluation of agents: rates with intervals, comparisons, audits."""

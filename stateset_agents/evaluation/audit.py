@@ -1,4 +1,4 @@
-"""The exploit ceiling: what an environment and its reward pay to agents that should earn nothing.
+"""The exploit ceiling: the most that an environment and its reward pay to adversarial agents.
 
 Training finds what a reward pays. So play agents that cheat before you train, and again whenever the reward
 changes: `stateset-agents audit` does so and can be a gate.
@@ -6,28 +6,21 @@ changes: `stateset-agents audit` does so and can be a gate.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import Reward, as_reward, score_trajectories
 from stateset_agents.core.rollout.limits import RolloutLimits
-from stateset_agents.core.rollout.time_limited_environment import TimeLimitedEnvironment
 from stateset_agents.core.scoring.base import with_score
-from stateset_agents.evaluation.degenerate_agents import DEGENERATE, AgentFactory, ScriptedAgent
 from stateset_agents.evaluation.evaluator import Evaluation, measured
-from stateset_agents.evaluation.scripted_play import play
-from stateset_agents.runtime.named_arguments import wanted_arguments
+from stateset_agents.evaluation.scripted_agents import DEGENERATE, AgentFactory, ScriptedAgent, player
+from stateset_agents.runtime.named_code import wanted_arguments
 from stateset_agents.runtime.tasks import gather_or_cancel, in_thread
-from stateset_agents.types.errors import (
-    ConfigurationError,
-    EnvironmentFailure,
-)
+from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
 from stateset_agents.types.scenario import Scenario, expect_scenarios
-from stateset_agents.types.seeds import derive
 from stateset_agents.types.settings import nearest
 from stateset_agents.types.trajectory import Status, TrajectoryGroup
 
@@ -50,7 +43,7 @@ class Ceiling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """What each of the agents got on the same scenarios, with the same users."""
+    """The results of each agent on the same scenarios, with the same users."""
 
     policies: Mapping[str, Evaluation]
     honest: Evaluation | None = None
@@ -205,12 +198,10 @@ async def audit(
         raise ConfigurationError("there is no agent to play: give at least one")
     reward = as_reward(reward_fn)
     limits = limits or RolloutLimits()
-    in_time = TimeLimitedEnvironment(environment, limits.turn_timeout)
-    free = asyncio.Semaphore(limits.max_concurrent)
+    play = player(environment, seed=seed, limits=limits)
 
     async def play_one(make: AgentFactory, scenario: Scenario) -> TrajectoryGroup:
-        async with free:
-            played = await play(in_time, scenario, derive(seed, "user", 0, scenario.id), make)
+        played = await play(scenario, make)
         if played.status is not Status.FAILED:
             [result] = await score_trajectories(reward, [played], seconds=limits.reward_timeout)
             played, _ = with_score(played, result)
@@ -238,7 +229,7 @@ def _for_all(make: AgentFactory) -> Callable[[Scenario], AgentFactory]:
 
 
 def honest_agent_of(environment: Environment) -> Callable[[Scenario], AgentFactory] | None:
-    """Who makes the environment's `honest_agent` for a scenario; None where it offers none.
+    """The function that makes the environment's `honest_agent` for a scenario; None where it offers none.
 
     The agent may ask for the `scenario`, to know what is right there.
     """
@@ -248,3 +239,26 @@ def honest_agent_of(environment: Environment) -> Callable[[Scenario], AgentFacto
     if not wanted_arguments("honest_agent", make, ("scenario",)):
         return _for_all(_ignoring_tools(make))
     return lambda scenario: _ignoring_tools(lambda: make(scenario=scenario))
+
+
+# Trivial baselines: where the right answer is often to do nothing, an agent that only refuses is paid
+
+
+async def with_floors(
+    evaluation: Evaluation,
+    environment: Environment,
+    scenarios: Sequence[Scenario],
+    *,
+    seed: int,
+    limits: RolloutLimits | None = None,
+) -> Evaluation:
+    """The evaluation with the floors of its scenarios, each played once, with the same users; as it is where
+    the environment has no `floor_agents`."""
+    agents: Mapping[str, Callable[[], ScriptedAgent]] = getattr(environment, "floor_agents", None) or {}
+    play = player(environment, seed=seed, limits=limits or RolloutLimits())
+    floors = {}
+    for name, make in agents.items():
+        played = await gather_or_cancel(play(scenario, _ignoring_tools(make)) for scenario in scenarios)
+        groups = [TrajectoryGroup(key=t.scenario.id, trajectories=(t,)) for t in played]
+        floors[name] = await in_thread(measured, groups, tries=1, temperature=0.0)
+    return replace(evaluation, floors=floors)

@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from stateset_agents.algorithms.paired import Verdict, paired_rewards, paired_shares
-from stateset_agents.evaluation.evaluator import Evaluation, measured
-from stateset_agents.evaluation.measures import success_of_scenarios, tries_of
+from stateset_agents.evaluation.evaluator import Evaluation, measured, success_of_scenarios, tries_of
 from stateset_agents.evaluation.recorded import groups_of
 from stateset_agents.tracking.jsonl import damage_named
 from stateset_agents.tracking.run_log import RunLog
@@ -34,7 +33,7 @@ class Paired:
     interval: tuple[float, float]
     """95 % of the difference, see `paired_shares`."""
     p_value: float
-    """Of no difference, see `sign_flip_p`; with one try of each scenario McNemar's."""
+    """p-value of no difference, see `sign_flip_p`; with one try of each scenario McNemar's."""
     wins: int
     """Scenarios where B succeeded (with several tries: more often than A)."""
     losses: int
@@ -43,10 +42,6 @@ class Paired:
     """Better (worse) where `p_value` is at most 5 %: `interval` then lies above (below) 0, else holds it."""
     reason: str
     """Why it is unclear; else empty."""
-
-    def summary(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +56,7 @@ class Comparison:
     reward_interval: tuple[float, float] | None
     """95 % of that mean, see `paired_rewards`; None for a single pair and where no two differ."""
     reward_verdict: Verdict
-    """By `paired_rewards`."""
+    """Verdict on the rewards, by `paired_rewards`."""
     reward_reason: str
     """Why that is unclear; else empty."""
     num_rewards_differ: int
@@ -88,8 +83,6 @@ class Comparison:
             **asdict(self),
             "verdict": self.verdict,
             "reason": self.reason,
-            "success": None if self.success is None else self.success.summary(),
-            "families": {name: result.summary() for name, result in self.families.items()},
         }
 
 
@@ -185,7 +178,7 @@ def _mean_reward(tries: Sequence[Trajectory]) -> float | None:
 
 
 def _paired(shares: Sequence[tuple[float, float]]) -> Paired:
-    """Of each scenario A's and B's share of successful tries."""
+    """The comparison of A's and B's shares of successful tries of each scenario."""
     n = len(shares)
     wins, losses = sum(b > a for a, b in shares), sum(a > b for a, b in shares)
     result = paired_shares([b - a for a, b in shares])

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.rollout.limits import RolloutLimits
-from stateset_agents.core.rollout.time_limited_environment import TimeLimitedEnvironment
 from stateset_agents.evaluation.audit import degenerate_agents_of, honest_agent_of
-from stateset_agents.evaluation.degenerate_agents import AgentFactory, ScriptedAgent
-from stateset_agents.evaluation.scripted_play import play
+from stateset_agents.evaluation.scripted_agents import AgentFactory, ScriptedAgent, player
 from stateset_agents.runtime.tasks import gather_or_cancel
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 from stateset_agents.types.scenario import Scenario
-from stateset_agents.types.seeds import derive
 from stateset_agents.types.settings import nearest
 from stateset_agents.types.trajectory import Status, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstrated:
-    """What a scripted agent showed."""
+    """The conversations of a scripted agent."""
 
     chats: tuple[dict[str, Any], ...]
     """{"id", "family", "messages", "tools", "success"} each, in the order of the scenarios."""
@@ -33,7 +29,7 @@ class Demonstrated:
 
 
 def scripted_agent_of(environment: Environment, name: str) -> Callable[[Scenario], AgentFactory]:
-    """Who makes the environment's `honest_agent`, as "honest", or one of `degenerate_agents_of` it.
+    """The maker of the environment's `honest_agent`, as "honest", or of one of `degenerate_agents_of` it.
 
     Raises ConfigurationError for a name that it does not have.
     """
@@ -64,9 +60,7 @@ async def demonstrate(
     Without `keep_failures` a conversation that the environment judges a failure is left out. Raises
     ConfigurationError where none is left.
     """
-    limits = limits or RolloutLimits()
-    in_time = TimeLimitedEnvironment(environment, limits.turn_timeout)
-    free = asyncio.Semaphore(limits.max_concurrent)
+    play = player(environment, seed=seed, limits=limits or RolloutLimits())
 
     async def play_one(scenario: Scenario) -> tuple[Trajectory, Sequence[Mapping[str, Any]]]:
         offered: list[Mapping[str, Any]] = []
@@ -75,8 +69,7 @@ async def demonstrate(
             offered.extend(tools)
             return make(scenario)(tools)
 
-        async with free:
-            return await play(in_time, scenario, derive(seed, "user", 0, scenario.id), remember), offered
+        return await play(scenario, remember), offered
 
     played = await gather_or_cancel(play_one(scenario) for scenario in scenarios)
     kept = [
@@ -93,11 +86,11 @@ async def demonstrate(
 
 def _with_ids(messages: Sequence[Message]) -> list[Message]:
     """The messages with an id for every call that has none; results answer the calls in order."""
-    named: list[Message] = []
+    with_ids: list[Message] = []
     unanswered: list[str] = []
     for message in messages:
         if message.tool_calls:
-            reply = sum(earlier.role == "assistant" for earlier in named)
+            reply = sum(earlier.role == "assistant" for earlier in with_ids)
             calls = tuple(
                 call if call.id else replace(call, id=f"call_{reply}_{number}")
                 for number, call in enumerate(message.tool_calls)
@@ -106,8 +99,8 @@ def _with_ids(messages: Sequence[Message]) -> list[Message]:
             message = replace(message, tool_calls=calls)
         elif message.role == "tool" and message.tool_call_id is None and unanswered:
             message = replace(message, tool_call_id=unanswered.pop(0))
-        named.append(message)
-    return named
+        with_ids.append(message)
+    return with_ids
 
 
 def chat_of(trajectory: Trajectory, tools: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:

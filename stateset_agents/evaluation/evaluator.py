@@ -6,9 +6,10 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from operator import methodcaller
 from typing import Any
 
-from stateset_agents.algorithms.intervals import share_interval
+from stateset_agents.algorithms.intervals import mean_interval, pass_at_k, pass_hat_k, share_interval
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import Environment
@@ -16,21 +17,143 @@ from stateset_agents.core.reward import Reward
 from stateset_agents.core.rollout.endpoint_agent import EndpointAgent
 from stateset_agents.core.rollout.limits import RolloutLimits
 from stateset_agents.evaluation.kept_conversations import KeptConversations
-from stateset_agents.evaluation.measures import (
-    MeanEstimate,
-    matched_pairs_right,
-    mean_of_scenarios,
-    passes,
-    success_of_scenarios,
-    tries_of,
-    user_misses,
-    violation_rates,
-)
 from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
 from stateset_agents.types.scenario import Scenario, expect_scenarios, expect_split
 from stateset_agents.types.settings import expect
-from stateset_agents.types.trajectory import UNANSWERED, Trajectory, TrajectoryGroup
+from stateset_agents.types.trajectory import UNANSWERED, Status, Trajectory, TrajectoryGroup
+
+# Measures: each within a scenario first, then over scenarios, as tries of one scenario are alike
+
+USER_MISS, VIOLATIONS = "user_miss", "violations"
+"""Keys of a trajectory's metadata; an environment gives them by `Outcome.metadata`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeanEstimate:
+    """A mean over scenarios and how sure it is."""
+
+    value: float
+    interval: tuple[float, float] | None
+    """95 %, over scenarios; None of a mean that is no share where no two scenarios differ."""
+    n: int
+    """Scenarios (for matched pairs: pairs) behind it."""
+
+    def summary(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {"value": self.value, "interval": self.interval and list(self.interval), "n": self.n}
+
+
+def tries_of(groups: Sequence[TrajectoryGroup]) -> dict[str, list[Trajectory]]:
+    """Scenario id -> its conversations that were played to an end; none failed ones."""
+    tries: dict[str, list[Trajectory]] = defaultdict(list)
+    for group in groups:
+        for trajectory in group.trajectories:
+            if trajectory.status is not Status.FAILED:
+                tries[trajectory.scenario.id].append(trajectory)
+    return dict(tries)
+
+
+def success_of_scenarios(tries: Iterable[Sequence[Trajectory]]) -> list[float]:
+    """The share of judged tries that succeeded, of each scenario that has any."""
+    verdicts = map(_verdicts, tries)
+    return [sum(judged) / len(judged) for judged in verdicts if judged]
+
+
+def _verdicts(tries: Sequence[Trajectory]) -> list[bool]:
+    return [trajectory.success for trajectory in tries if trajectory.success is not None]
+
+
+def share(shares: Sequence[float]) -> MeanEstimate | None:
+    """The mean share over scenarios; None without any scenario."""
+    if not shares:
+        return None
+    return MeanEstimate(value=sum(shares) / len(shares), interval=share_interval(shares), n=len(shares))
+
+
+def mean_of_scenarios(
+    tries: Iterable[Sequence[Trajectory]], value: Callable[[Trajectory], float | None]
+) -> MeanEstimate | None:
+    """The mean of a number of conversations; those of None don't count, None where all are."""
+    numbers = [[number for t in attempts if (number := value(t)) is not None] for attempts in tries]
+    means = [sum(of_scenario) / len(of_scenario) for of_scenario in numbers if of_scenario]
+    if not means:
+        return None
+    return MeanEstimate(value=sum(means) / len(means), interval=mean_interval(means), n=len(means))
+
+
+def passes(
+    tries: Iterable[Sequence[Trajectory]], num_tries: int
+) -> tuple[Mapping[int, MeanEstimate], Mapping[int, MeanEstimate]]:
+    """pass@k and pass^k for k = 1, 2, 4, ... and `num_tries`; a scenario with fewer judged tries is left out
+    of that k."""
+    counts = [(sum(verdicts), len(verdicts)) for verdicts in map(_verdicts, tries)]
+    sizes = sorted({num_tries, *(2**power for power in range(num_tries.bit_length()))})
+    at_least_one: dict[int, MeanEstimate] = {}
+    every_one: dict[int, MeanEstimate] = {}
+    for k in sizes:
+        enough = [(successes, n) for successes, n in counts if n >= k]
+        for estimates, estimator in ((at_least_one, pass_at_k), (every_one, pass_hat_k)):
+            estimate = share([estimator(successes, n, k) for successes, n in enough])
+            if estimate is not None:
+                estimates[k] = estimate
+    return at_least_one, every_one
+
+
+def matched_pairs_right(tries: Iterable[Sequence[Trajectory]]) -> MeanEstimate | None:
+    """How often both scenarios of a matched pair succeed: those with the same `context["pair"]`, which differ
+    in one fact that changes the right answer. Try k of one goes with try k of the other.
+
+    None without a pair of which both were played. An agent that always agrees, or always refuses, has half of
+    the scenarios right and none of the pairs.
+    """
+    pairs: dict[str, list[dict[int, bool]]] = defaultdict(list)
+    for attempts in tries:
+        pair = attempts[0].scenario.context.get("pair")
+        verdicts = {attempt.member: attempt.success for attempt in attempts if attempt.success is not None}
+        if pair is not None and verdicts:
+            pairs[str(pair)].append(verdicts)
+    shares = []
+    for scenarios in pairs.values():
+        members = set.intersection(*map(set, scenarios))
+        if len(scenarios) > 1 and members:
+            both = [all(verdicts[member] for verdicts in scenarios) for member in members]
+            shares.append(sum(both) / len(both))
+    return share(shares)
+
+
+def violation_rates(tries: Iterable[Sequence[Trajectory]]) -> Mapping[str, MeanEstimate]:
+    """Rule -> the share of conversations in which it was broken, and under "any" that of at least one rule.
+
+    Read from `metadata["violations"]`; empty where no environment gives that.
+    """
+    reported = [
+        [counts for t in attempts if isinstance(counts := t.metadata.get(VIOLATIONS), Mapping)]
+        for attempts in tries
+    ]
+    reported = [counts_of_tries for counts_of_tries in reported if counts_of_tries]
+
+    def rate(is_broken: Callable[[Mapping[str, Any]], object]) -> MeanEstimate:
+        estimate = share([sum(bool(is_broken(c)) for c in counts) / len(counts) for counts in reported])
+        assert estimate is not None  # some scenario reports
+        return estimate
+
+    rules = sorted(
+        {str(rule) for counts_of_tries in reported for counts in counts_of_tries for rule in counts}
+    )
+    rates = {rule: rate(methodcaller("get", rule)) for rule in rules}
+    return {**rates, "any": rate(lambda counts: any(counts.values()))} if reported else {}
+
+
+def user_misses(tries: Iterable[Sequence[Trajectory]]) -> MeanEstimate | None:
+    """Replies of a conversation of which its user could make nothing; None where nobody counts them."""
+
+    def misses(trajectory: Trajectory) -> float | None:
+        count = trajectory.metadata.get(USER_MISS)
+        return float(count) if isinstance(count, int | float) else None
+
+    return mean_of_scenarios(tries, misses)
+
 
 PlayPart = Callable[[Sequence[Scenario], Sequence[Scenario]], Awaitable[list[TrajectoryGroup]]]
 """(scenarios, those that stand before them) -> a group of each."""
@@ -46,14 +169,14 @@ class FamilyResult:
 
     success: float
     interval: tuple[float, float]
-    """As `Evaluation.interval`."""
+    """95 % interval, as in `Evaluation.interval`."""
     n: int
     """Judged conversations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What one pass over the held-out scenarios showed; every scenario counts once, however often tried."""
+    """The results of one pass over held-out scenarios; every scenario counts once, however often tried."""
 
     success: float | None
     """Share of the judged conversations that succeeded; None where the environment judged none.
@@ -73,14 +196,14 @@ class Evaluation:
     """Part -> its share: scenarios of several families that are counted together, by their `context["part"]`;
     empty where no scenario names one."""
     floors: Mapping[str, Evaluation] = field(default_factory=dict)
-    """Agent that knows nothing -> what it got on the same scenarios (`floors.with_floors`); empty where the
+    """Agent that knows nothing -> what it got on the same scenarios (`with_floors`); empty where the
     environment offers none."""
     tries: int = 1
-    """How often each scenario was played."""
+    """Number of times that each scenario was played."""
     num_scored: int = 0
     """Conversations behind `mean_reward`."""
     num_unanswered: int = 0
-    """Of `num_failed`, those whose agent's endpoint gave no answer."""
+    """Failed conversations whose agent's endpoint gave no answer; part of `num_failed`."""
     num_unscored: int = 0
     """Conversations that were played and whose reward failed; not those to which it does not apply."""
     reward_interval: tuple[float, float] | None = None
@@ -90,7 +213,7 @@ class Evaluation:
     pass_hat: Mapping[int, MeanEstimate] = field(default_factory=dict)
     """k -> pass^k, the chance that all of k tries succeed."""
     twins: MeanEstimate | None = None
-    """How often both of a pair of twins succeed (`measures.matched_pairs_right`); None without twins."""
+    """Share of the pairs of twins in which both succeed (`matched_pairs_right`); None without twins."""
     violations: Mapping[str, MeanEstimate] = field(default_factory=dict)
     """Rule -> the share of conversations that broke it; empty where the environment counts none."""
     user_miss: MeanEstimate | None = None
@@ -272,14 +395,14 @@ async def evaluate(
 
 
 def _identity(agent: MultiTurnAgent | EndpointAgent) -> dict[str, Any]:
-    """What its replies depend on, as plain JSON; a trained agent is another one after each step."""
+    """Settings on which its replies depend, as plain JSON; a trained agent is another one after each step."""
     if isinstance(agent, EndpointAgent):
         return agent.identity
     return {**agent.config.model_dump(mode="json"), "version": agent.backend.version}
 
 
 def measured(groups: Sequence[TrajectoryGroup], *, tries: int, temperature: float) -> Evaluation:
-    """What scored groups show, one of each scenario with `tries` conversations.
+    """The evaluation of scored groups, one of each scenario with `tries` conversations.
 
     Linear in the conversations; thousands take tenths of a second: not for an event loop.
     """
@@ -323,16 +446,16 @@ def _results_by(
         name = name_of(tries[0].scenario)
         if name is not None:
             named[str(name)].append(tries)
-    found = {}
+    results = {}
     for name in sorted(named):
         shares = success_of_scenarios(named[name])
         if shares:
-            found[name] = FamilyResult(
+            results[name] = FamilyResult(
                 success=sum(shares) / len(shares),
                 interval=share_interval(shares),
                 n=sum(trajectory.success is not None for tries in named[name] for trajectory in tries),
             )
-    return found
+    return results
 
 
 def _shares(results: Mapping[str, FamilyResult]) -> dict[str, Any]:

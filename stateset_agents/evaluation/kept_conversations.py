@@ -21,7 +21,7 @@ from typing import Any, Self
 from stateset_agents.core.rollout.endpoint_agent import Usage
 from stateset_agents.evaluation.recorded import trajectory_of
 from stateset_agents.tracking.jsonl import JsonlWriter, dump, read_lines
-from stateset_agents.tracking.run_lock import RunLock
+from stateset_agents.tracking.run_folder import RunLock
 from stateset_agents.tracking.run_log import read_rollout
 from stateset_agents.tracking.tracker import rollout_record
 from stateset_agents.types.errors import ConfigurationError
@@ -29,7 +29,7 @@ from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import Trajectory
 
 _PLACE = {"step": 0, "stage": "evaluation", "group": "", "weight": 1.0, "advantages": None}
-"""What a line of a run has besides the conversation."""
+"""Fields that a line of a run has besides the conversation."""
 
 
 class KeptConversations:
@@ -81,27 +81,27 @@ class KeptConversations:
 
     @property
     def spent(self) -> Usage:
-        """Of all calls that wrote the file, conversations that did not end included."""
+        """Usage of all calls that wrote the file, conversations that did not end included."""
         return self._spent_before + self._usage() - self._start
 
     def __len__(self) -> int:
         return len(self._known)
 
     def begin(self, identity: Mapping[str, Any]) -> None:
-        """What is to be played, besides what was given before; `evaluate` calls it.
+        """Declare what is to be played, besides what was given before; `evaluate` calls it.
 
         Raises ConfigurationError where the file holds conversations of something else.
         """
-        wanted = {**self._identity, **_plain(identity)}
+        identity_now = {**self._identity, **_plain(identity)}
         if self._first is None:
-            self._writer.write([{"identity": wanted}])
-            self._first = wanted
+            self._writer.write([{"identity": identity_now}])
+            self._first = identity_now
             return
-        for name in dict.fromkeys([*wanted, *self._first]):
-            was, now = self._first.get(name), wanted.get(name)
-            if was != now:
+        for name in dict.fromkeys([*identity_now, *self._first]):
+            before, now = self._first.get(name), identity_now.get(name)
+            if before != now:
                 raise ConfigurationError(
-                    f"{self.path} holds conversations with {name} {was!r:.80}, and this evaluation has "
+                    f"{self.path} holds conversations with {name} {before!r:.80}, and this evaluation has "
                     f"{now!r:.80}: give another file, or remove it"
                 )
 
@@ -172,6 +172,6 @@ class KeptConversations:
 
 
 def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
-    """As the file has it."""
+    """The value as the file has it."""
     plain: dict[str, Any] = json.loads(dump(dict(value)))
     return plain

@@ -49,12 +49,12 @@ _FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort":
 
 def _turns(rollout: RecordedRollout) -> Iterator[Turn]:
     message, start = rollout.opening, 0
-    seen: list[tuple[int, ...]] = []  # up to the end of each turn, as the model saw it
+    contexts: list[tuple[int, ...]] = []  # up to the end of each turn, as the model saw it
     for index, turn in enumerate(rollout.turns):
         reply_start = start + turn.prompt_tokens
         end = reply_start + turn.sampled_tokens
         follows = index - 1 if turn.follows == -1 else turn.follows
-        before = () if follows is None or follows < 0 else seen[follows]
+        before = () if follows is None or follows < 0 else contexts[follows]
         prompt_ids = rollout.token_ids[start:reply_start]
         completion = Completion(
             message=rollout.messages[message],
@@ -73,7 +73,7 @@ def _turns(rollout: RecordedRollout) -> Iterator[Turn]:
             reward=turn.reward,
             breakdown=turn.breakdown,
         )
-        seen.append(completion.prompt_ids + completion.token_ids)
+        contexts.append(completion.prompt_ids + completion.token_ids)
         message, start = message + 1 + turn.feedback, end
 
 

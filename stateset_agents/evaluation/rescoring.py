@@ -30,7 +30,7 @@ class Flip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardChange:
-    """What the other reward changes, over conversations that both scored."""
+    """The effect of the other reward, over conversations that both scored."""
 
     n: int
     old_mean: float
@@ -42,11 +42,11 @@ class RewardChange:
     encouraged: int
     """Advantages that turn from below 0 to above."""
     discouraged: int
-    """From above 0 to below."""
+    """Advantages that turn from above 0 to below."""
     silenced: int
-    """From another number to 0."""
+    """Advantages that become 0."""
     awakened: int
-    """From 0 to another number."""
+    """Advantages that were 0 and are another number."""
 
     @property
     def flipped(self) -> float:
@@ -61,7 +61,7 @@ class Rescored:
     all: RewardChange
     families: Mapping[str, RewardChange]
     flips: Sequence[Flip]
-    """Those whose advantage changes its sign, the largest change first."""
+    """Conversations whose advantage changes its sign, the largest change first."""
     num_groups: int
     num_failed: int
     """Conversations that failed and have no reward under any."""
@@ -112,7 +112,7 @@ async def rescore(
     with the settings given. Raises ConfigurationError where no conversation is scored by both.
     """
     reward = as_reward(reward_fn)
-    found: list[_ScoredTwice] = []
+    pairs: list[_ScoredTwice] = []
     num_groups = num_failed = only_old = only_new = 0
     failure: str | None = None
     for step, groups in steps:
@@ -146,21 +146,21 @@ async def rescore(
                         old_advantage=old_advantage,
                         new_advantage=new_advantage,
                     )
-                    found.append(_ScoredTwice(num_groups + index, trajectory.scenario.family, flip))
+                    pairs.append(_ScoredTwice(num_groups + index, trajectory.scenario.family, flip))
         num_groups += len(groups)
-    if not found:
+    if not pairs:
         why = failure or "look at what the other one needs in the scenarios"
         raise ConfigurationError(f"no conversation is scored by both rewards: {why}")
-    families = sorted({scored.family for scored in found})
+    families = sorted({scored.family for scored in pairs})
     flips = [
         flip
-        for flip in (scored.flip for scored in found)
+        for flip in (scored.flip for scored in pairs)
         if _sign(flip.old_advantage) * _sign(flip.new_advantage) < 0
     ]
     return Rescored(
-        all=_reward_change(found),
+        all=_reward_change(pairs),
         families={
-            name: _reward_change([scored for scored in found if scored.family == name]) for name in families
+            name: _reward_change([scored for scored in pairs if scored.family == name]) for name in families
         },
         flips=sorted(flips, key=lambda flip: -abs(flip.new_advantage - flip.old_advantage)),
         num_groups=num_groups,
@@ -177,24 +177,24 @@ def _clipped(rewards: Sequence[Sequence[float | None]], bound: float) -> list[li
     ]
 
 
-def _reward_change(found: Sequence[_ScoredTwice]) -> RewardChange:
-    flips = [scored.flip for scored in found]
+def _reward_change(pairs: Sequence[_ScoredTwice]) -> RewardChange:
+    flips = [scored.flip for scored in pairs]
     old, new = [flip.old_reward for flip in flips], [flip.new_reward for flip in flips]
     groups: dict[int, list[Flip]] = defaultdict(list)
-    for scored in found:
+    for scored in pairs:
         groups[scored.group].append(scored.flip)
     within = [
         rank_correlation([flip.old_reward for flip in members], [flip.new_reward for flip in members])
         for members in groups.values()
     ]
-    known = [value for value in within if value is not None]
+    correlations = [value for value in within if value is not None]
     signs = [(_sign(flip.old_advantage), _sign(flip.new_advantage)) for flip in flips]
     return RewardChange(
         n=len(flips),
         old_mean=math.fsum(old) / len(old),
         new_mean=math.fsum(new) / len(new),
         rank_correlation=rank_correlation(old, new),
-        within_groups=math.fsum(known) / len(known) if known else None,
+        within_groups=math.fsum(correlations) / len(correlations) if correlations else None,
         encouraged=signs.count((-1, 1)),
         discouraged=signs.count((1, -1)),
         silenced=signs.count((1, 0)) + signs.count((-1, 0)),

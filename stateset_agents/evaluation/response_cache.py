@@ -9,9 +9,8 @@ from collections import OrderedDict
 from dataclasses import fields
 from typing import Any
 
-from stateset_agents.backends.training_lock import is_training, weights_token
-from stateset_agents.core.agent import MultiTurnAgent
-from stateset_agents.core.chat.system_message import ChatInput, as_messages
+from stateset_agents.backends.base import is_training, weights_token
+from stateset_agents.core.agent import ChatInput, MultiTurnAgent, as_messages
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Completion, SamplingParams
 from stateset_agents.types.settings import expect

@@ -8,15 +8,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stateset_agents.algorithms.group_arrays import deviation_array
-from stateset_agents.grouping.partitions import Parts, create_group_masks
+from stateset_agents.grouping.partitions import Bools, Floats, Labels, Parts, create_group_masks
 from stateset_agents.types.errors import ConfigurationError
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-Labels = NDArray[np.int64]
 
 _EPS = 1e-8
 
@@ -76,24 +71,23 @@ def absolute_shares(advantages: Floats, labels: Labels, num_parts: int, mask: Bo
     taken = np.ones(advantages.shape, dtype=np.bool_) if mask is None else mask
     sums = np.bincount(labels[taken], weights=np.abs(advantages[taken]), minlength=num_parts)
     total = sums.sum()
-    shares: Floats = sums / total if total else np.zeros(num_parts)
-    return shares
+    return sums / total if total else np.zeros(num_parts)
 
 
 class PartStatistics(NamedTuple):
-    """Of one part's advantages."""
+    """Statistics of one part's advantages."""
 
     num_steps: int
     mean: float
     std: float
-    """Of the population; 0 for an empty part, as the mean is."""
+    """Deviation of the population; 0 for an empty part, as the mean is."""
     absolute_share: float
 
 
 def part_statistics(
     advantages: Floats, labels: Labels, num_parts: int, mask: Bools | None = None
 ) -> list[PartStatistics]:
-    """One for each part, empty ones too."""
+    """The statistics of each part, empty ones too."""
     taken = np.ones(advantages.shape, dtype=np.bool_) if mask is None else mask
     shares = absolute_shares(advantages, labels, num_parts, mask)
     found = []

@@ -1,44 +1,125 @@
-"""What a training does with parts in each update: divide, normalise, weigh, and remember for the next one."""
+"""The parts of a training in each update: divide, normalise, weigh, and remember for the next one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from stateset_agents.grouping.adaptive import AdaptiveGrouper, finer_parts, hierarchical_advantages
 from stateset_agents.grouping.advantages import absolute_shares, normalise_by_part, sign_flip_share
 from stateset_agents.grouping.partitions import (
     STRATEGIES,
+    Bools,
+    Floats,
     GroupingStrategy,
+    Labels,
     Parts,
     Trajectories,
+    kmeans,
     kmeans_parts,
+    matched,
+    nearest_centres,
+    standardised,
 )
 from stateset_agents.grouping.weights import GroupWeightCalculator, step_weights
 from stateset_agents.types.errors import ConfigurationError
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
+# ------------------------------------------------------------------------------------------ online parts
+
+
+class AdaptiveGrouper:
+    """Online k-means over features known before acting, whose part numbers keep their meaning.
+
+    Each call clusters the last `history_window` trajectories twice, from k-means++ and from the centres
+    before, keeps what fits better, and numbers the new centres by the old ones that they are nearest to.
+    """
+
+    def __init__(self, n_groups: int = 4, history_window: int = 1000, *, seed: int = 0) -> None:
+        if history_window < 1:
+            raise ConfigurationError(f"history_window must be at least 1, got {history_window!r}")
+        self.n_groups, self.history_window, self.seed = n_groups, history_window, seed
+        self._window: deque[list[float]] = deque(maxlen=history_window)
+        self._centres: Floats | None = None
+
+    def update_groups(self, features: Floats) -> Parts:
+        """Remember these trajectories' features [n, d] and say their parts."""
+        if not len(features) and self._centres is None:
+            return Parts(labels=np.zeros(0, dtype=np.int64), num_parts=self.n_groups, key="online")
+        self._window.extend(features.astype(np.float64).tolist())
+        rows, means, spreads = standardised(np.array(self._window))
+        old = None if self._centres is None else (self._centres - means) / spreads
+        centres = self._fitted(rows, old)
+        self._centres = centres * spreads + means
+        labels = nearest_centres((features.astype(np.float64) - means) / spreads, centres)
+        return Parts(labels=labels, num_parts=self.n_groups, key="online", centres=self._centres)
+
+    def _fitted(self, rows: Floats, old: Floats | None) -> Floats:
+        """[K, d] centres of the window in the order of the old ones."""
+        fresh = kmeans(rows, self.n_groups, seed=self.seed)
+        if old is None or len(old) < len(fresh.centres):  # there was nothing to tell so many apart
+            return fresh.centres
+        warm = kmeans(rows, self.n_groups, centres=old)
+        if len(old) > len(fresh.centres) or warm.inertia <= fresh.inertia:
+            return warm.centres
+        return fresh.centres[list(matched(old, fresh.centres))]
+
+    def state(self) -> dict[str, Any]:
+        """The state for a checkpoint, as JSON."""
+        return {
+            "window": list(self._window),
+            "centres": None if self._centres is None else self._centres.tolist(),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self._window = deque(state["window"], maxlen=self.history_window)
+        self._centres = None if state["centres"] is None else np.array(state["centres"], dtype=np.float64)
+
+
+def finer_parts(coarse: Parts, fine: Parts) -> Parts:
+    """Each part of `coarse` divided by `fine`: part c * fine.num_parts + f."""
+    return Parts(
+        labels=coarse.labels * fine.num_parts + fine.labels,
+        num_parts=coarse.num_parts * fine.num_parts,
+        key=f"{coarse.key}, {fine.key}",
+        outcome=coarse.outcome or fine.outcome,
+        names=tuple(
+            f"{coarse.name(c)}, {fine.name(f)}"
+            for c in range(coarse.num_parts)
+            for f in range(fine.num_parts)
+        ),
+    )
+
+
+def hierarchical_advantages(
+    advantages: Floats,
+    scales: Sequence[Labels],
+    shares: Sequence[float],
+    mask: Bools | None = None,
+) -> Floats:
+    """The advantages normalised at each scale, added by `shares`, which are positive and sum to 1.
+
+    With tasks as the first scale and clusters of starts within them as the second, a step is compared with
+    its task and with what began like it.
+    """
+    if len(scales) != len(shares) or not scales:
+        raise ConfigurationError(f"shares must be one per scale, {len(scales)}, got {len(shares)}")
+    if min(shares) <= 0 or abs(sum(shares) - 1.0) > 1e-9:
+        raise ConfigurationError(f"shares must be positive and sum to 1, got {list(shares)}")
+    total = np.zeros(advantages.shape)
+    for labels, share in zip(scales, shares, strict=True):
+        total += share * normalise_by_part(advantages, labels, mask)
+    return total
+
 
 GROUP_STRATEGIES = (*STRATEGIES, "online", "hierarchical")
-"""For a training: `online` clusters the last 1,000 trajectories by their starts and keeps the parts' numbers;
-`hierarchical` compares each step half with its task and half with those of its task that began like it."""
+"""Strategies of a training: `online` clusters the last 1,000 trajectories by their starts and keeps the
+parts' numbers; `hierarchical` compares each step half with its task and half with those of its task that
+began like it."""
 UNNUMBERED = ("auto", "auto_outcome", "random")
-"""Whose part k is another one in each update."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartSettings:
-    """How a training divides its batches."""
-
-    strategy: str = "none"
-    num_parts: int = 4
-    weight_method: str = "balanced"
-    seed: int = 0
+"""Strategies whose part k is another one in each update."""
 
 
 class PartCredit(NamedTuple):
@@ -57,15 +138,25 @@ class Partitioner:
     PPO's, bit for bit.
     """
 
-    def __init__(self, settings: PartSettings, state: Mapping[str, Any] | None = None) -> None:
-        """`state`: of the update before. Raises ConfigurationError for a strategy or method that is none."""
-        self.settings = settings
-        self._online = AdaptiveGrouper(settings.num_parts) if settings.strategy == "online" else None
-        if settings.strategy in STRATEGIES:
-            self._strategy = GroupingStrategy(settings.strategy, settings.num_parts, seed=settings.seed)
-        elif settings.strategy not in GROUP_STRATEGIES:
+    def __init__(
+        self,
+        strategy: str = "none",
+        num_parts: int = 4,
+        weight_method: str = "balanced",
+        *,
+        seed: int = 0,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`strategy`: one of GROUP_STRATEGIES; `state`: of the update before. Raises ConfigurationError for a
+        strategy or method that is none."""
+        self.strategy, self.num_parts = strategy, num_parts
+        self.weight_method, self.seed = weight_method, seed
+        self._online = AdaptiveGrouper(num_parts) if strategy == "online" else None
+        if strategy in STRATEGIES:
+            self._grouping = GroupingStrategy(strategy, num_parts, seed=seed)
+        elif strategy not in GROUP_STRATEGIES:
             raise ConfigurationError(
-                f"group_strategy must be one of {', '.join(GROUP_STRATEGIES)}, got {settings.strategy!r}"
+                f"group_strategy must be one of {', '.join(GROUP_STRATEGIES)}, got {strategy!r}"
             )
         self._weights: GroupWeightCalculator | None = None
         self._before = dict(state or {})
@@ -93,7 +184,7 @@ class Partitioner:
         )
 
     def state(self) -> dict[str, Any]:
-        """For the next update and for a checkpoint, as JSON; empty where nothing is remembered."""
+        """The state for the next update and for a checkpoint, as JSON; empty if nothing is remembered."""
         state: dict[str, Any] = {}
         if self._weights is not None and self._weights.method != "balanced":
             state["weights"] = self._weights.state()
@@ -105,23 +196,23 @@ class Partitioner:
         """The parts, and a finer division where there are two scales."""
         if self._online is not None:
             return self._online.update_groups(_features(trajectories)), None
-        if self.settings.strategy == "hierarchical":
+        if self.strategy == "hierarchical":
             tasks = GroupingStrategy("task").group_trajectories(trajectories)
             return tasks, self._within(tasks, _features(trajectories))
-        return self._strategy.group_trajectories(trajectories), None
+        return self._grouping.group_trajectories(trajectories), None
 
     def _within(self, tasks: Parts, features: Floats) -> Parts:
         """Clusters of starts, task by task."""
         labels = np.zeros(len(features), dtype=np.int64)
         for task in range(tasks.num_parts):
             inside = tasks.labels == task
-            found = kmeans_parts(features[inside], self.settings.num_parts, seed=self.settings.seed)
+            found = kmeans_parts(features[inside], self.num_parts, seed=self.seed)
             labels[inside] = found.labels
-        return finer_parts(tasks, Parts(labels=labels, num_parts=self.settings.num_parts, key="start"))
+        return finer_parts(tasks, Parts(labels=labels, num_parts=self.num_parts, key="start"))
 
     def _weigh(self, parts: Parts, scores: Floats) -> Floats:
         number = parts.num_parts
-        self._weights = GroupWeightCalculator(self.settings.weight_method, number)
+        self._weights = GroupWeightCalculator(self.weight_method, number)
         before = self._before.get("weights")
         if before is not None and len(before["progress"]) == number:
             self._weights.load(before)

@@ -1,4 +1,4 @@
-"""Which part of a batch each trajectory belongs to: by a key that is known before it acts, or by its outcome.
+"""The part of a batch that each trajectory belongs to: by a key known before it acts, or by its outcome.
 
 An outcome (its return, its length) is a result of the actions whose advantages are then compared within the
 part: good members of the best quartile are pushed down. Such keys are for diagnosis.
@@ -8,22 +8,153 @@ returns [0, 1, 2, 3, 4] --quantile_parts, 2--> boundary 2 --> labels [0, 0, 0, 1
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from functools import lru_cache
+from itertools import islice, permutations
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stateset_agents.grouping.clustering import kmeans, standardised
-from stateset_agents.grouping.mulberry32 import mulberry32
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.settings import nearest
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 Labels = NDArray[np.int64]
+
+# ------------------------------------------------------------------------------------------ k-means
+#
+# A page draws the same clusters in JavaScript, bit for bit: the generator is written in 32-bit steps, and all
+# sums run in the order of the rows, as a loop does there.
+
+_WORD = 0xFFFFFFFF
+
+
+def mulberry32(seed: int) -> Iterator[float]:
+    """Numbers in [0, 1), each a multiple of 2**-32; `seed`: its lowest 32 bits count.
+
+    Tommy Ettinger's mulberry32 (public domain). Seed 1 begins .62707394058816, .002735721180215478.
+    """
+    state = seed & _WORD
+    while True:
+        state = (state + 0x6D2B79F5) & _WORD
+        mixed = ((state ^ (state >> 15)) * (state | 1)) & _WORD
+        mixed ^= (mixed + ((mixed ^ (mixed >> 7)) * (mixed | 61) & _WORD)) & _WORD
+        yield ((mixed ^ (mixed >> 14)) & _WORD) / 4294967296
+
+
+MOST_CLUSTERS = 8
+"""Old and new centres are matched by trying every order: 8! = 40,320."""
+_ITERATIONS = 100
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Clusters:
+    """Result of k-means."""
+
+    centres: Floats  # [K, d]; fewer than were asked for where fewer rows differ
+    labels: Labels  # [n]
+    inertia: float
+    """Sum of the squared distances to the nearest centres."""
+
+
+def kmeans(rows: Floats, num_clusters: int, *, seed: int = 0, centres: Floats | None = None) -> Clusters:
+    """Clusters of `rows` [n, d], from k-means++ (Arthur and Vassilvitskii 2007), or from given `centres`.
+
+    Lloyd's iterations until no label changes, at most 100. A tie goes to the lower number; a cluster that
+    lost its rows keeps its centre. Raises ConfigurationError for a number that cannot be, or a row that is
+    no finite number.
+    """
+    if not 1 <= num_clusters <= MOST_CLUSTERS:
+        raise ConfigurationError(
+            f"the number of clusters must lie between 1 and {MOST_CLUSTERS}, got {num_clusters!r}"
+        )
+    if rows.ndim != 2 or not np.isfinite(rows).all():
+        raise ConfigurationError(
+            f"features must be finite numbers [trajectories, features], got {list(rows.shape)}"
+            f"{'' if np.isfinite(rows).all() else ' with one that is none'}"
+        )
+    if len(rows) == 0:
+        return Clusters(np.zeros((0, rows.shape[1])), np.zeros(0, dtype=np.int64), 0.0)
+    found = first_centres(rows, num_clusters, seed=seed) if centres is None else centres.copy()
+    labels = nearest_centres(rows, found)
+    for _ in range(_ITERATIONS):
+        counts = np.bincount(labels, minlength=len(found))
+        sums = np.stack(
+            [np.bincount(labels, weights=column, minlength=len(found)) for column in rows.T], axis=1
+        )
+        found = np.where(counts[:, None] > 0, sums / np.maximum(counts, 1)[:, None], found)
+        before, labels = labels, nearest_centres(rows, found)
+        if np.array_equal(before, labels):
+            break
+    distances = _squared_distances(rows, found)[np.arange(len(rows)), labels]
+    return Clusters(found, labels, float(np.cumsum(distances)[-1]))
+
+
+def first_centres(rows: Floats, num_clusters: int, *, seed: int) -> Floats:
+    """k-means++: the first row by a uniform draw, each other by its squared distance to those chosen.
+
+    A draw u takes the first row whose running sum of squared distances is above u times their total. Where
+    all rows stand on a centre, there are no more.
+    """
+    draws = mulberry32(seed)
+    chosen = [int(next(draws) * len(rows))]
+    while len(chosen) < num_clusters:
+        heights = np.cumsum(_squared_distances(rows, rows[chosen]).min(axis=1))
+        if heights[-1] == 0:
+            break
+        chosen.append(int(np.searchsorted(heights, next(draws) * heights[-1], side="right")))
+    return rows[chosen]
+
+
+def nearest_centres(rows: Floats, centres: Floats) -> Labels:
+    """[n] the number of each row's nearest centre, the lowest where several are."""
+    labels: Labels = _squared_distances(rows, centres).argmin(axis=1).astype(np.int64)
+    return labels
+
+
+def matched(old: Floats, new: Floats) -> tuple[int, ...]:
+    """The number of each old centre's successor among the new ones: the order with the least sum of squared
+    distances, of several the first in lexicographic order.
+
+    >>> matched(np.array([[0.0], [5.0]]), np.array([[5.1], [0.2]]))
+    (1, 0)
+    """
+    if old.shape != new.shape or len(old) > MOST_CLUSTERS:
+        raise ConfigurationError(
+            f"only as many centres as before, at most {MOST_CLUSTERS}, can be matched, got {list(old.shape)} "
+            f"and {list(new.shape)}"
+        )
+    distances = _squared_distances(old, new)
+    orders = _orders(len(old))
+    costs = distances[np.arange(len(old)), orders].sum(axis=1)
+    return tuple(orders[costs.argmin()].tolist())
+
+
+def standardised(rows: Floats) -> tuple[Floats, Floats, Floats]:
+    """Each feature less its mean and by its population deviation (1 where that is 0); both follow."""
+    means = np.cumsum(rows, axis=0)[-1] / len(rows)
+    spreads = np.sqrt(np.cumsum(np.square(rows - means), axis=0)[-1] / len(rows))
+    spreads = np.where(spreads > 1e-12 * np.maximum(1.0, np.abs(means)), spreads, 1.0)
+    return (rows - means) / spreads, means, spreads
+
+
+def _squared_distances(rows: Floats, centres: Floats) -> Floats:
+    """[n, K], summed feature by feature."""
+    total = np.zeros((len(rows), len(centres)))
+    for column, places in zip(rows.T, centres.T, strict=True):
+        total += np.square(column[:, None] - places[None])
+    return total
+
+
+@lru_cache(maxsize=MOST_CLUSTERS + 1)
+def _orders(number: int) -> Labels:
+    """[number!, number] every order, in lexicographic order."""
+    return np.array(list(permutations(range(number))), dtype=np.int64).reshape(-1, number)
+
 
 _log = get_logger(__name__)
 _warned: set[str] = set()
@@ -31,7 +162,7 @@ _warned: set[str] = set()
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trajectories:
-    """What is known of n trajectories, as arrays."""
+    """Facts about n trajectories, as arrays."""
 
     returns: Floats  # [n]
     lengths: Labels  # [n] steps
@@ -52,19 +183,18 @@ class Parts:
     labels: Labels  # [n], 0 to num_parts - 1
     num_parts: int
     key: str
-    """By what: a name of STRATEGIES, or the caller's."""
+    """Name of the key: one of STRATEGIES, or the caller's."""
     outcome: bool = False
-    """Is the key a result of the actions? Then it is for diagnosis."""
+    """True if the key is a result of the actions; it is then for diagnosis."""
     names: tuple[str, ...] = ()
-    """For people, one per part; numbers where there are none."""
+    """Display name of each part; its number if empty."""
     boundaries: Floats | None = None  # [num_parts - 1], of quantiles
     centres: Floats | None = None  # [K, d], of clusters, in the units of the features
 
     @property
     def sizes(self) -> Labels:
         """[num_parts] trajectories in each."""
-        sizes: Labels = np.bincount(self.labels, minlength=self.num_parts)
-        return sizes
+        return np.bincount(self.labels, minlength=self.num_parts)
 
     def name(self, part: int) -> str:
         return self.names[part] if self.names else str(part)
@@ -83,8 +213,7 @@ def quantile_boundaries(values: Floats, num_parts: int) -> Floats:
     places = (len(ordered) - 1) * np.arange(1, num_parts) / num_parts
     below = np.floor(places).astype(np.int64)
     above = np.minimum(below + 1, len(ordered) - 1)
-    boundaries: Floats = ordered[below] + (ordered[above] - ordered[below]) * (places - below)
-    return boundaries
+    return ordered[below] + (ordered[above] - ordered[below]) * (places - below)
 
 
 def quantile_parts(
@@ -163,7 +292,7 @@ class Strategy:
     parts: Callable[[Trajectories, int, int], Parts]
     """(trajectories, number of parts, seed) -> parts."""
     outcome: bool = False
-    """Does it look at what came of the actions?"""
+    """True if it uses results of the actions."""
 
 
 def _by_task(trajectories: Trajectories, num_parts: int, seed: int) -> Parts:

@@ -1,4 +1,4 @@
-"""How much each part counts in the loss: weights that are positive, sum to 1, and fall below no floor.
+"""Weights of the parts in the loss: they are positive, sum to 1, and fall below no floor.
 
 scores [.9, .4], performance: 1 - score [.1, .6] --> shares [1/7, 6/7] --> .05 + .9 share = [.179, .821]
 """
@@ -9,18 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from stateset_agents.grouping.partitions import Labels
+from stateset_agents.grouping.partitions import Bools, Floats, Labels
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import nearest
-
-Floats = NDArray[np.float64]
 
 FLOOR = 0.05
 """No part's weight is below it, or below 1 / K where that is less."""
 _MEMORY = 0.9
-"""Of the moving average of progress: what of it stays at each update."""
+"""Share of the moving average of progress that stays at each update."""
 
 _Raw = Callable[[Floats, Floats], Floats]
 """(scores [K], progress [K]) -> [K] how much each part asks for, 0 or more; NaN where it is not known."""
@@ -60,12 +57,11 @@ def part_weights(
     total = raw.sum()
     shares = raw / total if total > 0 else np.full(number, 1.0 / number)
     floor = min(FLOOR, 1.0 / number)
-    weights: Floats = floor + (1.0 - number * floor) * shares
-    return weights
+    return floor + (1.0 - number * floor) * shares
 
 
-def step_weights(labels: Labels, weights: Floats, mask: NDArray[np.bool_] | None = None) -> Floats:
-    """What each step's loss is multiplied by, so that a mean over all steps is the weighted mean of the
+def step_weights(labels: Labels, weights: Floats, mask: Bools | None = None) -> Floats:
+    """Factors of each step's loss, so that a mean over all steps is the weighted mean of the
     parts' means: w of the part, by its share of the steps.
 
     Weights of parts without a step go to the others in proportion. 0 where `mask` is False; with one part
@@ -114,7 +110,7 @@ class GroupWeightCalculator:
         return part_weights(self.method, self._last, self._progress)
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint, as JSON."""
+        """The state for a checkpoint, as JSON."""
         last = [None if np.isnan(value) else value for value in self._last.tolist()]
         return {"last": last, "progress": self._progress.tolist()}
 

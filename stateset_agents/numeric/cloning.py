@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stateset_agents.numeric.environments.base import BatchedEnvironment, Rule, map_observations
-from stateset_agents.numeric.policy import ObservingPolicy, allowed_logits
+from stateset_agents.numeric.policy import ObservingPolicy, allowed_logits, as_tensors
 from stateset_agents.numeric.rollout import Rollout, collect_by
 from stateset_agents.runs.optimizer import Optimization
 from stateset_agents.runs.settings import OptimizerSettings
@@ -22,7 +22,7 @@ from stateset_agents.types.seeds import derive
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cloned:
-    """How alike policy and rule are, in states that the rule meets from starts held out."""
+    """Agreement of policy and rule in states that the rule meets from held-out starts."""
 
     agreement: float
     """Share of steps at which the policy's likeliest action is the rule's."""
@@ -105,18 +105,14 @@ def clone(
 
 def _played(rule: Rule, environment: BatchedEnvironment, seeds: Sequence[int]) -> tuple[_Shown, int]:
     rollout: Rollout = collect_by(rule, environment, seeds)
-    steps, rows = np.nonzero(rollout.alive)
-    if not len(steps):
+    alive = rollout.alive
+    if not alive.any():
         raise ConfigurationError(
             f"{environment.spec.name}: all {len(seeds)} episodes of the rule failed: look at the environment"
         )
-
-    def taken(array: Any) -> Tensor:
-        return torch.from_numpy(array[steps, rows])
-
     shown = _Shown(
-        observations=map_observations(taken, rollout.observations),
-        masks=None if rollout.masks is None else taken(rollout.masks),
-        actions=taken(rollout.actions),
+        observations=as_tensors(rollout.seen()),
+        masks=None if rollout.masks is None else torch.from_numpy(rollout.masks[alive]),
+        actions=torch.from_numpy(rollout.actions[alive]),
     )
     return shown, rollout.num_steps

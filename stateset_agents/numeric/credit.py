@@ -1,4 +1,4 @@
-"""What each step of a rollout is credited with; a new `advantage_estimator` is a line in ESTIMATORS."""
+"""The credit of each step of a rollout; a new `advantage_estimator` is a line in ESTIMATORS."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Values:
 
     before: _Steps  # [T, B]
     final: _Steps  # [B]
-    """Of the state after each row's last step."""
+    """Value of the state after each row's last step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,9 +65,9 @@ class Estimator:
     lone_steps: tuple[LoneSteps, ...] = ("return",)
     """Values of that setting that it knows."""
     in_group: bool = True
-    """Does it compare members, so that a group needs two?"""
+    """True if members are compared, so that a group needs two."""
     branches: bool = False
-    """Are other ways on played from its states?"""
+    """True if branches are played from its states."""
 
 
 def _by_episode(rollout: Rollout, gamma: float, scaling: Scaling) -> _Steps:
@@ -85,7 +85,7 @@ def _by_step(rollout: Rollout, gamma: float, scaling: Scaling) -> _Steps:
 
 
 def _by_branches(rollout: Rollout, gamma: float, scaling: Scaling) -> _Steps:
-    """What an action led to against what other ways on from the same state did."""
+    """The return after an action against that of branches from the same state."""
     branches = rollout.branches
     assert branches is not None  # collect_branches played them
     rewards, alive = rollout.grouped(rollout.rewards), rollout.grouped(rollout.alive)
@@ -165,7 +165,7 @@ def credit(
 
 
 def _group_metrics(rollout: Rollout, members: NDArray[Any]) -> dict[str, float]:
-    """How many groups have nothing to compare."""
+    """Numbers of groups with nothing to compare."""
     tied = tied_groups_array(rollout.grouped(rollout.returns), rollout.grouped(~rollout.failed))
     has_members = members > 0
     return {
@@ -175,8 +175,8 @@ def _group_metrics(rollout: Rollout, members: NDArray[Any]) -> dict[str, float]:
 
 
 def _trajectories(rollout: Rollout, rows: NDArray[np.bool_]) -> tuple[Trajectories, _Steps]:
-    """What parts are made by, of these rows, and their normalised returns: by their task's references, or
-    within the rollout."""
+    """The trajectories of these rows, by which parts are made, and their normalised returns: by their task's
+    references, or within the rollout."""
     returns, tasks = rollout.returns[rows], rollout.tasks
     first = map_observations(lambda part: part[0, rows].reshape(int(rows.sum()), -1), rollout.observations)
     columns = [first[name] for name in sorted(first)] if isinstance(first, Mapping) else [first]

@@ -1,4 +1,4 @@
-"""How good a numeric policy is: episodes from given seeds, and two policies on the same ones."""
+"""Evaluations of numeric policies: episodes from given seeds, and two policies on the same ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stateset_agents.types.seeds import derive
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlEvaluation:
-    """What episodes from some starts earned."""
+    """Returns and lengths of episodes from some starts."""
 
     seeds: tuple[int, ...]
     returns: tuple[float | None, ...]
@@ -36,11 +36,11 @@ class ControlEvaluation:
 
     @property
     def mean(self) -> float | None:
-        """None where every episode failed."""
+        """Mean return; None where every episode failed."""
         return float(np.mean(self.scored)) if self.scored else None
 
     def summary(self) -> dict[str, Any]:
-        """As summary.json and the command line have it."""
+        """The values for summary.json and the command line."""
         scored = self.scored
         return {
             "n": len(self.seeds),
@@ -54,7 +54,7 @@ class ControlEvaluation:
         }
 
     def metrics(self) -> dict[str, float]:
-        """For logs and trackers: eval/reward, its extremes and 95 % interval, eval/length, eval/failed."""
+        """Metrics for logs: eval/reward, its extremes and 95 % interval, eval/length, eval/failed."""
         scored, found = self.scored, {"eval/failed": float(self.returns.count(None))}
         if not scored:
             return found
@@ -121,6 +121,12 @@ def paired_difference(
     """
     result = paired_rewards(paired_differences(better, than))
     return result.mean, result.interval
+
+
+def against(ours: ControlEvaluation, rule: ControlEvaluation) -> dict[str, Any]:
+    """The summary of a rule's episodes, and by how much a policy's were better."""
+    difference, interval = paired_difference(ours, rule)
+    return {**rule.summary(), "difference": difference, "difference_interval": interval}
 
 
 def paired_differences(better: ControlEvaluation, than: ControlEvaluation) -> list[float]:

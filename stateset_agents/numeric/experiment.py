@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -16,23 +16,21 @@ from stateset_agents.numeric.credit import ESTIMATORS
 from stateset_agents.numeric.environments.base import BatchedEnvironment, Ruled, Traced
 from stateset_agents.numeric.evaluation import (
     ControlEvaluation,
+    against,
     evaluate,
     evaluate_rule,
-    paired_difference,
 )
 from stateset_agents.numeric.policy import MlpPolicy
 from stateset_agents.numeric.settings import ControlConfig
-from stateset_agents.numeric.studies.partitioned import ValueNormalization, policy_for
-from stateset_agents.numeric.studies.task_policy import TaskPolicy
+from stateset_agents.numeric.studies.partitioned import TaskPolicy, ValueNormalization, policy_for
 from stateset_agents.numeric.trainer import ControlTrainer
-from stateset_agents.reporting.report import write_report
 from stateset_agents.runs.checkpoint_files import best_checkpoint, load_checkpoint
-from stateset_agents.runs.resuming import checkpoint_at
+from stateset_agents.runs.checkpoints import checkpoint_at
+from stateset_agents.runs.experiment import BaseExperiment, OnProgress, read_experiment
 from stateset_agents.runtime.named_code import check_arguments, registered
 from stateset_agents.runtime.tasks import in_thread
-from stateset_agents.runtime.yaml_files import absolute_paths, override, read_sections, settings_from
+from stateset_agents.runtime.yaml_files import absolute_paths, settings_from
 from stateset_agents.tracking.run_folder import RunFolder
-from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.tracking.tracker import Stage
 from stateset_agents.tracking.windows import Trace, Window
 from stateset_agents.types.errors import CheckpointError, ConfigurationError
@@ -42,7 +40,7 @@ from stateset_agents.types.settings import Settings
 ENVIRONMENTS: Mapping[str, str] = {
     "cart_pole": "stateset_agents.numeric.environments.classic:BatchedCartPole",
     "acrobot": "stateset_agents.numeric.environments.classic:BatchedAcrobot",
-    "autoscaling": "stateset_agents.numeric.autoscaling.baselines.autoscaling:autoscaling",
+    "autoscaling": "stateset_agents.numeric.autoscaling.baselines:autoscaling",
     "causal_acquisition": "stateset_agents.numeric.acquisition.environment:linear_acquisition",
     "mix": "stateset_agents.numeric.environments.suites:mix",
 }
@@ -108,24 +106,20 @@ class ControlFile(Settings):
 
     def new_policy(self, environment: BatchedEnvironment) -> MlpPolicy | TaskPolicy:
         """Untrained, with weights that follow from `training.seed`."""
-        has_critic = ESTIMATORS[self.training.advantage_estimator].credit is None
-        hidden, seed, normalizes = self.policy.hidden, self.training.seed, self.policy.normalize_observations
-        if not has_critic:
-            if self.policy.value_normalization is not None:
-                raise ConfigurationError(
-                    f"policy.value_normalization is of a critic, and {self.training.advantage_estimator} has "
-                    "none: set training.advantage_estimator to gae, or leave it out"
-                )
-            spec = environment.spec
-            return MlpPolicy(spec, hidden=hidden, normalize_observations=normalizes, seed=seed)
-        chosen = self.policy.value_normalization
-        return policy_for(
-            environment,
-            value_normalization=chosen,
-            hidden=hidden,
-            normalize_observations=normalizes,
-            seed=seed,
-        )
+        network: dict[str, Any] = {
+            "hidden": self.policy.hidden,
+            "normalize_observations": self.policy.normalize_observations,
+            "seed": self.training.seed,
+        }
+        value_normalization = self.policy.value_normalization
+        if ESTIMATORS[self.training.advantage_estimator].credit is None:
+            return policy_for(environment, value_normalization=value_normalization, **network)
+        if value_normalization is not None:
+            raise ConfigurationError(
+                f"policy.value_normalization is of a critic, and {self.training.advantage_estimator} has "
+                "none: set training.advantage_estimator to gae, or leave it out"
+            )
+        return MlpPolicy(environment.spec, **network)
 
 
 _SECTIONS: Mapping[str, type[Settings]] = {
@@ -135,6 +129,17 @@ _SECTIONS: Mapping[str, type[Settings]] = {
 }
 
 
+_OTHERS = {
+    "program": "{path} is of a run that a program made and names only its classes: go on in that "
+    "program, with `await trainer.load_checkpoint({run!r})`"
+}
+"""Maker of a run that no YAML file describes -> how to go on with such a run."""
+
+
+def _resolve_paths(data: dict[str, Any], base: Path) -> None:
+    data["environment"] = absolute_paths(data.get("environment"), base)
+
+
 def load_control(path: str | Path, overrides: Mapping[str, Any] | None = None) -> ControlFile:
     """Read a YAML file of `kind: control`, or a run folder's; `overrides` are dotted names.
 
@@ -142,20 +147,7 @@ def load_control(path: str | Path, overrides: Mapping[str, Any] | None = None) -
     folder, in `overrides` from the working directory. Raises ConfigurationError naming the file and what is
     wrong in it.
     """
-    path = Path(path)
-    if path.is_dir():
-        path = RunFolder.open(path).config
-    data = read_sections(path)
-    if data.pop("made_by", None) == "program":
-        raise ConfigurationError(
-            f"{path} is of a run that a program made and names only its classes: go on in that program, with "
-            f"`await trainer.load_checkpoint({str(path.parent)!r})`"
-        )
-    data.pop("schema_version", None)
-    data["environment"] = absolute_paths(data.get("environment"), path.absolute().parent)
-    for name, value in (overrides or {}).items():
-        override(data, name, value)
-    data["environment"] = absolute_paths(data["environment"], Path.cwd())
+    path, data = read_experiment(path, overrides, resolve=_resolve_paths, others=_OTHERS)
     example = "add a line such as `environment: cart_pole`, or `environment: module:Class` of your own"
     return settings_from(data, ControlFile, of=path, sections=_SECTIONS, required={"environment": example})
 
@@ -183,17 +175,18 @@ def make_environment(spec: Mapping[str, Any]) -> BatchedEnvironment:
             f"environment {name!r} is a {type(make).__name__}: name a class or a function"
         )
     check_arguments(f"environment {name!r}", make, arguments)
-    made = make(**arguments)
-    if not isinstance(made, BatchedEnvironment):
+    named_environment = make(**arguments)
+    if not isinstance(named_environment, BatchedEnvironment):
         raise ConfigurationError(
-            f"environment {name!r} gave a {type(made).__name__}: name a BatchedEnvironment, see "
+            f"environment {name!r} gave a {type(named_environment).__name__}: name a BatchedEnvironment, see "
             "docs/control.md; one of Gymnasium is `gymnasium: ID`"
         )
-    return made
+    return named_environment
 
 
-def held_out_seeds(config: MeasurementConfig) -> list[int]:
-    """The starts of a measurement."""
+def held_out_seeds(config: MeasurementConfig | None) -> list[int]:
+    """The starts of a measurement; by default those of `MeasurementConfig()`."""
+    config = config or MeasurementConfig()
     return [derive(config.seed, "test", index) for index in range(config.episodes)]
 
 
@@ -249,8 +242,8 @@ def _windows(
     """The starts that went worst, median and best for the first player, against the second where there is
     one; each is played again for its trace."""
     first, *others = evaluations.values()
-    than = others[0].returns if others else (0.0,) * len(first.returns)
-    pairs = zip(first.seeds, first.returns, than, strict=True)
+    baseline = others[0].returns if others else (0.0,) * len(first.returns)
+    pairs = zip(first.seeds, first.returns, baseline, strict=True)
     gains = sorted((a - b, seed) for seed, a, b in pairs if a is not None and b is not None)
     chosen = {"worst": 0, "median": len(gains) // 2, "best": len(gains) - 1}
     windows = []
@@ -269,33 +262,14 @@ def _windows(
 # ------------------------------------------------------------------------------ the run
 
 
-class ControlExperiment:
-    """One run folder's life: new from a file, or resumed from the folder.
+class ControlExperiment(BaseExperiment[ControlFile, ControlTrainer]):
+    """One run folder's life: new from a file of `kind: control`, or resumed from the folder."""
 
-    >>> async with ControlExperiment(load_control("examples/cartpole.yaml")) as experiment:
-    ...     await experiment.before()
-    ...     await experiment.train()
-    ...     await experiment.after()
-    """
-
-    def __init__(
-        self,
-        config: ControlFile,
-        *,
-        run: RunFolder | None = None,
-        checkpoint: Path | None = None,
-        callbacks: Sequence[object] = (),
-        measures: bool = True,
-    ) -> None:
-        """`run` is resumed from `checkpoint`, or from its newest one; `measures=False` leaves out what
-        `config.evaluation` asks for."""
-        self.config = config
-        self._evaluation = config.evaluation if measures else None
-        self._resumes = run is not None
-        self._checkpoint = checkpoint
+    def _make_trainer(self, run: RunFolder | None, callbacks: Sequence[object]) -> ControlTrainer:
+        config = self.config
         environment = make_environment(config.environment)
         self.policy = config.new_policy(environment)
-        self.trainer = ControlTrainer(
+        return ControlTrainer(
             self.policy,
             environment,
             config.training,
@@ -303,19 +277,6 @@ class ControlExperiment:
             description=config.model_dump(mode="json", exclude={"kind", "training"}),
             callbacks=callbacks,
         )
-        self.summary: dict[str, Any] = {}
-
-    @property
-    def run(self) -> RunFolder:
-        """The run folder."""
-        return self.trainer.run
-
-    @property
-    def is_over(self) -> bool:
-        """A resumed run that has all its steps and its measurements; asked for after `initialize`."""
-        trainer = self.trainer
-        is_measured = self._evaluation is None or "after" in self.summary
-        return self._resumes and trainer.step_number >= trainer.num_steps and is_measured
 
     async def initialize(self) -> None:
         """Check everything, and have the policy act as a rule does where one is named; a resumed run goes on
@@ -327,10 +288,7 @@ class ControlExperiment:
                 "agreement": cloned.agreement,
                 "commonest": cloned.commonest,
             }
-        await self.trainer.initialize()
-        if self._resumes:
-            await self.trainer.load_checkpoint(self._checkpoint)
-            self.summary = RunLog(self.run).summary()
+        await super().initialize()
 
     def _clone(self, rule: str) -> Cloned:
         """A resumed run does so, too: which run it is follows from the policy that it began with."""
@@ -342,45 +300,24 @@ class ControlExperiment:
         assert isinstance(environment, Ruled)  # it named its rules
         return clone(self.policy, environment.rules()[rule], environment, seed=self.config.training.seed)
 
-    async def before(self) -> dict[str, Any] | None:
-        """Measure the untrained policy; a resumed run keeps what it measured, or goes without."""
-        if self._evaluation is not None and "before" not in self.summary and not self.trainer.step_number:
-            result = await self._played("before", self._evaluation)
-            self.summary["before"] = result.summary()
-            self.run.write_summary(self.summary)
-        return self.summary.get("before")
+    def _forget_after(self) -> None:
+        self.summary.pop("rules", None)
+        super()._forget_after()
+        self.run.drop_stage("after", self.trainer.step_number)
 
-    async def train(self) -> None:
-        """Run the steps that are left."""
-        if self.trainer.step_number < self.trainer.num_steps and "after" in self.summary:
-            self.summary = {
-                name: value for name, value in self.summary.items() if name not in ("after", "rules")
-            }  # of the shorter run
-            self.run.write_summary(self.summary)
-            self.run.drop_stage("after", self.trainer.step_number)
-        await self.trainer.train()
-        self.summary |= self.trainer.summary()
-
-    async def after(self) -> dict[str, Any] | None:
-        """Measure the trained policy and the environment's rules (once); write summary, windows, report."""
-        if self._evaluation is not None and "after" not in self.summary:
-            ours = await self._played("after", self._evaluation)
-            rules, windows = await self.trainer.call(lambda: self._beside(ours))
-            self.run.write_windows(windows)
-            self.summary |= {"rules": rules, "after": ours.summary()}
-        self.run.write_summary(self.summary)
-        await in_thread(write_report, self.run.path)
-        return self.summary.get("after")
-
-    async def _played(self, stage: Stage, config: MeasurementConfig) -> ControlEvaluation:
-        result = await self.trainer.evaluate(held_out_seeds(config))
-        if self.config.training.log_episodes:
+    async def _measure(self, stage: Stage, on_progress: OnProgress | None) -> dict[str, Any]:
+        """Play all starts at once, in one call; after training those of the environment's rules, too."""
+        trainer = self.trainer
+        ours = await trainer.evaluate(held_out_seeds(self._evaluation))
+        if trainer.config.log_episodes:
             # a kill between this line and summary.json leaves them there, and they are played again
-            self.run.drop_stage(stage, self.trainer.step_number)
-            self.trainer.tracker.log_episodes(
-                self.trainer.step_number, result.rollout.episodes(), stage=stage
-            )
-        return result
+            self.run.drop_stage(stage, trainer.step_number)
+            trainer.tracker.log_episodes(trainer.step_number, ours.rollout.episodes(), stage=stage)
+        if stage == "before":
+            return {stage: ours.summary()}
+        rules, windows = await trainer.call(lambda: self._beside(ours))
+        self.run.write_windows(windows)
+        return {"rules": rules, stage: ours.summary()}
 
     def _beside(self, ours: ControlEvaluation) -> tuple[dict[str, Any], list[Window]]:
         """The environment's rules from the same starts, and what happened in three of them."""
@@ -388,11 +325,7 @@ class ControlExperiment:
         names = rule_names(environment)
         evaluations = {"policy": ours}
         evaluations |= {name: measured(name, environment, ours.seeds) for name in names}
-        found = {}
-        for name in names:
-            difference, interval = paired_difference(ours, evaluations[name])
-            gain = {"difference": difference, "difference_interval": interval}
-            found[name] = {**evaluations[name].summary(), **gain}
+        found = {name: against(ours, evaluations[name]) for name in names}
         if not isinstance(environment, Traced):
             return found, []
         seats: dict[str, MlpPolicy | TaskPolicy | str] = {
@@ -400,14 +333,3 @@ class ControlExperiment:
             **{name: name for name in names[:1]},
         }
         return found, _windows(seats, environment, evaluations)
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self.initialize()
-        except BaseException:
-            await self.trainer.stop()
-            raise
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.trainer.stop()

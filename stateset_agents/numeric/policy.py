@@ -27,7 +27,8 @@ Logits = Callable[[Observations], NDArray[np.floating[Any]]]
 """[B, ...] observations -> [B, A]."""
 
 _FEW_ROWS = 100
-"""Up to so many, torch's calls cost more than their arithmetic; above, its products are the faster ones."""
+"""Number of rows up to which torch's calls cost more than their arithmetic; above, its products are the
+faster ones."""
 
 
 class NumericPolicy(Protocol):
@@ -55,7 +56,7 @@ class ArrayPolicy(Protocol):
     """A policy that can act without torch, for rollouts of few rows."""
 
     def on_arrays(self) -> Logits | None:
-        """What gives the logits by the weights as they are now; None where only torch can."""
+        """A function that gives the logits by the present weights; None where only torch can."""
 
 
 @runtime_checkable
@@ -129,7 +130,7 @@ class ObservationNormalizer(nn.Module):
 
 _MOST_DEVIATIONS = 10.0
 _SMALLEST_DEVIATION = 1e-8
-"""Of a number that never changes."""
+"""Deviation of a number that never changes."""
 
 
 class MlpPolicy(nn.Module):
@@ -201,25 +202,19 @@ class MlpPolicy(nn.Module):
             self.normalizer.follow(self._raw(as_tensors(observations)))
 
     def _flat(self, observations: TensorObservations) -> Tensor:
-        flat = self._raw(observations)
-        normalized: Tensor = flat if self.normalizer is None else self.normalizer(flat)
-        return normalized
-
-    def _raw(self, observations: TensorObservations) -> Tensor:
-        if self.names is None:
-            flat: Tensor = observations if observations.dim() == 2 else observations.flatten(1)
-            return flat
-        return torch.cat([observations[name].flatten(1) for name in self.names], dim=1)
+        flat: Tensor = self._raw(observations)
+        return flat if self.normalizer is None else self.normalizer(flat)
 
     def _flat_array(self, observations: Observations) -> NDArray[np.float32]:
-        flat = self._raw_array(observations)
+        flat: NDArray[np.float32] = self._raw(observations)
         return flat if self.normalizer is None else self.normalizer.on_array(flat)
 
-    def _raw_array(self, observations: Observations) -> NDArray[np.float32]:
-        if isinstance(observations, Mapping):
-            parts = [observations[name] for name in self.names or ()]
-            return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
-        return observations.reshape(len(observations), -1)
+    def _raw(self, observations: Any) -> Any:
+        """[B, width] numbers of tensors or of arrays."""
+        if self.names is None:
+            return observations.reshape(len(observations), -1)
+        parts = [observations[name].reshape(len(observations[name]), -1) for name in self.names]
+        return torch.cat(parts, dim=1) if isinstance(parts[0], Tensor) else np.concatenate(parts, axis=1)
 
 
 def _through(layers: nn.ModuleList, values: Tensor) -> Tensor:
@@ -238,12 +233,13 @@ def _layers(
 ) -> nn.ModuleList:
     layers = []
     for size in hidden:
-        layers.append(_linear(width, size, math.sqrt(2), generator))
+        layers.append(linear_layer(width, size, math.sqrt(2), generator))
         width = size
-    return nn.ModuleList([*layers, _linear(width, num_outputs, last_gain, generator)])
+    return nn.ModuleList([*layers, linear_layer(width, num_outputs, last_gain, generator)])
 
 
-def _linear(num_inputs: int, num_outputs: int, gain: float, generator: torch.Generator) -> nn.Linear:
+def linear_layer(num_inputs: int, num_outputs: int, gain: float, generator: torch.Generator) -> nn.Linear:
+    """A layer with orthogonal weights of this gain, drawn from `generator`, and biases of 0."""
     layer = nn.Linear(num_inputs, num_outputs, device="meta").to_empty(device="cpu")  # no global generator
     nn.init.orthogonal_(layer.weight, gain, generator=generator)
     nn.init.zeros_(layer.bias)
@@ -266,15 +262,14 @@ def allowed_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def logits_of(policy: NumericPolicy, num_rows: int) -> Logits:
-    """What gives the logits of so many rows fastest; valid until the weights change. Blocking calls without
-    gradient."""
+    """The fastest function for the logits of so many rows; valid until the weights change. Blocking calls
+    without gradient."""
     if num_rows <= _FEW_ROWS and isinstance(policy, ArrayPolicy) and (by_numpy := policy.on_arrays()):
         return by_numpy
 
     def by_torch(observations: Observations) -> NDArray[np.floating[Any]]:
         with torch.inference_mode():
-            logits: NDArray[np.floating[Any]] = allowed_logits(policy(as_tensors(observations)), None).numpy()
-            return logits
+            return allowed_logits(policy(as_tensors(observations)), None).numpy()
 
     return by_torch
 

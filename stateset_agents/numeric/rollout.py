@@ -57,7 +57,7 @@ class Rollout:
     logprobs: FloatArray  # [T, B] under the policy that chose
     rewards: NDArray[np.float64]  # [T, B]
     alive: BoolArray  # [T, B]
-    """Did the row take this step? Whatever stands elsewhere means nothing. A failed row took none."""
+    """True where the row took this step; other arrays mean nothing elsewhere. A failed row took none."""
     masks: BoolArray | None  # [T, B, A]
     """Actions that were allowed; None where all always were."""
     components: Mapping[str, NDArray[np.float64]]  # [T, B] each
@@ -65,15 +65,15 @@ class Rollout:
     group_ids: IntArray  # [B]
     group_size: int
     terminated: BoolArray  # [B]
-    """Did the episode end by itself?"""
+    """True where the episode ended by itself."""
     truncated: BoolArray  # [B]
-    """Was it cut by a limit? Neither for a failed row."""
+    """True where a limit cut the episode. A failed row has neither."""
     failed: BoolArray  # [B]
-    """Did the environment give an observation or a reward that is no finite number?"""
+    """True where the environment gave an observation or a reward that is no finite number."""
     final_observations: Observations  # [B, ...] after the row's last step
     branches: Branches | None = None
     tasks: TaskRows | None = None
-    """Of each row, where the environment has several."""
+    """Tasks of the rows, if the environment has several."""
 
     @property
     def num_steps(self) -> int:
@@ -98,18 +98,12 @@ class Rollout:
 
     def seen(self) -> Observations:
         """[N, ...] the observations on which an action was taken."""
-
-        def taken(part: FloatArray) -> FloatArray:
-            alive: FloatArray = part[self.alive]
-            return alive
-
-        seen: Observations = map_observations(taken, self.observations)
+        seen: Observations = map_observations(lambda part: part[self.alive], self.observations)
         return seen
 
     def action_counts(self) -> NDArray[np.int64]:
         """[A] how often each action was taken, up to the last one that was."""
-        counts: NDArray[np.int64] = np.bincount(self.actions[self.alive])
-        return counts
+        return np.bincount(self.actions[self.alive])
 
     def grouped(self, values: NDArray[Any]) -> NDArray[Any]:
         """[..., B] as [..., groups, G]."""
@@ -162,8 +156,7 @@ def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """SplitMix64's output function; uint64 arithmetic wraps."""
     values = (values ^ (values >> np.uint64(30))) * _FIRST
     values = (values ^ (values >> np.uint64(27))) * _SECOND
-    mixed: NDArray[np.uint64] = values ^ (values >> np.uint64(31))
-    return mixed
+    return values ^ (values >> np.uint64(31))
 
 
 # ------------------------------------------------------------------------------------------ playing
@@ -186,10 +179,7 @@ def collect(
     allowed action.
     """
     rows = [seed for seed in seeds for _ in range(group_size)]
-    observations = environment.reset(rows)
-    check_observations(observations, environment.spec, len(rows))
-    limit = min(max_steps or environment.spec.horizon, environment.spec.horizon)
-    play = _Play(environment, observations, _actor(policy, keys, len(rows)), limit)
+    play = _begun(environment, rows, _actor(policy, keys, len(rows)), max_steps)
     play.to_the_end()
     return play.rollout(rows, group_size)
 
@@ -205,10 +195,7 @@ def collect_by(
 
     Raises ConfigurationError for actions that are no [B] of integers, and for one that is not allowed.
     """
-    observations = environment.reset(seeds)
-    check_observations(observations, environment.spec, len(seeds))
-    choose, spec = rule(environment), environment.spec
-    play: _Play
+    spec = environment.spec
 
     def act(observations: Observations, mask: BoolArray | None, step: int) -> tuple[IntArray, FloatArray]:
         actions = np.asarray(choose())
@@ -228,8 +215,8 @@ def collect_by(
             )
         return actions, np.zeros(len(seeds), dtype=np.float32)
 
-    limit = min(max_steps or spec.horizon, spec.horizon)
-    play = _Play(environment, observations, act, limit)
+    play = _begun(environment, seeds, act, max_steps)
+    choose = rule(environment)
     play.to_the_end()
     return play.rollout(seeds, 1)
 
@@ -253,10 +240,7 @@ def collect_branches(
     ConfigurationError where the environment cannot fork.
     """
     rows = [seed for seed in seeds for _ in range(group_size)]
-    observations = environment.reset(rows)
-    check_observations(observations, environment.spec, len(rows))
-    limit = min(max_steps or environment.spec.horizon, environment.spec.horizon)
-    play = _Play(environment, observations, _actor(policy, keys, len(rows)), limit)
+    play = _begun(environment, rows, _actor(policy, keys, len(rows)), max_steps)
     means: list[NDArray[np.float64]] = []
     counts: list[IntArray] = []
     num_steps = 0
@@ -278,7 +262,7 @@ def collect_branches(
             places = np.tile(np.arange(1, num_branches + 1, dtype=np.uint64), len(live))
             with np.errstate(over="ignore"):
                 own = _mixed(keys[twigs] + _mixed(places + np.uint64(play.num_steps << 20)))
-            branch = _Play(fork, begun, _actor(policy, own, len(own)), limit - play.num_steps)
+            branch = _Play(fork, begun, _actor(policy, own, len(own)), play.limit - play.num_steps)
             branch.to_the_end()
             ended = branch.rollout([rows[row] for row in twigs], num_branches)
             returns = returns_to_go_array(ended.rewards, ended.alive, gamma=gamma)[0].reshape(
@@ -292,6 +276,14 @@ def collect_branches(
     rollout = play.rollout(rows, group_size)
     branches = Branches(means=np.stack(means), counts=np.stack(counts), num_steps=num_steps)
     return replace(rollout, branches=branches)
+
+
+def _begun(environment: BatchedEnvironment, seeds: Sequence[int], act: Act, max_steps: int | None) -> _Play:
+    """Episodes of these seeds at their starts."""
+    observations = environment.reset(seeds)
+    check_observations(observations, environment.spec, len(seeds))
+    horizon = environment.spec.horizon
+    return _Play(environment, observations, act, min(max_steps or horizon, horizon))
 
 
 def _actor(policy: NumericPolicy, keys: NDArray[np.uint64] | None, num_rows: int) -> Act:
@@ -374,7 +366,7 @@ class _Play:
             self._keep_final(before)
 
     def rollout(self, seeds: Sequence[int], group_size: int) -> Rollout:
-        """What was played."""
+        """The finished rollout."""
         num_rows = len(seeds)
         if not self._steps:
             raise ConfigurationError(

@@ -7,13 +7,12 @@ from typing import Annotated, Any, Self
 from pydantic import AliasChoices, ConfigDict, Field, field_validator, model_validator
 
 from stateset_agents.algorithms.advantages import Scaling
-from stateset_agents.algorithms.kl.estimators import KLEstimator
+from stateset_agents.algorithms.kl_settings import KLEstimator
 from stateset_agents.algorithms.policy_losses import LOSSES
 from stateset_agents.grouping.partitioner import GROUP_STRATEGIES, UNNUMBERED
 from stateset_agents.grouping.weights import PART_WEIGHTS
 from stateset_agents.numeric.credit import ESTIMATORS, LoneSteps
-from stateset_agents.runs.learning_rate import Schedule
-from stateset_agents.runs.settings import OptimizerSettings, RunSettings
+from stateset_agents.runs.settings import OptimizerSettings, RunSettings, Schedule
 from stateset_agents.types.settings import OneOf
 
 

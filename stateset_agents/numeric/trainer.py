@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.console import Console
 from torch import nn
 
 from stateset_agents.numeric.checkpoints import ControlCheckpoints, ControlState
@@ -30,29 +27,24 @@ from stateset_agents.numeric.policy import MlpPolicy, ObservingPolicy, ValuedPol
 from stateset_agents.numeric.rollout import Rollout, action_keys, collect, collect_branches, largest_rms
 from stateset_agents.numeric.settings import ControlConfig
 from stateset_agents.numeric.update import UpdateResult, update
-from stateset_agents.runs.callbacks import expect_callback
 from stateset_agents.runs.checkpoint_files import best_checkpoint, fingerprint, load_checkpoint
 from stateset_agents.runs.compatibility import Identity
-from stateset_agents.runs.early_stopping import crossed
-from stateset_agents.runs.lifecycle import NothingBeside, Progress, State
 from stateset_agents.runs.optimizer import Optimization
 from stateset_agents.runs.recorder import ready
-from stateset_agents.runs.session import Session, Work
-from stateset_agents.runs.settings import CADENCE, changed_settings
-from stateset_agents.runs.trackers import check_installed, make_trackers
-from stateset_agents.runtime.loop_lag import measure_loop_lag
+from stateset_agents.runs.session import Session, platform_line
+from stateset_agents.runs.trackers import check_installed
+from stateset_agents.runtime.event_loop import measure_loop_lag
 from stateset_agents.runtime.tasks import shielded
-from stateset_agents.tracking.history import part_name
+from stateset_agents.tracking.diagnostics import part_name
 from stateset_agents.tracking.run_folder import RunFolder
-from stateset_agents.tracking.tracker import JsonlTracker
-from stateset_agents.types.errors import CheckpointError, ConfigurationError, TrainingStopped
+from stateset_agents.training.processes import Processes
+from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.settings import expect
 
 _log = get_logger(__name__)
 
-_MAY_CHANGE = CADENCE | {"total_steps", "log_episodes"}
 _T = TypeVar("_T")
 
 _MAX_FAILED = 3
@@ -61,14 +53,14 @@ _MAX_FAILED = 3
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What `initialize` makes."""
+    """The collaborators that `initialize` makes."""
 
     optimization: Optimization
     reference: nn.Module | None
     checkpoints: ControlCheckpoints
 
 
-class ControlTrainer:
+class ControlTrainer(Session[ControlConfig]):
     """Trains a numeric policy on a batched environment by group-relative policy optimisation.
 
     Rollouts and updates run in a thread of the trainer's own, so the event loop goes on answering. A run is
@@ -79,6 +71,11 @@ class ControlTrainer:
     >>> trainer = ControlTrainer(MlpPolicy(environment.spec), environment, ControlConfig(total_steps=100_000))
     >>> policy = await trainer.train()
     """
+
+    _MAY_CHANGE = frozenset({"total_steps", "log_episodes"})
+    _LENGTH = "total_steps"
+    _parts: _Parts | None
+    _state: ControlState
 
     def __init__(
         self,
@@ -103,124 +100,34 @@ class ControlTrainer:
                 )
         if config is not None:
             expect("config", config, ControlConfig, "write ControlConfig(total_steps=100_000, ...)")
-        for callback in callbacks:
-            expect_callback(callback)
+        super().__init__(config or ControlConfig(), run, callbacks)
         self.policy = policy
         self.environment = environment
         self.validation = environment if validation is None else validation
-        self._config = config or ControlConfig()
         self._description = dict(description or {})
-        self._session = Session([*make_trackers(self.config.report_to), *callbacks], run)
-        self._lifecycle, self._worker = self._session.lifecycle, self._session.worker
-        self._recorder = self._session.recorder
-        self._parts: _Parts | None = None
-        self._state = ControlState(num_groups=self.config.num_groups)
-        self._is_midway = False
-        """Has an update begun, and not ended?"""
+        self._state = ControlState()
+        self.processes = Processes()
+        """It trains alone."""
 
     # ------------------------------------------------------------------------------ how it stands
 
-    @property
-    def config(self) -> ControlConfig:
-        """The settings."""
-        return self._config
-
-    @config.setter
-    def config(self, config: ControlConfig) -> None:
-        """Another length or cadence from the next update on; before the trainer is ready, anything.
-
-        Raises ConfigurationError for a setting that the trainer's parts were made with, and changes nothing.
-        """
-        changes = changed_settings(self._config, config, may_change=_MAY_CHANGE if self.is_ready else None)
-        if self._parts is None:
-            self._state = replace(self._state, num_groups=config.num_groups)
-        elif changes:
-            checkpoints = self._parts.checkpoints
-            settings = {**checkpoints.settings, "training": config.model_dump(mode="json")}
-            self._recorder.settings_changed(settings, changes, step=self.step_number)
-            self._state = checkpoints.change_settings(config, settings, self._state)
-        self._config = config
+    def _adopt_settings(self, config: ControlConfig, settings: Mapping[str, Any]) -> None:
+        checkpoints = ready(self._parts).checkpoints
+        checkpoints.optimization.length = config.total_steps
+        self._state = checkpoints.change_settings(config, settings, self._state)
 
     @property
-    def run(self) -> RunFolder:
-        """The run folder."""
-        return self._recorder.run
-
-    @property
-    def tracker(self) -> JsonlTracker:
-        """Writes the run folder's logs."""
-        return self._recorder.tracker
-
-    @property
-    def is_ready(self) -> bool:
-        """Has `initialize` been through?"""
-        return self._parts is not None
-
-    @property
-    def step_number(self) -> int:
-        """Environment steps taken."""
-        return self._state.step
-
-    @property
-    def num_steps(self) -> int:
+    def _planned_steps(self) -> int:
         """Environment steps of the whole run; its last rollout may go beyond."""
         return self.config.total_steps
 
-    @property
-    def state(self) -> State:
-        """What holds now."""
-        return self._lifecycle.state
-
-    @property
-    def progress(self) -> Progress:
-        """The progress of the training now."""
-        state = self._state
-        return self._session.progress(
-            step=state.step, num_steps=self.num_steps, seconds=state.train_seconds, best=state.best
-        )
-
-    @property
-    def console(self) -> Console | None:
-        """Where the step lines of `config.progress` go; stderr when unset."""
-        return self._recorder.console
-
-    @console.setter
-    def console(self, console: Console | None) -> None:
-        self._recorder.console = console
-
     def summary(self) -> dict[str, Any]:
-        """What `summary.json` says."""
-        threads = torch.get_num_threads()
-        system = f"{platform.system()} {platform.machine()}"
+        """The content of `summary.json`."""
         return {
-            "seed": self.config.seed,
-            "steps": self.step_number,
-            "num_steps": self.num_steps,
-            "updates": self._state.updates,
-            "episodes": self._state.episodes,
-            **self._session.ending(self._state.best),
-            "train_seconds": round(self._state.train_seconds, 3),
-            "platform": f"{system}, {threads} thread{'s' * (threads > 1)}",
+            **self._outcome(updates=self._state.updates, episodes=self._state.episodes),
+            "platform": platform_line(),
             "deterministic": self._state.repeatable,
         }
-
-    # ------------------------------------------------------------------------------ requests
-
-    def pause(self) -> None:
-        """Let the update under way end and hold there. From any thread."""
-        self._lifecycle.pause()
-
-    def resume(self) -> None:
-        """Go on after `pause`. From any thread."""
-        self._lifecycle.resume()
-
-    def request_stop(self) -> None:
-        """Let the update under way end, keep a checkpoint, and have `train` return. From any thread."""
-        self._lifecycle.request_stop()
-
-    async def wait_for(self, *states: State) -> State:
-        """Wait until the training is in one of these states, or has ended; returns the state it is in."""
-        return await self._lifecycle.wait_for(*states)
 
     # ------------------------------------------------------------------------------ begin and end
 
@@ -233,6 +140,7 @@ class ControlTrainer:
         self._worker.refuse_stopped()
         if self._parts is None:
             self._parts = await self._worker.run(self._set_up)
+            self._state = replace(self._state, num_groups=self.config.num_groups)
 
     def _set_up(self) -> _Parts:
         check_installed(self._recorder.callbacks)
@@ -262,6 +170,7 @@ class ControlTrainer:
                 policy=self.policy,
                 optimization=optimization,
                 recorder=self._recorder,
+                worker=self._worker,
                 identity=Identity(
                     base=fingerprint(self.policy.state_dict()),
                     scenarios=self.environment.spec.name,
@@ -276,7 +185,7 @@ class ControlTrainer:
         return RunFolder.create(self.config.output_dir, self.config.run_name, conversations=False)
 
     def _settings(self) -> dict[str, Any]:
-        """As config.yaml has them."""
+        """The content of config.yaml."""
         is_named = "environment" in self._description  # by what a YAML file can name
         return {
             "kind": "control",
@@ -286,21 +195,6 @@ class ControlTrainer:
             **self._description,
             "training": self.config.model_dump(mode="json"),
         }
-
-    async def stop(self) -> None:
-        """End the thread and close the logs. A `train` under way is asked to stop and waited for."""
-        await self._session.stop()
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self.initialize()
-        except (Exception, asyncio.CancelledError):
-            await self.stop()
-            raise
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.stop()
 
     # ------------------------------------------------------------------------------ training
 
@@ -312,58 +206,25 @@ class ControlTrainer:
         `summary.json` and `report.html`. After `request_stop` another call goes on. Raises TrainingStopped
         where the first update, or three in a row, could not learn.
         """
-        work = Work(
-            prepare=self.initialize,
-            run=self._run_updates,
-            save=self._save_last,
-            summary=self.summary,
-            is_ready=lambda: self.is_ready,
-            num_steps=lambda: self.num_steps,
-        )
-        await self._session.train(self, work, is_shown=self.config.progress)
+        await self._train()
         return self.policy
 
-    async def _run_updates(self) -> tuple[State, str]:
-        """How it ended, and why."""
-        if done := self._done():
-            _log.warning(f"nothing is left to train: {done}")
-        await self._notify("on_train_begin", self)
-        await self._between_updates()  # what a stop in their middle left undone
-        while not (done := self._done()):
-            if not await self._lifecycle.wait_while_paused(NothingBeside()):
-                return "stopped", f"stopped as asked after step {self.step_number} of {self.num_steps}"
-            await self._update()
-            await self._between_updates()
-        if self.config.load_best_at_end:
-            await self._worker.run(self._load_best)
-        return "finished", done
-
-    def _done(self) -> str | None:
-        """Why no step is left; None while there is one."""
-        if self.step_number >= self.num_steps:
-            return f"all {self.num_steps} steps are done"
-        if self._state.best.exhausts(self.config.early_stopping_patience):
-            return self._state.best.why_stopped()
-        return None
-
-    async def _update(self) -> None:
-        """Play and learn, in the worker's thread; nobody turns back midway."""
+    async def _next_step(self) -> None:
+        """Play and learn, in the worker's thread; an update that has begun is finished."""
         async with measure_loop_lag() as lag:
             metrics, failure = await shielded(self._worker.run(self._play_and_learn))
         metrics["time/loop_lag"] = lag.longest
         findings = self._recorder.step(self.step_number, metrics, self.config.model_dump(), lag.place)
-        for finding in findings:
-            await self._notify("on_warning", self.step_number, finding)
-        await self._notify("on_step_end", self.step_number, metrics)
-        if failure is not None and (self._state.updates == 1 or self._state.failed_updates >= _MAX_FAILED):
-            raise TrainingStopped(f"update {self._state.updates} {failure}")
+        is_fatal = self._state.updates == 1 or self._state.failed_updates >= _MAX_FAILED
+        fatal = f"update {self._state.updates} {failure}" if failure is not None and is_fatal else None
+        await self._announce_step(metrics, findings, fatal)
 
     def _play_and_learn(self) -> tuple[dict[str, float], str | None]:
         parts, config, state = ready(self._parts), self.config, self._state
         started = time.perf_counter()
         rollout = self._rollout(state)
         played = time.perf_counter()
-        self._is_midway = True
+        parts.checkpoints.midway = True
         result = update(
             self.policy,
             parts.optimization,
@@ -374,10 +235,10 @@ class ControlTrainer:
             partition=state.partition,
             updates_before=state.updates,
         )
-        seen = rollout.seen()
+        observations = rollout.seen()
         if isinstance(self.policy, ObservingPolicy):  # after the update, which scores what it sampled with
-            self.policy.follow_observations(seen)
-        self._is_midway = False
+            self.policy.follow_observations(observations)
+        parts.checkpoints.midway = False
         ended = time.perf_counter()
         self._state = replace(
             state,
@@ -397,7 +258,7 @@ class ControlTrainer:
         times = {"time/rollout": played - started, "time/update": ended - played}
         metrics = _metrics(rollout, result, times)
         if not (isinstance(self.policy, MlpPolicy) and self.policy.normalizer is not None):
-            metrics["observation/rms"] = largest_rms(seen)
+            metrics["observation/rms"] = largest_rms(observations)
         return metrics, result.failure
 
     def _rollout(self, state: ControlState) -> Rollout:
@@ -421,7 +282,7 @@ class ControlTrainer:
         return collect(self.policy, self.environment, seeds, group_size=size, keys=keys, max_steps=limit)
 
     def _action_counts(self, rollout: Rollout) -> dict[str, int]:
-        """By name, those that were taken."""
+        """Name of each action that was taken -> how often."""
         names, counts = self.environment.spec.action_names, rollout.action_counts().tolist()
         return {names[index] if names else str(index): n for index, n in enumerate(counts) if n}
 
@@ -434,16 +295,11 @@ class ControlTrainer:
 
     # ------------------------------------------------------------------------------ between updates
 
-    async def _between_updates(self) -> None:
-        """Evaluate and save where it is due."""
-        step, is_best = self.step_number, False
-        if crossed(self.config.eval_steps, self._state.evaluated_step, step):
-            result = await self.evaluate()
-            is_best = await self._worker.run(self._note_evaluation, result)
-            await self._notify("on_evaluate", step, result)
-        saved = ready(self._parts).checkpoints.saved
-        if is_best or crossed(self.config.save_steps, saved.step if saved else 0, step):
-            await self._save_last()
+    async def _validate(self) -> bool:
+        result = await self.evaluate()
+        is_best = await self._worker.run(self._note_evaluation, result)
+        await self._notify("on_evaluate", self.step_number, result)
+        return is_best
 
     async def evaluate(
         self, seeds: Sequence[int] | None = None, *, deterministic: bool = True
@@ -479,33 +335,18 @@ class ControlTrainer:
         self._state = replace(state, evaluated_step=state.step, best=best)
         return best.step == state.step
 
-    def _load_best(self) -> None:
+    async def _finish(self, *, is_done: bool) -> None:
+        if not is_done or not self.config.load_best_at_end:
+            return
         path = best_checkpoint(self.run.checkpoints)
         if path is None:
             _log.warning("the run folder has no best checkpoint: the policy keeps the last update's weights")
         elif self._state.best.step != self.step_number:
-            ready(self._parts).checkpoints.save(self._state)  # the last weights, before they are replaced
-            self.policy.load_state_dict(dict(load_checkpoint(path).weights))
+            await ready(self._parts).checkpoints.save(self._state)  # before the weights are replaced
+            checkpoint = await self._worker.run(load_checkpoint, path)
+            self.policy.load_state_dict(dict(checkpoint.weights))
 
     # ------------------------------------------------------------------------------ checkpoints
-
-    async def save_checkpoint(self) -> Path:
-        """Write `checkpoints/step-NNNNNN` of the last finished update; older ones beyond the limit go."""
-        if self._is_midway:
-            raise CheckpointError("the last update broke off midway: load a checkpoint first")
-        checkpoints, state = ready(self._parts).checkpoints, self._state
-        path = await shielded(self._worker.run(checkpoints.save, state))
-        self._recorder.tracker.log_event("checkpoint", step=state.step, path=path.name)
-        await self._notify("on_checkpoint", state.step, path)
-        return path
-
-    async def _save_last(self) -> None:
-        if self._parts is None:
-            return
-        if self._is_midway:
-            _log.error("the last update broke off midway: it is not kept, earlier checkpoints are")
-        elif self._parts.checkpoints.saved != self._state:
-            await self.save_checkpoint()
 
     async def load_checkpoint(self, path: str | Path | None = None) -> None:
         """Go on from a checkpoint, or a run's newest: this run's when no path is given (warns where that has
@@ -517,21 +358,18 @@ class ControlTrainer:
         if self._lifecycle.is_training:
             raise ConfigurationError("this trainer is training: stop it, then load the checkpoint")
         await self.initialize()
-        await shielded(self._worker.run(self._restore, path))
+        await shielded(self._restore(path))
 
-    def _restore(self, path: str | Path | None) -> None:
+    async def _restore(self, path: str | Path | None) -> None:
         checkpoints = ready(self._parts).checkpoints
-        restored = checkpoints.restore(path)
+        restored = await checkpoints.restore(path)
         if restored is not None:
-            self._state, self._is_midway = restored[1], False
-        checkpoints.truncate_after(self._state)
+            self._state = restored[1]
+        await checkpoints.truncate_after(self._state)
         if restored is None:
             _log.warning(f"{self.run.path} has no checkpoint yet: starting at step {self.step_number}")
         else:
-            self._recorder.tracker.log_event("resumed", step=self.step_number, path=restored[0].name)
-
-    async def _notify(self, moment: str, *arguments: Any) -> None:
-        await self._recorder.notify(moment, *arguments, step=self.step_number)
+            self.tracker.log_event("resumed", step=self.step_number, path=restored[0].name)
 
 
 def _check_policy(policy: nn.Module, environment: BatchedEnvironment, config: ControlConfig) -> None:
@@ -556,9 +394,9 @@ def _check_policy(policy: nn.Module, environment: BatchedEnvironment, config: Co
     if isinstance(logits, torch.Tensor) and logits.device.type != "cpu":
         raise ConfigurationError(misplaced)
     if not isinstance(logits, torch.Tensor) or logits.shape != expected:
-        found = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+        received = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
         raise ConfigurationError(
-            f"{type(policy).__name__} must give logits of shape {expected} for 2 rows, got {found}: "
+            f"{type(policy).__name__} must give logits of shape {expected} for 2 rows, got {received}: "
             f"{environment.spec.name} has {environment.spec.num_actions} actions"
         )
 
@@ -571,7 +409,7 @@ def _by_task(tasks: TaskRows, returns: NDArray[np.float64], whole: NDArray[np.bo
 
 
 def _metrics(rollout: Rollout, result: UpdateResult, times: Mapping[str, float]) -> dict[str, float]:
-    """Of one update; rewards are undiscounted returns of the episodes that did not fail."""
+    """The metrics of one update; rewards are undiscounted returns of the episodes that did not fail."""
     whole = ~rollout.failed
     metrics: dict[str, float] = {}
     if whole.any():

@@ -13,10 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stateset_agents.algorithms.aggregation import Denominators, LossOutput, Metrics
-from stateset_agents.algorithms.losses import entropy_loss, entropy_of, policy_loss, value_loss
+from stateset_agents.algorithms.losses import (
+    Denominators,
+    LossInputs,
+    LossOutput,
+    Metrics,
+    entropy_loss,
+    entropy_of,
+    policy_loss,
+    value_loss,
+)
 from stateset_agents.algorithms.policy_losses import LOSSES
-from stateset_agents.grouping.partitioner import Partitioner, PartSettings
+from stateset_agents.grouping.partitioner import Partitioner
 from stateset_agents.numeric.credit import ESTIMATORS, StepCredit, Values, credit
 from stateset_agents.numeric.environments.base import map_observations
 from stateset_agents.numeric.policy import (
@@ -51,10 +59,29 @@ class Batch:
     old_values: Tensor | None = None  # [N]
     returns: Tensor | None = None  # [N]
     max_length: int
-    """Of an episode."""
+    """Length of the longest episode."""
 
     def __len__(self) -> int:
         return len(self.actions)
+
+    def at(self, indices: Tensor | slice) -> Batch:
+        """These steps; `trajectory_ids`, `lengths` and `max_length` stay those of the whole."""
+
+        def part(tensor: Any) -> Any:
+            return None if tensor is None else tensor[indices]
+
+        return replace(
+            self,
+            observations=map_observations(part, self.observations),
+            masks=part(self.masks),
+            actions=part(self.actions),
+            old_logprobs=part(self.old_logprobs),
+            advantages=part(self.advantages),
+            trajectory_ids=part(self.trajectory_ids),
+            ref_logprobs=part(self.ref_logprobs),
+            old_values=part(self.old_values),
+            returns=part(self.returns),
+        )
 
     def denominators(self) -> Denominators:
         """The counts of this batch as one optimiser step."""
@@ -68,14 +95,15 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateResult:
-    """What an update did."""
+    """Result of an update."""
 
     metrics: Mapping[str, float]
-    """Of the last pass, but for policy/first_ratio_max: of the first minibatch, where the ratio is 1."""
+    """Metrics of the last pass, except policy/first_ratio_max: of the first minibatch, where the ratio is
+    1."""
     failure: str | None
     """Why nothing could be learned; None where it was."""
     partition: Mapping[str, Any] = field(default_factory=dict)
-    """What the parts of the next update go on from."""
+    """State from which the parts of the next update go on."""
 
 
 def update(
@@ -124,7 +152,7 @@ def update(
         return UpdateResult(metrics=metrics, failure=None, partition=remembered)  # all were equally good
     batch = _batch(rollout, credited, values)
     if reference is not None and config.beta:
-        batch = replace(batch, ref_logprobs=_logprobs(reference, batch))
+        batch = replace(batch, ref_logprobs=action_logprobs(reference, batch))
     if batch.returns is not None and isinstance(policy, ScaledCritic):
         policy.follow_returns(batch.observations, batch.returns)
     every = config.gradient_cosines_every
@@ -217,15 +245,17 @@ def _policy_loss(
     log_p = torch.log_softmax(allowed_logits(policy(batch.observations), batch.masks), dim=-1)
     return log_p, policy_loss(
         config.loss_type,
-        log_p.gather(1, batch.actions[:, None]).squeeze(1),
-        batch.old_logprobs,
-        batch.advantages,
-        batch.trajectory_ids,
-        denominators,
+        LossInputs(
+            log_p.gather(1, batch.actions[:, None]).squeeze(1),
+            batch.old_logprobs,
+            batch.advantages,
+            batch.trajectory_ids,
+            denominators,
+            ref_logprobs=batch.ref_logprobs,
+        ),
         clip_ratio=config.clip_ratio,
         clip_ratio_high=config.clip_ratio_high,
         dual_clip=config.dual_clip,
-        ref_logprobs=batch.ref_logprobs,
         beta=config.beta if batch.ref_logprobs is not None else 0.0,
         kl_estimator=config.kl_estimator,
         measure=measure,
@@ -291,7 +321,7 @@ def step_minibatches(num_steps: int, minibatch_size: int, generator: np.random.G
 def _drawing(
     rollout: Rollout, credited: StepCredit, config: ControlConfig, position: int
 ) -> Callable[[], Iterator[Tensor]]:
-    """What draws the minibatches of one pass.
+    """A function that draws the minibatches of one pass.
 
     They are of single steps where nobody is compared and the loss is a mean over steps: the steps of one long
     episode are alike, and would be a minibatch by themselves.
@@ -306,16 +336,13 @@ def _drawing(
 def _partitioner(
     rollout: Rollout, config: ControlConfig, position: int, state: Mapping[str, Any] | None
 ) -> Partitioner | None:
-    """None where nothing is divided, and no task is there to say what that does to it."""
+    """The partitioner; None if nothing is divided and there is no task to report on."""
     if config.group_strategy == "none" and rollout.tasks is None:
         return None
-    settings = PartSettings(
-        strategy=config.group_strategy,
-        num_parts=config.n_groups,
-        weight_method=config.group_weight_method,
-        seed=derive(config.seed, "parts", position),
+    seed = derive(config.seed, "parts", position)
+    return Partitioner(
+        config.group_strategy, config.n_groups, config.group_weight_method, seed=seed, state=state
     )
-    return Partitioner(settings, state)
 
 
 def _batch(rollout: Rollout, credited: StepCredit, values: Values | None) -> Batch:
@@ -344,38 +371,23 @@ def _batch(rollout: Rollout, credited: StepCredit, values: Values | None) -> Bat
 
 
 def _group_slices(rollout: Rollout, credited: StepCredit) -> list[slice]:
-    """Where each group with a trained step stands in the batch."""
+    """Positions in the batch of each group with a trained step."""
     counts = rollout.grouped(credited.trained.sum(axis=0)).sum(axis=1)
     ends = np.cumsum(counts)
     return [slice(int(end - count), int(end)) for end, count in zip(ends, counts, strict=True) if count]
 
 
 def _selected(batch: Batch, indices: Tensor) -> Batch:
-    """These steps, in the batch's order."""
-
-    def part(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else tensor[indices]
-
+    """These steps, in the batch's order, with their episodes counted anew."""
     if len(indices) == len(batch):
         return batch
-    kept = batch.trajectory_ids[indices]
-    _, ids, lengths = torch.unique_consecutive(kept, return_inverse=True, return_counts=True)
-    return Batch(
-        observations=map_observations(lambda tensor: tensor[indices], batch.observations),
-        masks=part(batch.masks),
-        actions=batch.actions[indices],
-        old_logprobs=batch.old_logprobs[indices],
-        advantages=batch.advantages[indices],
-        trajectory_ids=ids,
-        lengths=lengths,
-        ref_logprobs=part(batch.ref_logprobs),
-        old_values=part(batch.old_values),
-        returns=part(batch.returns),
-        max_length=batch.max_length,
-    )
+    part = batch.at(indices)
+    _, ids, lengths = torch.unique_consecutive(part.trajectory_ids, return_inverse=True, return_counts=True)
+    return replace(part, trajectory_ids=ids, lengths=lengths)
 
 
-def _logprobs(policy: NumericPolicy, batch: Batch) -> Tensor:
+def action_logprobs(policy: Policy, batch: Batch) -> Tensor:
+    """[N] log-probs of the batch's actions, without gradient."""
     with torch.no_grad():
         logits = allowed_logits(policy(batch.observations), batch.masks)
         return torch.log_softmax(logits, dim=-1).gather(1, batch.actions[:, None]).squeeze(1)
@@ -388,12 +400,10 @@ def _values(policy: NumericPolicy, rollout: Rollout) -> Values:
             f"advantage_estimator gae needs a critic and {type(policy).__name__} has no method values: give "
             "it one, or take step_group"
         )
-    steps, rows = np.nonzero(rollout.alive)
     before = np.zeros(rollout.alive.shape)
     final = np.zeros(rollout.alive.shape[1])
     with torch.no_grad():
-        met = map_observations(lambda part: part[steps, rows], rollout.observations)
-        before[steps, rows] = policy.values(as_tensors(met)).double().numpy()
+        before[rollout.alive] = policy.values(as_tensors(rollout.seen())).double().numpy()
         cut = np.flatnonzero(rollout.truncated)
         if len(cut):
             ends = map_observations(lambda part: part[cut], rollout.final_observations)

@@ -13,12 +13,15 @@ from stateset_agents.core.chat.replies.thoughts import (
     split_reasoning,
 )
 from stateset_agents.reasoning.continual import ContinualGRPO
-from stateset_agents.reasoning.groups import Group, normalize_rewards_per_group
 from stateset_agents.reasoning.hierarchical import HierarchicalGRPO
 from stateset_agents.reasoning.multimodal import MultiModalGRPO, PictureProblem
-from stateset_agents.reasoning.processes import setup_distributed_grpo
 from stateset_agents.reasoning.responses import batch_generate_responses
-from stateset_agents.reasoning.trainer import GRPOTrainer
+from stateset_agents.reasoning.trainer import (
+    Group,
+    GRPOTrainer,
+    normalize_rewards_per_group,
+    setup_distributed_grpo,
+)
 from stateset_agents.training.sft.distillation import ReasoningDistillation
 
 __all__ = [

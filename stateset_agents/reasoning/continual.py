@@ -22,11 +22,11 @@ from stateset_agents.types.scenario import Scenario
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedDomain:
-    """What a training on a domain left of every domain so far."""
+    """Success on every domain so far, before and after the training on one."""
 
     domain: str
     run: Path
-    """Its run folder."""
+    """Run folder of the training."""
     before: Mapping[str, Evaluation]
     """Domain -> held-out success before the training, of this domain and all earlier ones."""
     after: Mapping[str, Evaluation]
@@ -82,9 +82,9 @@ class ContinualGRPO:
             raise ConfigurationError(f"replay_share must be from 0 to less than 1, got {replay_share!r}")
         self.replay_share = replay_share
         self.memory = PromptMemory(capacity=memory_size)
-        """Of all domains that were learned; `PromptMemory.load` gives one of another program."""
+        """Prompts of all domains that were learned; `PromptMemory.load` gives one of another program."""
         self.learned: list[LearnedDomain] = []
-        """In their order; the forgetting matrix is their `after`."""
+        """The trainings in their order; the forgetting matrix is their `after`."""
         self._reward = EnvironmentReward() if reward is None else reward
         self._environments: dict[str, Environment] = {}
         self._eval = (eval_split, eval_episodes, eval_tries)
@@ -118,15 +118,15 @@ class ContinualGRPO:
         """
         if name in self._environments:
             raise ConfigurationError(f"{name} has been learned: a domain needs a name of its own")
-        known = {**self._environments, name: environment}
+        environments = {**self._environments, name: environment}
         replayed = self._replayed()
         config = (config or TrainingConfig()).model_copy(
             update={"track_success": True, "replay_share": self.replay_share if replayed else 0.0}
         )
         config = TrainingConfig(**config.model_dump(exclude_unset=True))
         await self.agent.initialize()
-        before = await self._measured(known)
-        domains = Domains(known, new=name, replayed=replayed)
+        before = await self._measured(environments)
+        domains = Domains(environments, new=name, replayed=replayed)
         run = None if resume is None else RunFolder.open(resume)
         trainer = MultiTurnGRPOTrainer(self.agent, domains, self._reward, config, run=run)
         try:
@@ -141,8 +141,10 @@ class ContinualGRPO:
             memory = memory.with_successes(earlier, successes)
         scenarios = await in_thread(environment.scenarios, "train")
         self.memory = memory.with_domain(name, scenarios, successes)
-        self._environments = known
-        learned = LearnedDomain(domain=name, run=folder, before=before, after=await self._measured(known))
+        self._environments = environments
+        learned = LearnedDomain(
+            domain=name, run=folder, before=before, after=await self._measured(environments)
+        )
         self.learned.append(learned)
         return learned
 

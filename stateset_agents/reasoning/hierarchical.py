@@ -28,12 +28,12 @@ class SolvedPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decomposition:
-    """How a problem was solved."""
+    """A problem's parts, their solutions and the answer."""
 
     parts: tuple[SolvedPart, ...]
-    """In the order in which they were solved."""
+    """Parts in the order in which they were solved."""
     answer: str | None
-    """None where nobody put the parts together."""
+    """The final answer; None where nobody put the parts together."""
     tokens: Mapping[str, int]
     """Role -> tokens that it sampled."""
     trajectory: Trajectory
@@ -110,12 +110,12 @@ def tokens_by_role(trajectory: Trajectory) -> dict[str, int]:
 
 def _read(trajectory: Trajectory, environment: DecomposedArithmetic) -> Decomposition:
     parts = []
-    asked = ""
+    problem = ""
     for role, turn in zip(trajectory.metadata.get("roles", ()), trajectory.turns, strict=False):
         if role == "solver":
-            parts.append(SolvedPart(asked, turn.completion.message.content))
+            parts.append(SolvedPart(problem, turn.completion.message.content))
         if turn.feedback and turn.feedback[-1].role == "user":
-            asked = turn.feedback[-1].content.removeprefix("compute ")
+            problem = turn.feedback[-1].content.removeprefix("compute ")
     roles = trajectory.metadata.get("roles", ())
     final = trajectory.turns[-1].completion.message if roles and roles[-1] == "synthesizer" else None
     return Decomposition(

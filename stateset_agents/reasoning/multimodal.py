@@ -9,8 +9,7 @@ from typing import Any, Self
 
 from stateset_agents.backends.pretrained.pictures import vision_tower
 from stateset_agents.core.reward import RewardFunction
-from stateset_agents.reasoning.groups import Group
-from stateset_agents.reasoning.trainer import GRPOTrainer, PicturePrompt
+from stateset_agents.reasoning.trainer import Group, GRPOTrainer, PicturePrompt
 from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.types.images import Image
 from stateset_agents.types.scenario import Scenario
@@ -24,7 +23,7 @@ class PictureProblem:
     """A text and a picture that belong together."""
 
     text: str
-    """What is asked, as a user says it."""
+    """The question, as a user says it."""
     image: Picture
     context: Mapping[str, Any] = field(default_factory=dict)
     """The truth, for the reward."""
@@ -76,7 +75,7 @@ class MultiModalGRPO:
 
     @property
     def vision_encoder(self) -> Any:
-        """The live model's."""
+        """The vision encoder of the live model."""
         return vision_tower(self.trainer.policy_model)
 
     def fuse_modalities(

@@ -11,7 +11,7 @@ from stateset_agents.backends.base import Session
 from stateset_agents.backends.local.backend import HuggingFaceBackend
 from stateset_agents.backends.pretrained.loading import eos_ids_of
 from stateset_agents.backends.pretrained.pictures import with_pictures
-from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
+from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
 from stateset_agents.runtime.tasks import gather_or_cancel
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.images import PixelValues
@@ -21,7 +21,7 @@ from stateset_agents.types.seeds import derive
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How the replies of a training are sampled."""
+    """Settings by which the replies of a training are sampled."""
 
     group_size: int = 8
     batch_size: int = 32
@@ -46,7 +46,7 @@ class Sampling:
 
     @property
     def truncates(self) -> bool:
-        """Is the sampled distribution another than the policy's at this temperature?"""
+        """True where the sampled distribution is another than the policy's at this temperature."""
         return self.top_k > 0 or self.top_p < 1
 
 

@@ -6,35 +6,107 @@ engine samples, its rewards score, its estimator credits, its losses and learner
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self
+from typing import Any, NotRequired, Self, TypedDict
 
 from torch import Tensor
 
+from stateset_agents.algorithms.advantages import group_advantages
+from stateset_agents.backends.base import exclusive, new_weights
 from stateset_agents.backends.local.backend import HuggingFaceBackend
 from stateset_agents.backends.pretrained.pictures import PictureReader
-from stateset_agents.backends.training_lock import exclusive, new_weights
 from stateset_agents.core.reward import RewardFunction, RewardResult, as_reward, score_trajectories
 from stateset_agents.core.scoring.base import as_result, with_score
-from stateset_agents.reasoning.groups import Group, samples_of, trajectory_of
 from stateset_agents.reasoning.responses import Sampling, adapted, encoded_prompts, sampled
 from stateset_agents.runs.settings import changed_settings
-from stateset_agents.runtime.named_arguments import NamedCall
-from stateset_agents.runtime.tasks import gather_or_cancel, in_thread
-from stateset_agents.runtime.worker_thread import Worker
+from stateset_agents.runtime.named_code import NamedCall
+from stateset_agents.runtime.tasks import Worker, gather_or_cancel, in_thread
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.distributed.processes import Processes
-from stateset_agents.training.update.credit import assign_credit
+from stateset_agents.training.processes import Processes
+from stateset_agents.training.update.batch import Sample, assign_credit
 from stateset_agents.training.update.learner import Learner
 from stateset_agents.types.errors import ConfigurationError, RewardFailure
 from stateset_agents.types.images import Image, PixelValues
 from stateset_agents.types.logs import get_logger
-from stateset_agents.types.messages import Completion
+from stateset_agents.types.messages import Completion, Message
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.seeds import derive
-from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
+from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup, Turn
+
+# Groups as plain values, and back as samples for the learner.
+
+
+class Group(TypedDict):
+    """G replies to one prompt, as `GRPOTrainer.generate_groups` gives them."""
+
+    prompt: str
+    prompt_ids: list[int]
+    """[P]"""
+    responses: list[str]
+    """[G] without the token that ended them."""
+    response_ids: list[list[int]]
+    """[G][T] exactly as sampled, the token that ended them included."""
+    old_logprobs: list[list[float]]
+    """[G][T] of the distribution that was sampled from, temperature and truncation included."""
+    rewards: list[float | None]
+    """[G] None where the reward could not be given."""
+    advantages: list[float | None]
+    """[G] None where the reply does not train: unscored, empty, or all others are unscored."""
+    pixels: NotRequired[tuple[PixelValues, ...]]
+    """The prompt's pictures, in order; missing where it has none."""
+
+
+def normalize_rewards_per_group(
+    rewards: Sequence[Sequence[float | None]], *, clip: float | None = 3.0
+) -> list[list[float | None]]:
+    """GRPO's advantages: each reward less its group's mean, over its population deviation, within ±clip.
+
+    [[1, 0]] -> [[1, -1]]. A group whose rewards are all equal gets 0, an unscored member None. Of G rewards
+    none is further than sqrt(G - 1) deviations from its own mean, so a clip of 3 acts only in groups of more
+    than 10. Raises RewardFailure on a reward that is not finite, ConfigurationError on a clip that is not
+    above 0.
+    """
+    return group_advantages(rewards, clip=clip)
+
+
+def trajectory_of(
+    scenario: Scenario, prompt: str, completion: Completion, *, member: int, reward: float | None = None
+) -> Trajectory:
+    """One reply as the conversation that rewards and credit read. A thought that the prompt has opened, with
+    `<think>` at its end, stands at the beginning of the reply."""
+    opened = "<think>" if prompt.rstrip().endswith("<think>") else ""
+    reply = Message(role="assistant", content=opened + completion.message.content)
+    return Trajectory(
+        scenario=scenario,
+        member=member,
+        opening=(Message(role="user", content=prompt),),
+        turns=(Turn(prompt_ids=completion.prompt_ids, completion=replace(completion, message=reply)),),
+        reward=reward,
+    )
+
+
+def samples_of(group: Group) -> list[Sample]:
+    """The replies that train, with their advantages."""
+    samples = []
+    for member, advantage in enumerate(group["advantages"]):
+        ids = group["response_ids"][member]
+        if advantage is None or not ids:
+            continue
+        completion = Completion(
+            message=Message(role="assistant", content=group["responses"][member]),
+            prompt_ids=tuple(group["prompt_ids"]),
+            token_ids=tuple(ids),
+            logprobs=tuple(group["old_logprobs"][member]),
+            finish_reason="stop",
+            pixels=group.get("pixels", ()),
+        )
+        trajectory = trajectory_of(Scenario(id="group"), group["prompt"], completion, member=member)
+        samples.append(Sample(trajectory=trajectory, advantages=(advantage,) * len(ids)))
+    return samples
+
 
 _log = get_logger(__name__)
 
@@ -50,7 +122,7 @@ class PicturePrompt:
 Prompt = str | Scenario | PicturePrompt
 """Text as the model reads it; or a scenario whose `opening` is that, with the truth in its context."""
 _WEIGHT_CAP = 2.0
-"""Of the weights policy / truncated policy, which are at most 1 but for rounding."""
+"""Upper bound of the weights policy / truncated policy, which are at most 1 but for rounding."""
 
 
 class GRPOTrainer:
@@ -317,12 +389,12 @@ class _PromptReward(RewardFunction):
         )
 
     async def score(self, trajectory: Trajectory) -> RewardResult:
-        given = {
+        arguments = {
             "prompt": trajectory.opening[-1].content,
             "response": _without_opened(trajectory),
             "truth": trajectory.scenario.context,
         }
-        return as_result(await self._named.call(given))
+        return as_result(await self._named.call(arguments))
 
 
 def _without_opened(trajectory: Trajectory) -> str:
@@ -376,3 +448,33 @@ def _mean_reward(groups: Sequence[Group]) -> float:
     """Over the scored replies; NaN where there is none."""
     rewards = [reward for group in groups for reward in group["rewards"] if reward is not None]
     return sum(rewards) / len(rewards) if rewards else float("nan")
+
+
+def setup_distributed_grpo(world_size: int, local_rank: int) -> Processes:
+    """Connects the processes of a data-parallel GRPO; give the result to each one's `GRPOTrainer`.
+
+    Each has the whole model, plays its part of a step's prompts and forwards its part of the rows, and
+    gradients are summed, so that all hold the same weights. NCCL on GPUs, gloo without. A launcher's
+    environment (torchrun's MASTER_ADDR, MASTER_PORT, RANK) says where they meet; without RANK, on one
+    machine, `local_rank` is it. Blocking: it waits for all of them.
+
+    Raises ConfigurationError for a rank that is none of them, and where the launcher says something else.
+    """
+    if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
+        raise ConfigurationError(f"world_size must be a whole number from 1 on, got {world_size!r}")
+    if isinstance(local_rank, bool) or not isinstance(local_rank, int) or not 0 <= local_rank < world_size:
+        raise ConfigurationError(f"local_rank must be 0 to {world_size - 1}, got {local_rank!r}")
+    if world_size > 1:
+        if not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+            raise ConfigurationError(
+                "MASTER_ADDR and MASTER_PORT must say where the processes meet: start them with torchrun, "
+                "or set both alike in each, 127.0.0.1 and a free port on one machine"
+            )
+        launcher_rank = os.environ.setdefault("LOCAL_RANK", str(local_rank))
+        if launcher_rank != str(local_rank):
+            raise ConfigurationError(
+                f"local_rank is {local_rank} and LOCAL_RANK is {launcher_rank}: give the latter"
+            )
+        os.environ.setdefault("RANK", str(local_rank))
+        os.environ.setdefault("WORLD_SIZE", str(world_size))
+    return Processes.join(world_size)

@@ -9,13 +9,69 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import groupby
+from pathlib import Path
 from statistics import fmean, quantiles
 from typing import Any
 
-from stateset_agents.reporting.step_activity import OTHER, OVERLAPPED, ROLLOUT_ONLY, UPDATE_ONLY
+from stateset_agents.runtime.yaml_files import read_yaml
+from stateset_agents.tracking.diagnostics import CONVERSATIONS, NUMERIC, Units
 from stateset_agents.tracking.run_log import MetricLine
-from stateset_agents.tracking.units import CONVERSATIONS, NUMERIC, Units
+
+# ------------------------------------------------------------------------------ who waits for whom
+
+ROLLOUT_ONLY, OVERLAPPED = "waits/talking", "waits/both"
+"""Conversations without an update, and both at once."""
+UPDATE_ONLY, OTHER = "waits/updating", "waits/neither"
+"""An update alone, and neither."""
+
+
+def step_activity(events: Iterable[Mapping[str, Any]]) -> list[MetricLine]:
+    """One line for each update: the seconds of each activity since the end of the update before it.
+
+    A group is active from `group admitted` to `group finished`, an update from `update begun` to
+    `update ended`, by the monotonic clock of these events; events without it are ignored. Groups and updates
+    of a killed process end where the next process begins.
+
+    >>> step_activity([{"event": "group admitted", "group": 0, "step": 1, "monotonic": 5.0}, ...])
+    """
+    lines: list[MetricLine] = []
+    groups: set[Any] = set()
+    is_updating, last = False, None
+    seconds = dict.fromkeys((ROLLOUT_ONLY, OVERLAPPED, UPDATE_ONLY, OTHER), 0.0)
+    for event in events:
+        name, now = event["event"], event.get("monotonic")
+        if name == "resumed" or (now is not None and last is not None and now < last):
+            groups, is_updating, last = set(), False, None
+            seconds = dict.fromkeys(seconds, 0.0)
+        if now is None:
+            continue
+        if last is not None:
+            seconds[_activity(bool(groups), is_updating)] += now - last
+        last = now
+        if name == "group admitted":
+            groups.add(event["group"])
+        elif name == "group finished":
+            groups.discard(event["group"])
+        elif name == "groups dropped":
+            groups = set()
+        elif name == "update begun":
+            is_updating = True
+        elif name == "update ended":
+            is_updating = False
+            lines.append(MetricLine(event["step"], now, seconds))
+            seconds = dict.fromkeys(seconds, 0.0)
+    return lines
+
+
+def _activity(is_rolling_out: bool, is_updating: bool) -> str:
+    if is_rolling_out:
+        return OVERLAPPED if is_updating else ROLLOUT_ONLY
+    return UPDATE_ONLY if is_updating else OTHER
+
+
+# ------------------------------------------------------------------------------ charts
 
 _MAX_POINTS = 2000
 """Points of a curve; a longer one is averaged in bins."""
@@ -30,10 +86,10 @@ class Series:
     name: str
     steps: Sequence[float]
     values: Sequence[float | None]
-    """None where the number was not finite."""
+    """A value is None where the number was not finite."""
     low: Sequence[float | None] | None = None
     high: Sequence[float | None] | None = None
-    """Of the 95 % interval, where there is one."""
+    """The upper ends of the 95 % intervals; None where there are none, like `low`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,18 +98,18 @@ class Chart:
 
     title: str
     note: str
-    percent: bool
-    stacked: bool
+    percent: bool = False
+    stacked: bool = False
     """The series are parts of a sum, drawn on top of one another."""
     range: Range | None
-    """Of the vertical axis; values outside are marked at its edge. None: the page fits it."""
+    """The ends of the vertical axis; values outside are marked at its edge. None: the page fits it."""
     series: Sequence[Series]
     signed: bool = False
-    """Stacked, and parts below zero hang from it."""
+    """True if the parts are stacked and those below zero hang from it."""
     along: str = "step"
-    """What the horizontal axis counts."""
+    """The thing that the horizontal axis counts."""
     smoothed: bool = True
-    """Is a moving average drawn of a long line?"""
+    """True if the page draws a moving average of a long line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,14 +120,11 @@ class _Kind:
     metrics: Mapping[str, str]
     """Metric -> name of its line."""
     note: str = ""
-    """With the fields of `Units` in braces."""
+    """The text under the title, with the fields of `Units` in braces."""
     percent: bool = False
     stacked: bool = False
     bounds: Range | None = None
-
-
-def _single(title: str, metric: str, note: str, **options: Any) -> _Kind:
-    return _Kind(title=title, metrics={metric: title}, note=note, **options)
+    """The ends of the vertical axis; None: they are fitted."""
 
 
 _SHARE = (0.0, 1.0)
@@ -84,92 +137,23 @@ _BANDS = {
 }
 """Metric -> what its bounds are called before `_low` and `_high`."""
 _EXTREME = re.compile(r"(?:^|[/_])(max|min|peak)(?:_|$)")
-_LEARNING = (
-    _single("Reward", "reward/mean", f"mean of the step's conversations; {_BAND}"),
-    _single(
-        "Success",
-        "success/rate",
-        f"of the step's conversations; {_BAND}",
-        percent=True,
-        bounds=_SHARE,
-    ),
-    _single(
-        "Validation success",
-        "eval/success",
-        "of held-out scenarios; band: 95 % interval",
-        percent=True,
-        bounds=_SHARE,
-    ),
-    _Kind(
-        title="Loss",
-        metrics={"sft/loss": "trained on", "eval/loss": "held out"},
-        note="of a fine-tuning, nats per token",
-    ),
-    _single("KL to the reference", "kl/reference", "nats per {choice}"),
-    _single("KL to the teacher", "kl/teacher", "nats per token, as sampled"),
-    _single("Entropy", "policy/entropy", "nats per {choice}"),
-    _Kind(
-        title="Clip fraction",
-        metrics={"policy/clip_fraction_low": "below", "policy/clip_fraction_high": "above"},
-        note="share of tokens; 0 with one pass per batch",
-        percent=True,
-    ),
-    _single(
-        "Value function",
-        "value/explained_variance",
-        "share of the returns' variance it explains; 1 is all, below 0 is worse than a constant",
-        bounds=(-1.0, 1.0),
-    ),
-    _single("Value loss", "loss/value", "of the {update}'s returns"),
-    _single("Gradient norm", "optimizer/grad_norm", "before clipping"),
-    _Kind(
-        title="Time",
-        metrics={"time/rollout": "rollout", "time/update": "update"},
-        note="seconds of each {update}",
-        stacked=True,
-    ),
-    _Kind(
-        title="Tokens",
-        metrics={
-            "tokens/agent": "agent, trained",
-            "tokens/branches": "branches",
-            "tokens/environment": "environment",
-            "tokens/padding": "padding",
-        },
-        note="of each step",
-        stacked=True,
-    ),
-    _single("Speed", "tokens/per_second", "sampled tokens per second, update included"),
-    _Kind(
-        title="Thinking",
-        metrics={"reasoning/thinking_words_right": "right", "reasoning/thinking_words_wrong": "wrong"},
-        note="words of a thought, by the verdict on its reply",
-    ),
-    _single("Memory", "memory/peak_mib", "MiB, the peak of the process so far"),
-)
-_NUMERIC = (
-    _single("Return", "reward/mean", "mean of the update's episodes"),
-    _single("Held-out return", "eval/reward", "by the likeliest actions; band: 95 % interval"),
-    *(kind for kind in _LEARNING if kind.title in ("Entropy", "KL to the reference")),
-    _Kind(
-        title="Clip fraction",
-        metrics={"policy/clip_fraction_low": "below", "policy/clip_fraction_high": "above"},
-        note="share of {choice}s, in the last pass",
-        percent=True,
-    ),
-    *(kind for kind in _LEARNING if kind.title in ("Value function", "Value loss")),
-    _single("Gradient norm", "optimizer/grad_norm", "before clipping"),
-    _single(
-        "Tied groups",
-        "group/zero_variance",
-        "share of groups whose members all earned the same",
-        percent=True,
-        bounds=_SHARE,
-    ),
-    *(kind for kind in _LEARNING if kind.title == "Time"),
-    _single("Speed", "rollout/steps_per_second", "environment steps per second, update included"),
-)
-_MEANS = {metric for kind in (*_LEARNING, *_NUMERIC) for metric in kind.metrics}
+
+
+@cache
+def _charts() -> Mapping[str, Sequence[_Kind]]:
+    """The kinds of conversations' runs (`learning`) and of numeric ones (`numeric`), from `charts.yaml`."""
+    table = read_yaml(Path(__file__).parent / "assets" / "charts.yaml")
+    for kinds in table.values():
+        for fields in kinds:
+            fields["bounds"] = tuple(fields["bounds"]) if "bounds" in fields else None
+    return {run: [_Kind(**fields) for fields in kinds] for run, kinds in table.items()}
+
+
+@cache
+def _means() -> set[str]:
+    return {metric for kinds in _charts().values() for kind in kinds for metric in kind.metrics}
+
+
 _FAMILIES, _STALENESS = "success/", "staleness/"
 
 
@@ -180,12 +164,12 @@ def learning_curves(lines: Sequence[MetricLine]) -> list[Chart]:
 
 def numeric_curves(lines: Sequence[MetricLine]) -> list[Chart]:
     """`learning_curves` of a numeric training."""
-    return [chart for kind in _NUMERIC if (chart := _chart(kind, lines, NUMERIC))]
+    return [chart for kind in _charts()["numeric"] if (chart := _chart(kind, lines, NUMERIC))]
 
 
 def captions(units: Units) -> dict[str, dict[str, Any]]:
     """Metric -> title, note, `percent` and range of its chart, of those that have a learning curve."""
-    kinds = _NUMERIC if units is NUMERIC else _LEARNING
+    kinds = _charts()["numeric" if units is NUMERIC else "learning"]
     return {
         metric: {
             "title": kind.title if len(kind.metrics) == 1 else f"{kind.title}: {label}",
@@ -223,7 +207,7 @@ def reward_terms(lines: Sequence[MetricLine]) -> list[Chart]:
 
 def other_curves(lines: Sequence[MetricLine], units: Units) -> list[tuple[str, list[Chart]]]:
     """One chart for each metric without a learning curve, grouped by the stage in its name."""
-    kinds = _NUMERIC if units is NUMERIC else _learning(lines)
+    kinds = _charts()["numeric"] if units is NUMERIC else _learning(lines)
     names = [name for name in _metrics_without_chart(lines, kinds) if not _is_term(name)]
     grouped = groupby(names, key=lambda name: name.partition("/")[0])
     stages = [(stage, list(_chart_each(members, lines, units))) for stage, members in grouped]
@@ -278,7 +262,8 @@ def _learning(lines: Sequence[MetricLine]) -> list[_Kind]:
         note="rows of tokens that a conversation trains as: one more where the agent no longer sees all",
     )
     has_several = any(line.values.get("rollout/rows_max", 1.0) > 1.0 for line in lines)
-    return [*_LEARNING[:2], by_family, *_LEARNING[2:], staleness, *[rows] * has_several]
+    fixed = _charts()["learning"]
+    return [*fixed[:2], by_family, *fixed[2:], staleness, *[rows] * has_several]
 
 
 def _metrics_without_chart(lines: Sequence[MetricLine], kinds: Sequence[_Kind]) -> list[str]:
@@ -296,7 +281,8 @@ def _chart_each(
     names: Iterator[str] | Sequence[str], lines: Sequence[MetricLine], units: Units, prefix: str = ""
 ) -> Iterator[Chart]:
     for name in names:
-        if chart := _chart(_single(name.removeprefix(prefix), name, ""), lines, units):
+        title = name.removeprefix(prefix)
+        if chart := _chart(_Kind(title=title, metrics={name: title}), lines, units):
             yield chart
 
 
@@ -368,8 +354,8 @@ def _bin_size(points: int) -> int:
 
 
 def bin_value(name: str, values: Iterable[float], digits: int = 7) -> float | None:
-    """One for several steps: of a maximum the largest, of a minimum the lowest, else the mean, of those that
-    are finite. Below 1e-12 is rounding, and 0."""
+    """One value for several steps: the largest of a maximum, the lowest of a minimum, else the mean; only
+    finite values count. Below 1e-12 is rounding, and 0."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return None
@@ -379,10 +365,10 @@ def bin_value(name: str, values: Iterable[float], digits: int = 7) -> float | No
 
 
 def is_smoothed(name: str, values: Iterable[float]) -> bool:
-    """Does a moving average say something of what was logged? Not of an extreme, nor of counts."""
+    """True if a moving average of the metric is meaningful: not for an extreme, nor for counts."""
     if _EXTREME.search(name):
         return False
-    is_mean = name in _MEANS or name.startswith(("reward/", "success/"))
+    is_mean = name in _means() or name.startswith(("reward/", "success/"))
     return is_mean or not all(value.is_integer() for value in map(float, values) if math.isfinite(value))
 
 

@@ -1,4 +1,4 @@
-"""What the page of a numeric run has in place of conversations: returns, lengths, rewards, actions, windows.
+"""The parts of a numeric run's page in place of conversations: returns, lengths, rewards, actions, windows.
 
 Charts are plain data, drawn by `page.charts.js`; tables and windows by `page.numeric.js`.
 """
@@ -13,18 +13,21 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
+
 from stateset_agents.algorithms.paired import paired_rewards
-from stateset_agents.reporting.curves import Chart, Range, Series, axis
+from stateset_agents.reporting.curves import Chart, Range, Series, axis, bin_value
+from stateset_agents.tracking.diagnostics import NUMERIC
 from stateset_agents.tracking.run_log import MetricLine, RunLog, held_out_gains
-from stateset_agents.tracking.units import NUMERIC
 from stateset_agents.tracking.windows import Window
 
 _MAX_POINTS = 500
-"""Of a chart of episodes; more steps are taken together."""
+"""The most points of a chart of episodes; more steps are taken together."""
 _MOST_ACTIONS = 24
 """Rows of the table of actions."""
 _ENDS = {"terminated": "ended by itself", "truncated": "cut by a limit", "failed": "failed"}
-_LOW, _HIGH = 0.1, 0.9
+_SHARES = (0.1, 0.5, 0.9)
+"""The quantiles of a chart's band and its line."""
 
 _Episode = Mapping[str, Any]
 
@@ -48,8 +51,8 @@ def numeric_page(log: RunLog, lines: Sequence[MetricLine], summary: Mapping[str,
 
 
 def episode_charts(episodes: Iterable[_Episode], lines: Sequence[MetricLine]) -> list[Chart]:
-    """Of the training's episodes, step by step: how returns and lengths spread, how they ended; and what the
-    reward was made of. An empty list where no episodes were written."""
+    """The training's episodes step by step: the spread of returns and lengths, how they ended, and the parts
+    of the reward. An empty list where no episodes were written."""
     trained = [episode for episode in episodes if episode["stage"] == "train"]
     steps = [(step, list(group)) for step, group in groupby(trained, key=itemgetter("step"))]
     size = max(1, math.ceil(len(steps) / _MAX_POINTS))
@@ -73,30 +76,21 @@ def episode_charts(episodes: Iterable[_Episode], lines: Sequence[MetricLine]) ->
 
 
 def _spread(title: str, name: str, note: str, bins: Sequence[tuple[int, list[_Episode]]]) -> Chart:
-    found = [sorted(e[name] for e in part if e[name] is not None) for _, part in bins]
-    low, middle, high = (
-        [_quantile(values, share) if values else None for values in found] for share in (_LOW, 0.5, _HIGH)
-    )
+    columns = [[e[name] for e in part if e[name] is not None] for _, part in bins]
+    spreads = [
+        [float(f"{value:.7g}") for value in np.quantile(column, _SHARES)] if column else [None] * 3
+        for column in columns
+    ]
+    low, middle, high = map(list, zip(*spreads, strict=True))
     known = [axis([v for v in line if v is not None]) for line in (low, high)]
     ranges = [fit for fit in known if fit]
     return Chart(
         title=title,
         note=note,
-        percent=False,
-        stacked=False,
         range=(min(a for a, _ in ranges), max(b for _, b in ranges)) if ranges else None,
         series=[Series(name=title, steps=[step for step, _ in bins], values=middle, low=low, high=high)],
         along=NUMERIC.along,
     )
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    """By linear interpolation between the two nearest."""
-    place = share * (len(ordered) - 1)
-    below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    value = ordered[below] + (place - below) * (ordered[above] - ordered[below])
-    return float(f"{value:.7g}")
 
 
 def _endings(bins: Sequence[tuple[int, list[_Episode]]], note: str) -> Chart:
@@ -133,14 +127,13 @@ def _components(lines: Sequence[MetricLine]) -> Chart | None:
         Series(
             name=name.removeprefix("reward/"),
             steps=[part[-1].step for part in parts],
-            values=[_mean([line.values.get(name, math.nan) for line in part]) for part in parts],
+            values=[bin_value("", (line.values.get(name, math.nan) for line in part)) for part in parts],
         )
         for name in names
     ]
     return Chart(
         title="Parts of the reward",
         note="of the mean return; parts below zero hang from it",
-        percent=False,
         stacked=True,
         signed=True,
         range=_both_ways(series),
@@ -155,11 +148,6 @@ def _both_ways(series: Sequence[Series]) -> Range | None:
     up = max((sum(max(v or 0.0, 0.0) for v in column) for column in columns), default=0.0)
     down = min((sum(min(v or 0.0, 0.0) for v in column) for column in columns), default=0.0)
     return (1.05 * down, 1.05 * up) if down < up else None
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    finite = [value for value in values if math.isfinite(value)]
-    return float(f"{sum(finite) / len(finite):.7g}") if finite else None
 
 
 # ------------------------------------------------------------------------------ actions and players
@@ -271,8 +259,6 @@ def _panel(window: Window, title: str, scale: float, along: str) -> Chart:
     return Chart(
         title=title,
         note=units[0] if units else "",
-        percent=False,
-        stacked=False,
         range=axis(known),
         series=series,
         along=along,

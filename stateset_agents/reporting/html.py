@@ -20,6 +20,8 @@ import jinja2
 from stateset_agents.tracking.jsonl import dump
 
 _LEVEL = 6
+_BANNER = 200
+"""Characters of plotly.js in which it says its version."""
 
 
 def html_page(
@@ -52,18 +54,15 @@ def html_page(
 
 
 def plotly_js() -> tuple[str, str]:
-    """plotly.js as the plotly package has it, and its version."""
-    from plotly.offline import (  # type: ignore[import-untyped]  # plotly ships no types
-        get_plotlyjs,
-        get_plotlyjs_version,
-    )
-
-    return get_plotlyjs(), get_plotlyjs_version()
+    """plotly.js with cartesian charts alone (npm's plotly.js-cartesian-dist-min), and its version."""
+    script = _text("plotly/plotly-cartesian.min.js")
+    _, _, version = script[:_BANNER].partition("(cartesian - minified) v")
+    return script, version.split()[0]
 
 
 def _text(file: str | Traversable) -> str:
-    found = files("stateset_agents.reporting") / file if isinstance(file, str) else file
-    return found.read_text(encoding="utf-8")
+    path = files("stateset_agents.reporting") / "assets" / file if isinstance(file, str) else file
+    return path.read_text(encoding="utf-8")
 
 
 @lru_cache(maxsize=1)
@@ -83,6 +82,6 @@ class CompressedSize:
         self._stream = zlib.compressobj(_LEVEL)
 
     def __call__(self, text: str) -> int:
-        """Of the next text; a little too large, for it is flushed."""
+        """The bytes of the next text; a little too many, for it is flushed."""
         size = len(self._stream.compress(text.encode())) + len(self._stream.flush(zlib.Z_SYNC_FLUSH))
         return -(-4 * size // 3)

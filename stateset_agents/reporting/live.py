@@ -1,7 +1,8 @@
-"""The page of a running training over HTTP, on this machine only; for `stateset-agents report --live`.
+"""The page of a running training, or of many, over HTTP on this machine only; for `report --live`.
 
-`report.render` makes the page. Updates are server-sent events: `page` has all data but the conversations,
-`conversations` says that there are new ones to fetch, `trouble` is a line on files that cannot be read.
+`report.render` and `overview.render_overview` make the pages. Updates are server-sent events: `page` has all
+data but the conversations, `conversations` says that there are new ones to fetch, `trouble` is a line on
+files that cannot be read.
 
 What is sent is made once for all clients while the files are as they were (`SharedText`), and few of them are
 kept up to date (`event_stream`): clients that never read, however many, hold up no other.
@@ -14,18 +15,27 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
 from stateset_agents.reporting.html import plotly_js
-from stateset_agents.reporting.page_data import page_data
-from stateset_agents.reporting.report import Recorded, render
+from stateset_agents.reporting.overview import (
+    RunResults,
+    has_runs,
+    overview_data,
+    read_run,
+    render_overview,
+    run_folders,
+)
+from stateset_agents.reporting.report import Recorded, page_data, render
 from stateset_agents.runtime.http_guard import HttpGuard
 from stateset_agents.runtime.http_server import listen
 from stateset_agents.tracking.jsonl import damage_named, dump
+from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.types.errors import StatesetError
 
@@ -34,9 +44,9 @@ _HOST = "127.0.0.1"
 _READ_TIMEOUT = 30.0
 """Seconds in which a request has to arrive, and an answer to be read."""
 _POLL_SECONDS = 0.5
-"""Between two checks of the files."""
-_MIN_SECONDS = {"page": 0.0, "conversations": 3.0}
-"""Between two events of a kind; conversations are many bytes."""
+"""Seconds between two checks of the files."""
+_CONVERSATIONS_SECONDS = 3.0
+"""Least seconds between two events that tell of new conversations, which are many bytes to fetch."""
 _MAX_STREAMS = 64
 """Pages that are kept up to date at the same time."""
 _STREAMS = web.AppKey("streams", list[web.Request])
@@ -96,8 +106,8 @@ class SharedText:
     _making: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def get(self, states: object) -> bytes:
-        """In UTF-8. `states`: of the files as the caller sees them, equal while they are as they were. Raises
-        the error of `make`, which is kept as a text is."""
+        """The text in UTF-8. `states`: the states of the files as the caller sees them, equal while the files
+        are unchanged. Raises the error of `make`, which is kept as a text is."""
         async with self._making:
             if self._states is None or states != self._states:
                 try:
@@ -132,7 +142,7 @@ class _Live:
         self.log = log
         self.recorded = recorded
         self._reading = threading.Lock()
-        """Of `recorded`."""
+        """The lock that guards `recorded`."""
         self.html = SharedText(self._render)
         self.page_json = SharedText(self._page_json)
         self.conversations_json = SharedText(self._conversations_json)
@@ -154,26 +164,11 @@ class _Live:
         return await _response(text, None, "application/json")
 
     async def events(self, request: web.Request) -> web.StreamResponse:
-        """Send events as long as the page is open."""
-        sent_states: dict[str, FileStates] = {}
-        sent_at = dict.fromkeys(_MIN_SECONDS, -math.inf)
-        async with event_stream(request) as response:
-            while True:
-                for name, seconds in _MIN_SECONDS.items():
-                    states = self.states(name)
-                    if sent_states.get(name) != states and time.monotonic() - sent_at[name] >= seconds:
-                        await response.write(await self._event(name, states))
-                        sent_states[name], sent_at[name] = states, time.monotonic()
-                await response.write(b": still here\n\n")
-                await asyncio.sleep(_POLL_SECONDS)
-        return response
-
-    async def _event(self, name: str, states: FileStates) -> bytes:
-        try:
-            data = await self.page_json.get(states) if name == "page" else b"{}"
-        except StatesetError as error:
-            return trouble(error)
-        return b"event: %s\ndata: %s\n\n" % (name.encode(), data)
+        """Send the page's data and word of new conversations."""
+        states = self.states
+        page = LiveData(lambda: states("page"), self.page_json.get)
+        conversations = LiveData(lambda: states("conversations"), _no_data, _CONVERSATIONS_SECONDS)
+        return await send_changes(request, {"page": page, "conversations": conversations}, _POLL_SECONDS)
 
     def states(self, name: str) -> FileStates:
         """State of the files of a kind of event."""
@@ -183,7 +178,7 @@ class _Live:
         return file_states(folder.rollouts, folder.timeline)
 
     def _render(self) -> str:
-        """Without conversations: the page fetches them after the first event."""
+        """Render the page without conversations, which it fetches after the first event."""
         with damage_named(self.log.folder.path):
             data = {**page_data(self.log), **Recorded(self.log).select()}
         return render(data, plotly="plotly.js", live=True)
@@ -200,6 +195,48 @@ class _Live:
     def _steps_json(self, stage: str, steps: tuple[float, float]) -> str:
         with self._reading, damage_named(self.log.folder.path):
             return dump(self.recorded.of_steps(stage, steps))
+
+
+async def _no_data(_: object) -> bytes:
+    """The data of an event that only tells the page to fetch something."""
+    return b"{}"
+
+
+@dataclass(frozen=True, slots=True)
+class LiveData:
+    """The data of one kind of event, which is sent when the states of its files have changed."""
+
+    states: Callable[[], object]
+    data: Callable[[object], Awaitable[bytes]]
+    """The data as JSON, for these states."""
+    seconds: float = 0.0
+    """Least seconds between two events."""
+
+
+async def send_changes(
+    request: web.Request, kinds: Mapping[str, LiveData], poll_seconds: float
+) -> web.StreamResponse:
+    """Send an event of each kind at first, and again when its files have changed, until the page is closed.
+
+    Where files cannot be read, a `trouble` event stands in for it.
+    """
+    sent: dict[str, object] = {}
+    sent_at = dict.fromkeys(kinds, -math.inf)
+    async with event_stream(request) as response:
+        while True:
+            for name, kind in kinds.items():
+                states = await asyncio.to_thread(kind.states)
+                if sent.get(name) == states or time.monotonic() - sent_at[name] < kind.seconds:
+                    continue
+                try:
+                    event = b"event: %s\ndata: %s\n\n" % (name.encode(), await kind.data(states))
+                except StatesetError as error:
+                    event = trouble(error)
+                await response.write(event)
+                sent[name], sent_at[name] = states, time.monotonic()
+            await response.write(b": still here\n\n")
+            await asyncio.sleep(poll_seconds)
+    return response
 
 
 @contextlib.asynccontextmanager
@@ -231,3 +268,78 @@ def file_states(*files: Path) -> FileStates:
     """Size and time of each file; zeros if it does not exist yet."""
     states = [file.stat() if file.exists() else None for file in files]
     return tuple((state.st_size, state.st_mtime_ns) if state else (0, 0) for state in states)
+
+
+# ------------------------------------------------------------------------------ the page of many runs
+
+_OVERVIEW_POLL_SECONDS = 3.0
+"""Seconds between two checks of all runs' files."""
+
+
+async def serve_overview(
+    root: str | Path, *, port: int = DEFAULT_PORT, on_ready: Callable[[str], None] = print
+) -> None:
+    """Serve until cancelled; `on_ready` gets the address once it answers. Port 0 takes a free one.
+
+    Raises ConfigurationError if the folder holds no run that can be read, or the port is in use.
+    """
+    live = LiveOverview(root)
+    await live.json.get(live.states())
+    routes = [
+        web.get("/", live.page),
+        web.get("/plotly.js", plotly),
+        web.get("/events", live.events),
+        web.get("/{run}/report.html", live.report),
+    ]
+    await serve_routes(routes, port, on_ready)
+
+
+class LiveOverview:
+    """Handlers of the addresses; a run is read again when its files have changed."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = root
+        self._runs: dict[RunFolder, tuple[FileStates, int, RunResults]] = {}
+        self._reading = threading.Lock()
+        self.json = SharedText(lambda: dump(self.data()))
+        self._html = SharedText(lambda: render_overview(self.data(), plotly="plotly.js", live=True))
+
+    async def page(self, _: web.Request) -> web.StreamResponse:
+        return await html_response(self._html, await asyncio.to_thread(self.states))
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        """Send the page's data, as it may have changed since the page, and again whenever a run goes on."""
+        page = LiveData(self.states, self.json.get)
+        return await send_changes(request, {"page": page}, _OVERVIEW_POLL_SECONDS)
+
+    async def report(self, request: web.Request) -> web.StreamResponse:
+        """A run's own page, if it has been written."""
+        name = request.match_info["run"]
+        folders = await asyncio.to_thread(run_folders, self.root)
+        file = next((folder.report for folder in folders if folder.path.name == name), None)
+        if file is None or not file.is_file():
+            raise web.HTTPNotFound(text=f"there is no page of a run {name!r:.80}")
+        return web.FileResponse(file, headers={"Cache-Control": "no-store"})
+
+    def data(self) -> dict[str, Any]:
+        """Return `overview_data`; runs whose files are unchanged are not read again."""
+        with self._reading:
+            return overview_data(self.root, read=self._read)
+
+    def states(self) -> dict[RunFolder, FileStates]:
+        """Another value when a run has gone on, or a new one has begun; empty without runs."""
+        if not has_runs(self.root):
+            return {}
+        return {folder: _of(folder) for folder in run_folders(self.root)}
+
+    def _read(self, log: RunLog, max_points: int) -> RunResults:
+        states = _of(log.folder)
+        kept = self._runs.get(log.folder)
+        if kept is None or kept[:2] != (states, max_points):
+            kept = (states, max_points, read_run(log, max_points))
+            self._runs[log.folder] = kept
+        return kept[2]
+
+
+def _of(folder: RunFolder) -> FileStates:
+    return file_states(folder.metrics, folder.summary, folder.config, folder.rollouts, folder.report)

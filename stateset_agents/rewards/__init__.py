@@ -11,9 +11,14 @@ from stateset_agents.core.reward import (
     as_reward,
     reward_function,
 )
-from stateset_agents.rewards.agreement import Agreement, measure_agreement
 from stateset_agents.rewards.code import CodeReward, create_code_reward
-from stateset_agents.rewards.composites import GatedReward, ProductReward
+from stateset_agents.rewards.composites import (
+    GatedReward,
+    NormalizedReward,
+    ProductReward,
+    ScaledReward,
+    apply_reward_scaling,
+)
 from stateset_agents.rewards.factories import (
     create_customer_service_reward,
     create_domain_reward,
@@ -28,7 +33,7 @@ from stateset_agents.rewards.formats import (
     create_schema_reward,
     create_similarity_reward,
 )
-from stateset_agents.rewards.judge import JudgeReward, create_judge_reward
+from stateset_agents.rewards.judge import Agreement, JudgeReward, create_judge_reward, measure_agreement
 from stateset_agents.rewards.reasoning import (
     DeepSeekRewardFunction,
     MathAnswerReward,
@@ -38,7 +43,6 @@ from stateset_agents.rewards.reasoning import (
     create_reasoning_format_reward,
     create_reasoning_reward,
 )
-from stateset_agents.rewards.scaling import NormalizedReward, ScaledReward, apply_reward_scaling
 from stateset_agents.rewards.shaping import PotentialShaping
 from stateset_agents.rewards.verifiable import (
     create_conciseness_reward,

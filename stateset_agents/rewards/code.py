@@ -19,9 +19,9 @@ from stateset_agents.types.trajectory import Trajectory
 
 _log = get_logger(__name__)
 _MOST_CHARACTERS = 100_000
-"""Of a reply; a longer one is no program."""
+"""Characters of a reply; a longer one is no program."""
 _PYTHON = ("", "py", "python", "python3")
-"""What may stand behind the fence of a program."""
+"""Languages that a program's fence may name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class HiddenCases:
     expected: tuple[Any, ...]
 
     def job(self, program: str) -> Job:
-        """What a sandbox is told: no expected value."""
+        """Return what the sandbox runs; it holds no expected value."""
         if self.entry_point is None:
             return Job(program=program, stdin=self.inputs)
         return Job(program=program, entry_point=self.entry_point, arguments=self.inputs)
@@ -72,18 +72,12 @@ class CodeReward(RewardFunction):
         self.local = self._sandbox.local
         self._all_or_nothing = all_or_nothing
         self._tolerance = float(tolerance)
-        self._has_warned = False
 
     async def score(self, trajectory: Trajectory) -> RewardResult:
         given = trajectory.scenario.context.get("tests")
         if given is None:
-            if not self._has_warned:
-                self._has_warned = True
-                _log.warning(
-                    "reward does not apply: the scenario has no tests",
-                    reward=self.name,
-                    mend='give context["tests"]',
-                )
+            message = "reward does not apply: the scenario has no tests"
+            self.warn_once(_log, message, mend='give context["tests"]')
             return RewardResult(score=None)
         tests = read_tests(given)
         program = last_program(trajectory.replies[-1].content) if trajectory.replies else None

@@ -21,10 +21,10 @@ from stateset_agents.claims.text_checks import (
 )
 from stateset_agents.claims.typed_values import stem
 from stateset_agents.core.scoring.base import RewardFunction, RewardResult
-from stateset_agents.core.scoring.normal_form import in_normal_form
 from stateset_agents.core.scoring.transcript import (
     Transcript,
     claims_something_false,
+    in_normal_form,
     read_transcript,
     resolution,
     share,
@@ -38,22 +38,18 @@ from stateset_agents.types.trajectory import Trajectory
 _log = get_logger(__name__)
 
 FORM_ONLY_CAP = 0.5
-"""Most that a conversation earns when nothing about it can be checked."""
+"""Highest score of a conversation when nothing about it can be checked."""
 UNRESOLVED_CAP = 0.5
-"""Most that a conversation earns that is not resolved, or names a fact without telling it."""
-
-
-FormCheck = Callable[[Transcript], float]
-"""From 0 to 1."""
+"""Highest score of a conversation that is not resolved, or names a fact without telling it."""
 
 
 def _courtesy(transcript: Transcript) -> float:
-    """Once is enough: a second apology earns nothing."""
+    """1 for courtesy in any reply: a second apology earns nothing."""
     return float(any(map(is_courteous, transcript.sound)))
 
 
 def _relevance(transcript: Transcript) -> float:
-    """Half for one word of the topic, in any of its forms, all for two."""
+    """1/2 for one word of the topic, in any of its forms, 1 for two."""
     stems = {stem(word) for text in transcript.sound for word in content_words(text)}
     return min(len(stems & transcript.topic), 2) / 2
 
@@ -95,11 +91,11 @@ def _goes_on(transcript: Transcript) -> float:
 
 
 def _pleased(transcript: Transcript) -> float:
-    """Is the user's last word one of thanks or praise?"""
+    """1 where the user's last words are thanks or praise."""
     return float(bool(transcript.reactions) and is_pleased(transcript.reactions[-1]))
 
 
-_FORM_CHECKS: Mapping[str, FormCheck] = {
+_FORM_CHECKS: Mapping[str, Callable[[Transcript], float]] = {
     "courtesy": _courtesy,
     "relevance": _relevance,
     "helpful": _helpful,
@@ -109,6 +105,7 @@ _FORM_CHECKS: Mapping[str, FormCheck] = {
     "goes_on": _goes_on,
     "pleased": _pleased,
 }
+"""Name -> a check of form, from 0 to 1."""
 _ENGLISH_CHECKS = frozenset({"courtesy", "helpful", "pleased"})
 
 
@@ -140,7 +137,7 @@ DOMAINS: Mapping[str, Domain] = {
 
 
 class ResolutionReward(RewardFunction):
-    """Was the user's matter resolved, and how was it said? A number from 0 to 1.
+    """Scores whether the user's matter was resolved, and how it was said, from 0 to 1.
 
         score = integrity · manner · (w · resolution + (1 - w) · form)      something can be checked
         score = integrity · manner · form · 0.5                             nothing can
@@ -163,15 +160,13 @@ class ResolutionReward(RewardFunction):
             key: weight for key, weight in domain.form.items() if english or key not in _ENGLISH_CHECKS
         }
         self._english = english
-        self._has_warned = False
 
     async def score(self, trajectory: Trajectory) -> RewardResult:
         result = await in_thread(lambda: self._score(in_normal_form(trajectory)))
-        if result.breakdown["form_only"] and not self._has_warned:
-            self._has_warned = True
-            _log.warning(
+        if result.breakdown["form_only"]:
+            self.warn_once(
+                _log,
                 "reward scores form only: nothing in the scenario can be checked",
-                reward=self.name,
                 most=FORM_ONLY_CAP,
                 mend='give context["expected_facts"], or an environment that tells success',
             )
@@ -240,5 +235,5 @@ def create_engagement_reward(*, english: bool = True) -> ResolutionReward:
 
 
 def create_tutoring_reward(*, english: bool = True) -> ResolutionReward:
-    """What is to be taught was told, with questions; put the bare answer under `context["forbidden"]`."""
+    """The facts were explained, with questions; put the bare answer under `context["forbidden"]`."""
     return create_domain_reward("tutoring", english=english)

@@ -16,7 +16,7 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.trajectory import Trajectory
 
 _MOST_CHARACTERS = 20_000
-"""Of a reply; a longer one fails every check of form."""
+"""Characters of a reply; a longer one fails every check of form."""
 _FENCED = re.compile(r"\A```(?:json)?[ \t]*\n(.*)\n```\Z", re.DOTALL)
 
 
@@ -131,7 +131,7 @@ def _refused(constant: str) -> None:
 
 
 class SimilarityReward(CheckedReward):
-    """How like the last reply is to the best of the scenario's `context["reference"]` texts, see `likeness`.
+    """Scores how like the last reply is to the best of the `context["reference"]` texts, see `likeness`.
 
     It pays for the reference's words in its order. What else is said costs, and so do words left out; another
     wording of the same thing is not recognised, so give several, or use a judge.
@@ -158,7 +158,7 @@ class SimilarityReward(CheckedReward):
 
 
 def likeness(text: str, reference: str) -> float:
-    """From 0 to 1: the F1 of the longest common subsequence of words, without case and marks.
+    """Return the F1, from 0 to 1, of the longest common subsequence of words, without case and marks.
 
     ROUGE-L with equal weights (Lin, https://aclanthology.org/W04-1013, section 3): with m words in common in
     order it is 2 m / (words of both). "your order is late" and "the order is very late" have 3: 6 / 9.

@@ -15,10 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, get_args
 
 from stateset_agents.answers.agreement import Form, check_truth, math_agreement
+from stateset_agents.answers.tokens import closing_brace
 from stateset_agents.core.chat.replies.thoughts import answer_of, num_steps, read_reasoned, words_of
-from stateset_agents.core.scoring.base import RewardFunction, RewardResult, score_trajectories
-from stateset_agents.core.scoring.terms import RewardOfRewards, parts_of
-from stateset_agents.rewards.verifiable import CheckedReward
+from stateset_agents.core.reward import RewardOfRewards, parts_of
+from stateset_agents.core.scoring.base import Result, RewardFunction, RewardResult, score_trajectories
+from stateset_agents.rewards.verifiable import NOTHING_TO_CHECK, CheckedReward
 from stateset_agents.runtime.named_code import imported
 from stateset_agents.types.errors import ConfigurationError, RewardFailure
 from stateset_agents.types.logs import get_logger
@@ -116,12 +117,9 @@ def _boxed(text: str) -> str | None:
     boxes = list(_BOX.finditer(text))
     if len(boxes) != 1:
         return None
-    depth = 0
-    for position in range(boxes[0].end() - 1, len(text)):
-        depth += (text[position] == "{") - (text[position] == "}")
-        if depth == 0:
-            return text[boxes[0].end() : position].strip() or None
-    return None
+    start = boxes[0].end()
+    end = closing_brace(text, start - 1)
+    return None if end is None else text[start:end].strip() or None
 
 
 class ReasoningReward(RewardOfRewards):
@@ -146,7 +144,6 @@ class ReasoningReward(RewardOfRewards):
         self._weights = {"format": float(format), "answer": float(answer)}
         self._format = ReasoningFormatReward(min_steps=min_steps)
         self._by_key = dict(answer_rewards or {})
-        self._has_warned = False
         super().__init__("reasoning", {"format": self._format, **self._by_key})
 
     @property
@@ -155,27 +152,24 @@ class ReasoningReward(RewardOfRewards):
 
     def check_scenario(self, scenario: Scenario) -> None:
         if scenario.context.get("answer") is not None:
-            self._of("answer").check_scenario(scenario)
+            self._reward_of("answer").check_scenario(scenario)
 
-    async def score_group(self, trajectories: Sequence[Trajectory]) -> list[RewardResult | RewardFailure]:
+    async def score_group(self, trajectories: Sequence[Trajectory]) -> list[Result]:
         formats = await score_trajectories(self._format, trajectories)
-        answers: list[RewardResult | RewardFailure] = [RewardResult(score=None)] * len(trajectories)
+        answers: list[Result] = [RewardResult(score=None)] * len(trajectories)
         keys = [self._key(trajectory.scenario) for trajectory in trajectories]
         for key in dict.fromkeys(key for key in keys if key is not None):
             places = [place for place, other in enumerate(keys) if other == key]
-            scored = await score_trajectories(self._of(key), [trajectories[place] for place in places])
+            scored = await score_trajectories(self._reward_of(key), [trajectories[place] for place in places])
             for place, result in zip(places, scored, strict=True):
                 answers[place] = result
         return [self._joined(*pair) for pair in zip(formats, answers, strict=True)]
 
-    def _joined(
-        self, form: RewardResult | RewardFailure, answer: RewardResult | RewardFailure
-    ) -> RewardResult | RewardFailure:
-        for result in (form, answer):
-            if isinstance(result, RewardFailure):
-                return result
-        assert isinstance(form, RewardResult)
-        assert isinstance(answer, RewardResult)
+    def _joined(self, form: Result, answer: Result) -> Result:
+        if isinstance(form, RewardFailure):
+            return form
+        if isinstance(answer, RewardFailure):
+            return answer
         breakdown = {**parts_of("format", form), **parts_of("answer", answer)}
         if form.score is None or answer.score is None:
             return RewardResult(score=None, breakdown=breakdown)
@@ -183,24 +177,19 @@ class ReasoningReward(RewardOfRewards):
         return RewardResult(score=total, breakdown=breakdown)
 
     def _key(self, scenario: Scenario) -> str | None:
-        """Which key of the context says what is right; None where there is none."""
-        known = {**ANSWER_REWARDS, **self._by_key}
-        found = [key for key in known if scenario.context.get(key) is not None]
-        if len(found) > 1:
+        """Return the key of the context that says what is right; None where there is none."""
+        rewards = {**ANSWER_REWARDS, **self._by_key}
+        keys = [key for key in rewards if scenario.context.get(key) is not None]
+        if len(keys) > 1:
             raise ConfigurationError(
-                f"scenario {scenario.id} has {' and '.join(found)} in its context: give the one that says "
+                f"scenario {scenario.id} has {' and '.join(keys)} in its context: give the one that says "
                 "what is right"
             )
-        if not found and not self._has_warned:
-            self._has_warned = True
-            _log.warning(
-                "reward does not apply: nothing in the scenario can be checked",
-                reward=self.name,
-                mend=f"give context {' or '.join(known)}",
-            )
-        return found[0] if found else None
+        if not keys:
+            self.warn_once(_log, NOTHING_TO_CHECK, mend=f"give context {' or '.join(rewards)}")
+        return keys[0] if keys else None
 
-    def _of(self, key: str) -> RewardFunction:
+    def _reward_of(self, key: str) -> RewardFunction:
         if key not in self._by_key:
             self._by_key[key] = imported("reward", ANSWER_REWARDS[key])()
         return self._by_key[key]
@@ -237,19 +226,20 @@ def create_reasoning_reward(
 class DeepSeekRewardFunction:
     """The reward of a prompt and a response, without a conversation: `ReasoningReward` as a plain call.
 
-    >>> DeepSeekRewardFunction().compute_reward("2 + 3?", "<think>2 + 3 = 5</think><answer>5</answer>",
-    truth=5) 1.1
+    >>> reward = DeepSeekRewardFunction()
+    >>> reward.compute_reward("2 + 3?", "<think>2 + 3 = 5</think><answer>5</answer>", truth=5)
+    1.1
 
     DeepSeek-R1-Zero's rule-based rewards (https://arxiv.org/abs/2501.12948, section 2.2.2): accuracy and
     format, no model.
     """
 
     def __init__(self, **settings: Any) -> None:
-        """Those of `create_reasoning_reward`."""
+        """`settings` are those of `create_reasoning_reward`."""
         self._reward = create_reasoning_reward(**settings)
 
     def compute_reward(self, prompt: str, response: str, *, truth: object) -> float:
-        """What the response earns.
+        """Return what the response earns.
 
         Args:
             prompt: As the chat template rendered it. One that ends with `<think>` has opened the thought.

@@ -8,7 +8,9 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+from stateset_agents.core.reward import RewardOfRewards, as_term, parts_of
 from stateset_agents.core.scoring.base import (
+    Result,
     RewardFunction,
     RewardResult,
     score_trajectories,
@@ -16,7 +18,6 @@ from stateset_agents.core.scoring.base import (
     turn_rewards,
 )
 from stateset_agents.core.scoring.function_reward import FunctionReward, Reward
-from stateset_agents.core.scoring.terms import RewardOfRewards, as_term, parts_of
 from stateset_agents.runtime.tasks import gather_or_cancel
 from stateset_agents.types.errors import ConfigurationError, RewardFailure
 from stateset_agents.types.settings import alternatives
@@ -90,15 +91,13 @@ class PotentialShaping(RewardOfRewards):
         super().__init__(name, {self._reward.name: self._reward})
         self.local = self.local and self._potential.local
 
-    async def score_group(self, trajectories: Sequence[Trajectory]) -> list[RewardResult | RewardFailure]:
+    async def score_group(self, trajectories: Sequence[Trajectory]) -> list[Result]:
         results = await score_trajectories(self._reward, trajectories)
         return await gather_or_cancel(
             self._shaped(trajectory, result) for trajectory, result in zip(trajectories, results, strict=True)
         )
 
-    async def _shaped(
-        self, trajectory: Trajectory, result: RewardResult | RewardFailure
-    ) -> RewardResult | RewardFailure:
+    async def _shaped(self, trajectory: Trajectory, result: Result) -> Result:
         if isinstance(result, RewardFailure):
             return result
         breakdown = parts_of(self._reward.name, result)

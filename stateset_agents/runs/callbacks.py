@@ -32,7 +32,7 @@ CLOSING_TIMEOUT = 60.0
 
 
 class Training(Protocol):
-    """What a callback, a tracker or the console reads of any trainer, and asks of it."""
+    """The part of any trainer that callbacks, trackers and the console use."""
 
     @property
     def run(self) -> RunFolder: ...

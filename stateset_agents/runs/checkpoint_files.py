@@ -31,16 +31,58 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from stateset_agents.runs.tensor_file import write_tensors
-from stateset_agents.runtime.disk import sync
+from stateset_agents.runtime.machine import sync
 from stateset_agents.types.errors import CheckpointError
+
+# safetensors' `save_file` keeps Python's global lock while it writes, half a second for a small model on
+# a busy disk; an event loop in the same process waits as long. So files are written here.
+
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_ALIGNMENT = 8
+"""Bytes that the data's beginning is a multiple of; the header is filled up with spaces."""
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write contiguous CPU tensors as https://huggingface.co/docs/safetensors lays them out.
+
+    Eight bytes of header length, the header (names, dtypes, shapes, offsets) as JSON, and the bytes. Raises
+    OSError where the disk cannot take them.
+    """
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # aligned by that
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in ordered:
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    with path.open("wb") as file:  # a write gives the lock away for as long as the disk takes
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, tensor in ordered:
+            file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+
 
 SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """What a resume needs."""
+    """The content of a checkpoint: all that a resume needs."""
 
     step: int
     """Steps finished."""
@@ -205,7 +247,7 @@ _FILES = {"model/model.safetensors", "optimizer.safetensors", "state.json"}
 
 
 def _other_checkpoint(damaged: Path) -> str:
-    """What to do about a checkpoint that cannot be loaded."""
+    """Advice for a checkpoint that cannot be loaded."""
     for path in reversed(_checkpoints(damaged.parent)):
         if path.name != damaged.name:
             with contextlib.suppress(CheckpointError):

@@ -1,4 +1,4 @@
-"""What a checkpoint and the run that goes on from it have in common, and processes that train together."""
+"""Compares a checkpoint with the run that goes on from it, and processes that train together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stateset_agents.types.errors import CheckpointError, ConfigurationError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What a checkpoint and the run that goes on from it have in common."""
+    """The properties that a checkpoint shares with the run that goes on from it."""
 
     base: str
     """Fingerprint of the weights at the start."""
@@ -26,17 +26,18 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compatibility:
-    """Which settings may differ between a checkpoint and the run that goes on from it, by dotted names."""
+    """The settings that may differ between a checkpoint and the run that goes on from it, by dotted names."""
 
     may_differ: frozenset[str]
-    """How long a run is, what it writes, where it runs; the weights themselves say which model it is."""
+    """Settings of a run's length, output and machine; the model is compared by its weights."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """{"training": {...}, ...}: the value of a setting that an older version did not have, for what that
     version did is today's default."""
     processes: str = "training.num_processes"
-    """How many processes train together."""
+    """Name of the setting that counts the processes."""
     step_size: tuple[str, ...] = ()
-    """Whose product, times the processes, is a step's episodes; the first can make up for the processes."""
+    """Settings whose product, times the processes, is a step's episodes; the first can make up for the
+    processes."""
 
     def check(self, path: Path, saved: Mapping[str, Any], run: Identity) -> None:
         """Raises CheckpointError naming what differs in `saved`, the identity of the checkpoint at `path`."""
@@ -70,7 +71,7 @@ class Compatibility:
         return set(factors) if differs and _product(old, factors) == _product(new, factors) else set()
 
     def _same_steps(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-        """How a step has as many episodes as before with another number of processes, where it can."""
+        """Advice that keeps a step's number of episodes with another number of processes, if any."""
         if old.get(self.processes) == new.get(self.processes) or not self.step_size:
             return ""
         batch, *others = self.step_size

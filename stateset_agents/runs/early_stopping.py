@@ -1,4 +1,4 @@
-"""Which step was best on the validation split, and whether it is worth going on. The trainer asks."""
+"""Early stopping: the best step on the validation split, and whether it is worth going on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stateset_agents.types.errors import ConfigurationError
 
 
 def crossed(every: int, before: int, now: int) -> bool:
-    """Has a multiple of `every` been reached since `before`? Never at 0, nor where `every` is 0.
+    """True if a multiple of `every` was reached since `before`; never at 0, nor where `every` is 0.
 
     Every 50 steps: from 49 to 50 and from 40 to 63, not from 50 to 99.
     """
@@ -29,7 +29,7 @@ class Best:
     """Evaluations in a row that did not exceed the best one by more than the threshold."""
 
     def chosen(self, wanted: str, metrics: Mapping[str, float]) -> Best:
-        """With the metric chosen by what the first evaluation has; "auto" prefers success.
+        """This value with the metric chosen by what the first evaluation has; "auto" prefers success.
 
         Raises ConfigurationError where success is wanted and the environment gives no verdict.
         """
@@ -43,7 +43,7 @@ class Best:
         return replace(self, metric=judged if wanted == "auto" else wanted)
 
     def after(self, step: int, value: float | None, *, threshold: float) -> Best:
-        """After an evaluation; `value` None (nothing could be judged) improves nothing.
+        """The value after an evaluation; `value` None (nothing could be judged) improves nothing.
 
         Any higher value (of a loss: any lower one) is the new best one, the earlier of two equals stays; only
         one that is better by more than `threshold` ends the waiting.
@@ -59,11 +59,11 @@ class Best:
         return replace(self, step=step, value=value, waits=waits)
 
     def exhausts(self, patience: int) -> bool:
-        """Have there been `patience` evaluations without improvement? Never where `patience` is 0."""
+        """True after `patience` evaluations without improvement; never where `patience` is 0."""
         return patience > 0 and self.waits >= patience
 
     def why_stopped(self) -> str:
-        """One line for whoever reads the summary."""
+        """The reason in one line, for the summary."""
         times = "evaluation" if self.waits == 1 else f"{self.waits} evaluations"
         if self.value is None:
             return f"stopped early: {self.metric} had no value in the last {times}"

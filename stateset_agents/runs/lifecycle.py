@@ -25,19 +25,19 @@ class Progress:
     step: int = 0
     """Steps finished."""
     num_steps: int = 0
-    """Of the whole run, were it to go to its end."""
+    """Steps of the whole run."""
     seconds: float = 0.0
-    """Spent in steps, over all parts of a resumed run."""
+    """Seconds spent in steps, over all parts of a resumed run."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Of the last step, and of the last evaluation."""
+    """Metrics of the last step and of the last evaluation."""
     best_step: int | None = None
-    """Of the best evaluation so far."""
+    """Step of the best evaluation so far."""
     best_value: float | None = None
     why: str | None = None
-    """How the training ended, in one line; None while it has not."""
+    """The reason for the end, in one line; None while the training goes on."""
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON has it: numbers that are not finite are null."""
+        """The values for JSON: numbers that are not finite are null."""
         numbers = {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
         return {**asdict(self), "metrics": numbers}
 
@@ -47,13 +47,16 @@ class Pausable(Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Is nothing under way?"""
+        """True when no work is running."""
 
     def pause(self) -> None:
-        """Begin nothing more; what is under way goes on to its end."""
+        """Start no new work; let running work finish."""
 
     def resume(self) -> None:
         """Begin work again."""
+
+    async def close(self) -> object:
+        """End the work; it will not be resumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +71,16 @@ class NothingBeside:
     def resume(self) -> None:
         """Nothing to begin."""
 
+    async def close(self) -> None:
+        """Nothing to end."""
+
 
 class Lifecycle:
     """Whether a training runs, holds, stops or has ended; requests may come from any thread."""
 
     def __init__(self) -> None:
         self.why: str | None = None
-        """How the training ended, in one line; None while it has not."""
+        """The reason for the end, in one line; None while the training goes on."""
         self._phase: State = "idle"
         self._pauses = self._stops = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -85,29 +91,29 @@ class Lifecycle:
 
     @property
     def state(self) -> State:
-        """What holds now."""
+        """The state of the training now."""
         if self._phase == "running":
             return "stopping" if self._stops else "pausing" if self._pauses else "running"
         return self._phase
 
     @property
     def is_paused(self) -> bool:
-        """Does the training hold between two steps?"""
+        """True while the training is held between two steps."""
         return self._phase == "paused"
 
     @property
     def has_ended(self) -> bool:
-        """Is there no training under way any more?"""
+        """True once the training has ended, until another begins."""
         return self._phase in _ENDED
 
     @property
     def is_training(self) -> bool:
-        """Has `train` been called, and not returned?"""
+        """True from the call of `train` until it returns."""
         return not self._returned.is_set()
 
     @property
     def is_this_task(self) -> bool:
-        """Does the training run in the task that asks?"""
+        """True in the task that runs the training."""
         return self._task is not None and asyncio.current_task() is self._task
 
     # ------------------------------------------------------------------------------ requests

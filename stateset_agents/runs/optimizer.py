@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stateset_agents.backends.linears.auto_dtype import auto_dtype
-from stateset_agents.runs.learning_rate import schedule
+from stateset_agents.backends.linears import auto_dtype
 from stateset_agents.runs.settings import OptimizerSettings
 from stateset_agents.types.errors import ConfigurationError
 
@@ -35,10 +34,10 @@ _AS_TORCH = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What an optimiser step did."""
+    """The result of an optimiser step."""
 
     grad_norm: float
-    """Before clipping."""
+    """Norm of the gradient before clipping."""
     stepped: bool
     """False when the gradient or the loss was not finite: weights and schedule stayed."""
     learning_rate: float
@@ -58,12 +57,12 @@ class Optimization:
         position in them); `scale`: multiply the loss (fp16)."""
         self._config = config
         self.length = num_updates
-        """Of the schedule; the next step follows what it is set to."""
+        """Length of the schedule in updates; a new value holds from the next step on."""
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         decayed = [parameter for parameter in self._parameters if parameter.ndim >= 2]
         undecayed = [parameter for parameter in self._parameters if parameter.ndim < 2]
         self.trained_parameters: Sequence[Tensor] = (*decayed, *undecayed)
-        """In the order of the optimiser's state."""
+        """The trained parameters in the order of the optimiser's state."""
         groups = [
             {"params": decayed, "weight_decay": config.weight_decay},
             {"params": undecayed, "weight_decay": 0.0},
@@ -83,13 +82,7 @@ class Optimization:
 
         `position`: where in the schedule's length this step stands, where that is not counted in updates.
         """
-        factor = schedule(
-            self.num_updates if position is None else position,
-            self.length,
-            kind=self._config.lr_scheduler_type,
-            warmup_ratio=self._config.warmup_ratio,
-            min_ratio=self._config.lr_min_ratio,
-        )
+        factor = self._config.lr_factor(self.num_updates if position is None else position, self.length)
         learning_rate = self._config.learning_rate * factor
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate

@@ -1,1 +1,1 @@
-"""What everything runs on: tasks and time limits, retries, threads, devices, the HTTP guard."""
+"""The ground that everything runs on: tasks and time limits, retries, threads, devices, the HTTP guard."""

@@ -1,4 +1,4 @@
-"""Which requests an HTTP server of this package answers: serve, the live report, rollout endpoints.
+"""Decides which requests an HTTP server of this package answers: serve, the live report, rollout endpoints.
 
 Any web page that is open in a browser on this machine can send requests to 127.0.0.1. Such a page cannot send
 `application/json` without a preflight request, which no server here answers. A page that points its own name
@@ -92,7 +92,8 @@ class HttpGuard:
         )
 
     def middleware(self) -> Callable[..., Awaitable[web.StreamResponse]]:
-        """For `web.Application(middlewares=[...])`, after the middleware that formats errors."""
+        """The middleware for `web.Application(middlewares=[...])`, after the middleware that formats
+        errors."""
         from aiohttp import web
 
         @web.middleware
@@ -129,7 +130,7 @@ class HttpGuard:
             )
 
     def allows_host(self, header: str) -> bool:
-        """Is this value of the `Host` header served?"""
+        """True if this value of the `Host` header is served."""
         name, port = _name_and_port(header)
         if port and not port.isdecimal():
             return False
@@ -147,7 +148,7 @@ class HttpGuard:
 
 
 def is_loopback(address: str) -> bool:
-    """Can only this machine reach a server that listens on `address`?"""
+    """True if only this machine can reach a server that listens on `address`."""
     ip = _address(_name_and_port(_in_url(address))[0])
     return address.casefold() == "localhost" or (ip is not None and ip.is_loopback)
 

@@ -7,12 +7,13 @@ import contextvars
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
-from concurrent.futures import Future
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
+from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 
 _log = get_logger(__name__)
@@ -83,7 +84,7 @@ def _forget(task: asyncio.Future[Any]) -> None:
 
 
 class Deadline:
-    """When the work that it bounds has to be over; it may be moved while work is under way.
+    """A time limit of the work that it bounds; it may be moved while work is under way.
 
     >>> async with Deadline(30.0).bound(EnvironmentTimeout("30 s are over")):
     ...     await work()
@@ -288,3 +289,67 @@ def _run(future: Future[Any], work: Callable[[], Any]) -> None:
 
 
 _threads = _Threads()
+
+
+Piece = TypeVar("Piece")
+
+
+def streamed(work: Callable[[Callable[[str], None]], Awaitable[T]]) -> AsyncGenerator[str | T]:
+    """`reported` of pieces of text."""
+    return reported(work)
+
+
+async def reported(work: Callable[[Callable[[Piece], None]], Awaitable[T]]) -> AsyncGenerator[Piece | T]:
+    """The pieces that `work` passes to its callback, and at the end its result.
+
+    Leaving the loop early cancels the work and waits for its end.
+    """
+    pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
+
+    async def run() -> T:
+        return await work(pieces.put_nowait)
+
+    task = asyncio.create_task(run())
+    task.add_done_callback(lambda _: pieces.put_nowait(None))
+    try:
+        while (piece := await pieces.get()) is not None:
+            yield piece
+        yield task.result()
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+_T = TypeVar("_T")
+
+
+class Worker:
+    """Runs blocking work while the event loop goes on. It cannot be started again once stopped."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._is_stopped = False
+        self._thread = ThreadPoolExecutor(
+            max_workers=1,
+            thread_name_prefix="update",
+            initializer=torch.set_num_threads,  # torch keeps one number per thread
+            initargs=(torch.get_num_threads(),),
+        )
+
+    def refuse_stopped(self) -> None:
+        """Raises ConfigurationError after `stop`."""
+        if self._is_stopped:
+            raise ConfigurationError(
+                "the trainer was stopped: make a new one, with run=trainer.run and load_checkpoint() to go on"
+            )
+
+    async def run(self, work: Callable[..., _T], *arguments: Any) -> _T:
+        """The result of `work(*arguments)`."""
+        self.refuse_stopped()
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
+    async def stop(self) -> None:
+        """Wait for the work under way and end the thread; stopping twice does nothing."""
+        self._is_stopped = True
+        await asyncio.to_thread(self._thread.shutdown)

@@ -20,9 +20,11 @@ _Model = TypeVar("_Model", bound=Settings)
 _MERGE = "tag:yaml.org,2002:merge"
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _MAX_DIGITS = 200
-"""Of a number: so an integer fits into a float, and Python can write it out, also 0xff... and 1:59:59..."""
+"""Most characters of a number: so an integer fits into a float, and Python can write it out, also 0xff... and
+1:59:59..."""
 _MAX_NODES = 100_000
-"""That aliases may add to a text: nine lists of nine aliases each, one in the other, are a billion."""
+"""Most values that aliases may add to a text: nine lists of nine aliases each, one in the other, are a
+billion."""
 
 
 def read_yaml(path: Path) -> Any:

@@ -24,14 +24,9 @@ KILLED = 137
 """With this code a process that waits for the program's ends where the program was killed by SIGKILL."""
 
 _MOST_DEPTH = 60
-"""Of lists in lists; claims.py reads no deeper either."""
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = (
-    1,
-    4,
-    22,
-    24,
-    38,
-)
+"""Most levels of lists in lists; claims.py reads no deeper either."""
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP = 1, 4, 22
+_PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
 _LANDLOCK_RESTRICT_SELF = 446  # on every architecture
 _SIGKILL = 9
 _CLOCK_PROCESS_CPUTIME_ID, _TIMER_ABSTIME, _SIGEV_SIGNAL = 2, 1, 0
@@ -39,15 +34,8 @@ _ROUNDED = 0.001
 """Seconds beyond the limit, so that an account, cut to whole microseconds, does not lie below it."""
 _NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 """mount, cgroup, uts, ipc, user, pid and net."""
-_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = (
-    1,
-    2,
-    4,
-    32,
-    4096,
-    16384,
-    1 << 18,
-)
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV = 1, 2, 4
+_MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 1 << 5, 1 << 12, 1 << 14, 1 << 18
 _MNT_DETACH = 2
 
 
@@ -111,7 +99,7 @@ def _caller() -> Any:
 
 
 def _drop_capabilities(call: Any, capset: int) -> None:
-    """Of root there remains a name."""
+    """Give up all capabilities, so that root is only a name."""
     import ctypes
 
     for capability in range(64):
@@ -120,9 +108,8 @@ def _drop_capabilities(call: Any, capset: int) -> None:
         except OSError:  # it has no right to, or there are no more
             break
     header, none = ctypes.create_string_buffer(8), ctypes.create_string_buffer(24)
-    header.raw = (0x20080522).to_bytes(4, sys.byteorder) + bytes(
-        4
-    )  # _LINUX_CAPABILITY_VERSION_3, this process
+    # _LINUX_CAPABILITY_VERSION_3, this process
+    header.raw = (0x20080522).to_bytes(4, sys.byteorder) + bytes(4)
     call("syscall", capset, ctypes.addressof(header), ctypes.addressof(none))
 
 
@@ -150,7 +137,7 @@ def _end_after(call: Any, seconds: float) -> None:
 
 
 def _filter_system_calls(call: Any, program: bytes) -> None:
-    """`program`: instructions of 8 bytes, as seccomp.py assembles them."""
+    """`program`: instructions of 8 bytes, as syscalls.py assembles them."""
     import ctypes
 
     class Program(ctypes.Structure):
@@ -164,16 +151,14 @@ def _leave_the_machine(call: Any, mounts: dict[str, list[str]], pivot_root: int)
     """Into namespaces of its own: no network, no processes, no files but `show` without `hide`."""
     user, group = os.getuid(), os.getgid()
     call("unshare", _NEW_NAMESPACES)
-    for name, text in (
-        ("setgroups", "deny"),
-        ("uid_map", f"{user} {user} 1"),
-        ("gid_map", f"{group} {group} 1"),
-    ):
+    maps = {"setgroups": "deny", "uid_map": f"{user} {user} 1", "gid_map": f"{group} {group} 1"}
+    for name, text in maps.items():
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
     call("mount", b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
     shown = {path: os.open(path, os.O_PATH) for path in mounts["show"]}
     root = "/tmp" if os.path.isdir("/tmp") else "/var"
+    read_only = _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV
     call("mount", b"tmpfs", root.encode(), b"tmpfs", _MS_NOSUID | _MS_NODEV, b"size=1m,mode=755")
     for path, descriptor in shown.items():
         target = root + path
@@ -183,10 +168,8 @@ def _leave_the_machine(call: Any, mounts: dict[str, list[str]], pivot_root: int)
             os.makedirs(os.path.dirname(target), exist_ok=True)
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
         call("mount", f"/proc/self/fd/{descriptor}".encode(), target.encode(), None, _MS_BIND, None)
-        kept = (
-            os.statvfs(target).f_flag & 0b1111 | _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV
-        )
-        call("mount", None, target.encode(), None, kept, None)
+        kept = os.statvfs(target).f_flag & 0b1111
+        call("mount", None, target.encode(), None, kept | read_only, None)
         os.close(descriptor)
     for path in mounts["hide"]:
         call("mount", b"tmpfs", (root + path).encode(), b"tmpfs", _MS_RDONLY, b"size=4k,mode=000")
@@ -194,7 +177,7 @@ def _leave_the_machine(call: Any, mounts: dict[str, list[str]], pivot_root: int)
     call("syscall", pivot_root, b".", b".")
     call("umount2", b".", _MNT_DETACH)
     os.chdir("/")
-    call("mount", None, b"/", None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV, None)
+    call("mount", None, b"/", None, read_only, None)
 
 
 def _go_on_in_a_child(call: Any, *, is_program: bool) -> float:
@@ -283,7 +266,7 @@ def serve(job: Job) -> None:
 
 
 def _new_module(name: str) -> dict[str, Any]:
-    """Its names; classes look their module up by its name."""
+    """The names of a new module; classes look their module up by its name."""
     module = type(sys)(name)
     sys.modules[name] = module
     return vars(module)

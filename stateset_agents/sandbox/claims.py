@@ -1,4 +1,5 @@
-"""What a program claims to have computed, and whether it is what was expected. The grader alone compares.
+"""The values that a program claims to have computed, and whether it is what was expected. The grader alone
+compares.
 
 Nothing of a claim is believed: it is parsed as JSON of a few forms, and compared from the expected value's
 side, so that a claim decides neither how long a comparison takes nor which `==` it uses.
@@ -21,12 +22,12 @@ READY = b'"ready"\n'
 """The first line, written before the program's first."""
 _MOST_DEPTH = 60
 _DIGITS = 40
-"""Of a JSON number; larger integers come as text in base 16."""
+"""Most digits of a JSON number; larger integers come as text in base 16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claims:
-    """What came out of a job."""
+    """The program's output, as it reported it."""
 
     claimed: Mapping[int, Any]
     """Case -> the claim about its value, as it was sent: for `agrees`. Cases without one are missing."""
@@ -36,10 +37,10 @@ class Claims:
     level: str
     """Behind which walls it ran: a name of `levels.LEVELS`, or the executor's address."""
     cpu_seconds: float = 0.0
-    """Of the process, its start included; 0 where another machine ran it."""
+    """Processor time of the process, its start included; 0 where another machine ran it."""
 
     def agree(self, case: int, expected: object, *, tolerance: float = 0.0) -> bool:
-        """Is what was claimed for this case the expected value? See `agrees`."""
+        """True if the claim for this case is the expected value; see `agrees`."""
         return case in self.claimed and agrees(self.claimed[case], expected, tolerance=tolerance)
 
 
@@ -87,7 +88,7 @@ def _short_int(digits: str) -> int:
 
 
 def agrees(claim: Any, expected: object, *, tolerance: float = 0.0) -> bool:
-    """Is the claim the expected value, of exactly its type?
+    """True if the claim is the expected value, of exactly its type.
 
     >>> agrees(["list", [1, True]], [1, True])
     True

@@ -1,4 +1,4 @@
-"""What a sandbox is asked: a program and its inputs, never what should come out."""
+"""A sandbox's job: a program and its inputs, never what should come out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stateset_agents.types.errors import ConfigurationError
 
 _MOST_DEPTH = 60
 _LEAST_MIB = 64
-"""What the interpreter itself takes of address space, with room to shut the door."""
+"""Address space that the interpreter itself takes, with room to shut the door."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Job:
         return len(self.arguments) or len(self.stdin)
 
     def request(self) -> dict[str, Any]:
-        """What the child reads of it."""
+        """The part of the job that the child reads."""
         return {
             "program": self.program,
             "entry_point": self.entry_point,
@@ -59,17 +59,17 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one submission may use; raises ConfigurationError for a limit that is no positive number."""
+    """Limits of one submission; raises ConfigurationError for a limit that is no positive number."""
 
     cpu_seconds: int = 4
-    """For all cases together, the interpreter's start included. The program is ended when its exact clock
-    has come so far."""
+    """Processor time of all cases together, the interpreter's start included. The program is ended when its
+    exact clock has come so far."""
     wall_seconds: float = 60.0
-    """After which the machine was too busy: a program behind seccomp cannot wait, and is not to blame."""
+    """Wall-clock limit. A program behind seccomp cannot sleep: exceeding it is the machine's fault."""
     memory_mib: int = 512
-    """Of address space."""
+    """Most MiB of address space."""
     output_bytes: int = 2**20
-    """Of claims."""
+    """Most bytes of the program's report."""
 
     def __post_init__(self) -> None:
         for name in ("cpu_seconds", "memory_mib", "output_bytes"):
@@ -83,7 +83,7 @@ class Limits:
             raise ConfigurationError(f"wall_seconds must be a positive number of seconds, got {wall!r}")
 
     def of_process(self) -> dict[str, int]:
-        """For setrlimit: RLIMIT_* -> most, soft and hard.
+        """The limits for setrlimit: RLIMIT_* -> most, soft and hard.
 
         A timer ends the program at `cpu_seconds`. RLIMIT_CPU is for what is without one (another program that
         `unsafe` lets it start): it counts ticks, more than were used where a neighbour yields, but never more

@@ -1,4 +1,4 @@
-"""Which walls this machine has, from the strongest on, and the choice among them."""
+"""The walls that this machine has, from the strongest on, and the choice among them."""
 
 from __future__ import annotations
 
@@ -11,24 +11,17 @@ from dataclasses import dataclass
 from functools import cache
 from typing import get_args
 
-from stateset_agents.sandbox import landlock
 from stateset_agents.sandbox.claims import Claims
-from stateset_agents.sandbox.interpreter import find_interpreter
 from stateset_agents.sandbox.job import Job, Limits
 from stateset_agents.sandbox.local import run_job
-from stateset_agents.sandbox.seccomp import can_filter
-from stateset_agents.sandbox.syscalls import this_architecture
-from stateset_agents.sandbox.walls import Level, Walls
+from stateset_agents.sandbox.syscalls import can_filter, this_architecture
+from stateset_agents.sandbox.walls import Level, Walls, find_interpreter, landlock_version
 from stateset_agents.types.errors import ConfigurationError, SandboxFailure
 
 LEVELS: tuple[Level, ...] = ("landlock", "bubblewrap", "namespaces")
-"""In the order in which `auto` tries them."""
-LEVEL_NAMES: Mapping[Level, str] = {
-    "landlock": "Landlock",
-    "bubblewrap": "bubblewrap",
-    "namespaces": "namespaces",
-}
-"""As people write them."""
+"""The levels in the order in which `auto` tries them."""
+LEVEL_NAMES: Mapping[Level, str] = {level: level for level in LEVELS} | {"landlock": "Landlock"}
+"""Names of the levels as people write them."""
 CURE = (
     "use Linux 5.13 or newer with Landlock and seccomp, install bubblewrap, allow user namespaces, or name "
     'an executor: sandbox: "http://..."'
@@ -37,7 +30,7 @@ CURE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What was found; each level was tried by running a program behind it."""
+    """The levels of a machine; each level was tried by running a program behind it."""
 
     landlock: int
     """Version of its interface; 0: none."""
@@ -53,7 +46,7 @@ def what_is_there(python: str | None = None) -> Machine:
     """The levels that `auto` may take on this machine, tried now or earlier in this process."""
     tried = {level: _why_not_by_itself(level, python) for level in LEVELS}
     return Machine(
-        landlock=landlock.abi(),
+        landlock=landlock_version(),
         lacks={level: why for level, why in tried.items() if why is not None},
     )
 
@@ -85,7 +78,7 @@ def choose_walls(level: str, *, python: str | None = None) -> Walls:
 
 
 def _why_not_by_itself(level: Level, python: str | None) -> str | None:
-    """Why `auto` does not take this level; None where it may."""
+    """The reason why `auto` does not take this level; None where it may."""
     why = _why_not(level, python)
     if why is None and not can_filter():
         return (
@@ -106,10 +99,10 @@ def _walls(level: Level, python: str | None) -> Walls:
 
 @cache
 def _why_not(level: Level, python: str | None) -> str | None:
-    """What is missing; None where a program ran behind these walls and could not reach beyond."""
+    """The part that is missing; None where a program ran behind these walls and could not reach beyond."""
     if this_architecture() is None:
         return f"the system calls of {sys.platform} on {platform.machine()} are not known here"
-    if level == "landlock" and not landlock.abi():
+    if level == "landlock" and not landlock_version():
         return "the kernel has no Landlock"
     if level == "landlock" and not can_filter():
         return "the kernel has no seccomp filters"
@@ -119,11 +112,9 @@ def _why_not(level: Level, python: str | None) -> str | None:
         claims = probe(_walls(level, python))
     except SandboxFailure as error:
         return str(error)
-    return (
-        None
-        if claims.agree(0, [])
-        else f"a program reached {claims.claimed or claims.raised or claims.ending}"
-    )
+    if claims.agree(0, []):
+        return None
+    return f"a program reached {claims.claimed or claims.raised or claims.ending}"
 
 
 _TRIAL = """
@@ -145,13 +136,13 @@ def reached(port):
 
 
 def probe(walls: Walls) -> Claims:
-    """What a program behind these walls reaches of a file, another process and the network: a list of names.
+    """The things that a program behind these walls reaches of a file, another process and the network: a list
+    of names.
 
     Raises SandboxFailure where the walls could not be put up.
     """
-    with socket.create_server(
-        ("127.0.0.1", 0)
-    ) as listener:  # a namespace may have a loopback device of its own
+    # A namespace may have a loopback device of its own.
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         trial = Job(program=_TRIAL, entry_point="reached", arguments=((port,),))
         return run_job(trial, limits=Limits(), walls=walls)

@@ -72,26 +72,27 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What was seen of a child."""
+    """What a child wrote, and how it ended."""
 
     written: bytes
     status: int
     cpu_seconds: float
     limit: Ending | None
-    """By which we ended it."""
+    """The limit by which we ended it."""
 
     def used_up(self, limits: Limits) -> bool:
-        """Its processor time? This is the clock of the timer that ends it, which goes off a little later."""
+        """True if the program used its whole processor time. This is the clock of the timer that ends it,
+        which goes off a little later."""
         return self.cpu_seconds >= limits.cpu_seconds
 
     def was_killed(self, walls: Walls) -> bool:
-        """By SIGKILL? Behind the filter a program cannot do that to itself."""
+        """True if SIGKILL ended it. Behind the filter a program cannot do that to itself."""
         code = os.waitstatus_to_exitcode(self.status)
         return code == -signal.SIGKILL or (walls.has_namespace and code == KILLED)
 
 
 def run_job(job: Job, *, limits: Limits, walls: Walls, watch: Watch | None = None) -> Claims:
-    """What the program claims. Raises SandboxFailure where the sandbox or the machine failed."""
+    """The program's claims. Raises SandboxFailure where the sandbox or the machine failed."""
     seen = _watched(job, limits, walls, watch or Watch())
     has_begun = seen.written.startswith(READY)
     if seen.limit == "wall limit" and not (has_begun and (seen.used_up(limits) or walls.may_wait)):
@@ -172,7 +173,7 @@ def _watched(job: Job, limits: Limits, walls: Walls, watch: Watch) -> _Seen:
 
 
 def _read(reading: int, pid: int, limits: Limits) -> tuple[bytes, Ending | None]:
-    """What the child writes until it ends, or by which limit it has to."""
+    """The child's output until it ends, and the limit that ends it, if any."""
     chunks: list[bytes] = []
     size, until = 0, time.monotonic() + limits.wall_seconds
     process = os.pidfd_open(pid)
@@ -200,7 +201,7 @@ def _read(reading: int, pid: int, limits: Limits) -> tuple[bytes, Ending | None]
 
 
 def _rest(reading: int, limit: int) -> bytes:
-    """What came between the last look and the end, at least up to one byte beyond `limit`: a process that
+    """The output between the last look and the end, at least up to one byte beyond `limit`: a process that
     left the child's group may go on writing."""
     rest = b""
     with suppress(BlockingIOError):

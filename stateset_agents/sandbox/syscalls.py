@@ -1,4 +1,4 @@
-"""System calls that a program needs to compute, by number and architecture; everything else is refused.
+"""System calls that a program needs to compute; everything else is refused. syscalls.json has their numbers.
 
 Read, write and close what is open; open files for reading, and which Landlock or namespaces decide on;
 memory; handlers of its own signals; clocks and random numbers; its own end. Nothing that starts, signals or
@@ -10,10 +10,14 @@ has a thousandth of a core.
 
 from __future__ import annotations
 
+import ctypes
+import json
 import platform
+import struct
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,57 +60,82 @@ class Architecture:
 
     @property
     def checks(self) -> Mapping[str, Check]:
-        """For each call of `checked`."""
+        """The check of each call of `checked`."""
         flags = Check(argument=2, mask=0xFFFFFFFF & ~(_OPEN_FLAGS | self.open_flags), values=(0,))
         return {**_CHECKS, "open": replace(flags, argument=1), "openat": flags}
 
 
-_X86_64 = Architecture(
-    name="x86-64",
-    audit=0xC000003E,
-    foreign_from=0x40000000,  # x32
-    allowed={
-        "read": 0, "write": 1, "close": 3, "stat": 4, "fstat": 5, "lstat": 6, "lseek": 8,
-        "mmap": 9, "mprotect": 10, "munmap": 11, "brk": 12, "rt_sigaction": 13, "rt_sigprocmask": 14,
-        "rt_sigreturn": 15,
-        "pread64": 17, "writev": 20, "mremap": 25, "dup": 32,
-        "dup2": 33, "getpid": 39, "exit": 60, "uname": 63, "getcwd": 79, "gettimeofday": 96,
-        "getrlimit": 97, "getrusage": 98, "times": 100, "getuid": 102, "getgid": 104, "geteuid": 107,
-        "getegid": 108, "getppid": 110, "sigaltstack": 131, "gettid": 186, "time": 201,
-        "sched_getaffinity": 204,
-        "getdents64": 217, "clock_gettime": 228, "clock_getres": 229, "exit_group": 231,
-        "newfstatat": 262, "dup3": 292, "getrandom": 318, "statx": 332,
-    },
-    checked={"open": 2, "ioctl": 16, "madvise": 28, "fcntl": 72, "futex": 202, "openat": 257},
-    open_flags=0x10000 | 0x20000 | 0x8000,
-    capset=126,
-    pivot_root=155,
-    seccomp=317,
-)  # fmt: skip
-_ARM64 = Architecture(
-    name="arm64",
-    audit=0xC00000B7,
-    foreign_from=None,
-    allowed={
-        "getcwd": 17, "dup": 23, "dup3": 24, "close": 57, "getdents64": 61,
-        "lseek": 62, "read": 63, "write": 64, "writev": 66, "pread64": 67, "newfstatat": 79,
-        "fstat": 80, "exit": 93, "exit_group": 94, "clock_gettime": 113, "clock_getres": 114,
-        "sched_getaffinity": 123, "sigaltstack": 132, "rt_sigaction": 134,
-        "rt_sigprocmask": 135, "rt_sigreturn": 139, "times": 153, "uname": 160, "getrlimit": 163,
-        "getrusage": 165, "gettimeofday": 169, "getpid": 172, "getppid": 173, "getuid": 174, "geteuid": 175,
-        "getgid": 176, "getegid": 177, "gettid": 178, "brk": 214, "munmap": 215, "mremap": 216, "mmap": 222,
-        "mprotect": 226, "getrandom": 278, "statx": 291,
-    },
-    checked={"fcntl": 25, "ioctl": 29, "openat": 56, "futex": 98, "madvise": 233},
-    open_flags=0x4000 | 0x8000 | 0x20000,
-    capset=91,
-    pivot_root=41,
-    seccomp=277,
-)  # fmt: skip
-ARCHITECTURES: Mapping[str, Architecture] = {"x86_64": _X86_64, "aarch64": _ARM64}
-"""By the name that `platform.machine()` gives them."""
+_NUMBERS = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "x86_64": Architecture(
+        name="x86-64",
+        audit=0xC000003E,
+        foreign_from=0x40000000,  # x32
+        open_flags=0x10000 | 0x20000 | 0x8000,
+        **_NUMBERS["x86_64"],
+    ),
+    "aarch64": Architecture(
+        name="arm64",
+        audit=0xC00000B7,
+        foreign_from=None,
+        open_flags=0x4000 | 0x8000 | 0x20000,
+        **_NUMBERS["aarch64"],
+    ),
+}
+"""Architectures by the name that `platform.machine()` gives them."""
 
 
 def this_architecture() -> Architecture | None:
     """This machine's; None where its numbers are not known, or another kernel than Linux has its own."""
     return ARCHITECTURES.get(platform.machine()) if sys.platform == "linux" else None
+
+
+# --- the filter, in classic BPF (https://docs.kernel.org/userspace-api/seccomp_filter.html)
+#
+# The grader assembles it; the child installs the bytes. What is not on the list fails with EPERM, so that
+# honest code sees an ordinary PermissionError. A call by another numbering (32-bit, x32) ends the process.
+
+_LOAD, _EQUAL, _AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
+"""BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_JMP|JGE|K, BPF_ALU|AND|K, BPF_RET|K."""
+_ALLOW, _KILL_PROCESS, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+_EPERM = 1
+_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
+"""Offsets in `struct seccomp_data`; of an argument's 8 bytes the first 4, on little-endian machines."""
+
+
+def assemble(architecture: Architecture) -> bytes:
+    """[num_instructions * 8 bytes] of `struct sock_filter`: code, jump if true, jump if false, k."""
+    program = [
+        _step(_LOAD, _ARCHITECTURE),
+        _step(_EQUAL, architecture.audit, 1, 0),
+        _step(_RETURN, _KILL_PROCESS),
+        _step(_LOAD, _NUMBER),
+    ]
+    if architecture.foreign_from is not None:
+        program += [_step(_AT_LEAST, architecture.foreign_from, 0, 1), _step(_RETURN, _KILL_PROCESS)]
+    for number in architecture.allowed.values():
+        program += [_step(_EQUAL, number, 0, 1), _step(_RETURN, _ALLOW)]
+    for name, number in architecture.checked.items():
+        check = architecture.checks[name]
+        inside = [_step(_LOAD, _ARGUMENTS + 8 * check.argument), _step(_AND, check.mask)]
+        for value in check.values:
+            inside += [_step(_EQUAL, value, 0, 1), _step(_RETURN, _ALLOW)]
+        inside.append(_step(_RETURN, _ERRNO | _EPERM))
+        program += [_step(_EQUAL, number, 0, len(inside)), *inside]
+    program.append(_step(_RETURN, _ERRNO | _EPERM))
+    return b"".join(program)
+
+
+def _step(code: int, k: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, if_true, if_false, k)
+
+
+def can_filter() -> bool:
+    """True if this kernel has filters that end a process, and its numbers are known."""
+    architecture = this_architecture()
+    if architecture is None:
+        return False
+    action = ctypes.c_uint32(_KILL_PROCESS)
+    get_action_avail = 2
+    libc = ctypes.CDLL(None, use_errno=True)
+    return bool(libc.syscall(architecture.seccomp, get_action_avail, 0, ctypes.byref(action)) == 0)

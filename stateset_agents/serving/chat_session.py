@@ -8,10 +8,8 @@ from contextlib import aclosing
 from typing import Any, Protocol, Self
 
 from stateset_agents.backends.base import Session
-from stateset_agents.backends.text.streaming import streamed
-from stateset_agents.core.agent import MultiTurnAgent
+from stateset_agents.core.agent import ChatInput, Context, MultiTurnAgent, add_context, as_messages
 from stateset_agents.core.chat.history import ChatHistory
-from stateset_agents.core.chat.system_message import ChatInput, Context, add_context, as_messages
 from stateset_agents.core.environment import Conversation
 from stateset_agents.core.tools import Tool, Toolbox
 from stateset_agents.types.errors import ConfigurationError
@@ -19,10 +17,10 @@ from stateset_agents.types.messages import Completion, Message, ToolCall
 
 _GRACE_SECONDS = 1.0
 _CONTEXTS = 4
-"""Of turns that a chat remembers as they were sampled, each with its prompt: it goes on from the last, or
-from one before where an answer was left."""
+"""Number of turns that a chat remembers as they were sampled, each with its prompt: it goes on from the
+last, or from one before where an answer was left."""
 Event = str | ToolCall | Message
-"""What happens during an answer: a piece of the agent's text, a tool call, or a tool's answer."""
+"""An event during an answer: a piece of the agent's text, a tool call, or a tool's answer."""
 
 
 class ToolRunner(Protocol):
@@ -115,22 +113,17 @@ class ChatSession:
             ) from None
         before = self.messages
         self.messages = (*before, Message(role="user", content=text))
-        told: list[str] = []
+        words: list[str] = []
         try:
             for _ in range(self._max_rounds):
-                told, said = [], self.agent.template.parser.stream()
-                reply = Message(role="assistant", content="")
-                async with aclosing(streamed(self._generate)) as pieces:
+                words, reply = [], Message(role="assistant", content="")
+                async with aclosing(self.agent.stream_words(self._generate, calls=True)) as pieces:
                     async for piece in pieces:
                         if isinstance(piece, Completion):
                             reply = piece.message
-                            words = reply.content[len("".join(told)) :]
                         else:
-                            said.add(piece)
-                            words = said.delta().get("content", "")
-                        if words:
-                            told.append(words)
-                            yield words
+                            words.append(piece)
+                            yield piece
                 if not reply.tool_calls:
                     self.messages = (*self.messages, reply)
                     return
@@ -138,11 +131,11 @@ class ChatSession:
                     yield call
                 results = await self._tools.call_all(reply.tool_calls)
                 self.messages = (*self.messages, reply, *results)
-                told = []
+                words = []
                 for result in results:
                     yield result
         finally:
-            self._complete_history(before, "".join(told))
+            self._complete_history(before, "".join(words))
             self._turn.release()
 
     async def _generate(self, on_text: Callable[[str], None]) -> Completion:

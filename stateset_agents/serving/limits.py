@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 from pydantic import Field
 
@@ -21,7 +21,7 @@ from stateset_agents.types.settings import Settings
 
 
 class Limits(Settings):
-    """What one server takes on. `stateset-agents serve` has a flag for each field."""
+    """Limits of the work that one server takes on. `stateset-agents serve` has a flag for each field."""
 
     max_running: int = Field(default=64, ge=1, description="answers that are sampled at once")
     max_running_per_client: int = Field(
@@ -138,7 +138,7 @@ class AnswerQueue:
         self._limits = limits
         self._running: Counter[str] = Counter()
         self._waiting: OrderedDict[str, deque[QueueEntry]] = OrderedDict()
-        """By client, the next one first; no deque is empty."""
+        """Waiting entries by client, the next one first; no deque is empty."""
         self._mean_seconds = 0.0
         """Moving average of the time that an answer runs."""
 
@@ -219,3 +219,76 @@ class AnswerQueue:
             status=429,
             retry_after=min(max(math.ceil(self._mean_seconds * (rounds + 1)), 1), 60),
         )
+
+
+# --- requests that are accepted and not answered yet ---
+
+_CANCEL_SECONDS = 2.0
+"""Time for cancelled requests to send their error."""
+
+
+class ActiveRequests:
+    """`drain` refuses new requests, waits for the active ones, and cancels those that take too long."""
+
+    def __init__(self) -> None:
+        self.is_closing = False
+        """True if new requests are refused."""
+        self._requests: set[asyncio.Timeout] = set()
+        """One for each active request; to reschedule it to now cancels the request."""
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._drain_timeout: asyncio.Timeout | None = None
+
+    @asynccontextmanager
+    async def request(self) -> AsyncIterator[None]:
+        """Counts as an active request while inside.
+
+        Raises ApiError, status 503, while the server shuts down, and if `drain` cancels the request.
+        """
+        if self.is_closing:
+            raise shutting_down("the server is shutting down: ask again at another one, or when it is back")
+        limit = asyncio.timeout(None)
+        try:
+            async with limit:
+                self._requests.add(limit)
+                self._idle.clear()
+                try:
+                    yield
+                finally:
+                    self._requests.discard(limit)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise shutting_down("the server was shut down before the answer was whole: ask again") from error
+        finally:
+            if not self._requests:
+                self._idle.set()
+
+    async def drain(self, seconds: float) -> int:
+        """Refuse new requests, wait for the active ones, and cancel those that take longer than `seconds`.
+
+        Returns how many were cancelled.
+        """
+        self.is_closing = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds) as timeout:
+                self._drain_timeout = timeout
+                await self._idle.wait()
+        self._drain_timeout = None
+        num_cut = len(self._requests)
+        for limit in self._requests:
+            limit.reschedule(asyncio.get_running_loop().time())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CANCEL_SECONDS):
+                await self._idle.wait()
+        return num_cut
+
+    def stop_waiting(self) -> None:
+        """Let a running `drain` cancel the active requests now."""
+        if self._drain_timeout is not None:
+            self._drain_timeout.reschedule(asyncio.get_running_loop().time())
+
+
+def shutting_down(message: str) -> ApiError:
+    """The error, status 503, of a request that the server cannot answer any more."""
+    return ApiError(message, code="shutting_down", status=503, retry_after=5)

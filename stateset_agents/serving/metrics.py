@@ -94,7 +94,7 @@ class MetricFamily:
     """Values of one name, as they are now."""
 
     name: str
-    """Without `_total`, which a counter gets."""
+    """The name without `_total`, which a counter gets."""
     kind: Literal["gauge", "counter"]
     text: str
     labels: tuple[str, ...] = ()

@@ -1,17 +1,24 @@
-"""Who answers a request where there is more than one agent: what a server asks of a deployment."""
+"""Routing of requests where there is more than one agent, ids of conversations, and their outcomes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from stateset_agents.backends.openai.chat_body import validation_message
-from stateset_agents.backends.openai.protocol import Answer, ApiError
+from stateset_agents.backends.openai.protocol import Answer, ApiError, ChatRequest, validation_message
 from stateset_agents.core.agent import MultiTurnAgent
-from stateset_agents.serving.served_agent import Asked, OnDelta, ServedAgent
+from stateset_agents.serving.saved_conversations import save_conversation
+from stateset_agents.serving.served_agent import OnDelta, PendingRequest, ServedAgent
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.logs import get_logger
+from stateset_agents.types.messages import Message
 
 
 class AnswerOne(Protocol):
@@ -29,13 +36,13 @@ class Router(Protocol):
         ...
 
     def answering(
-        self, asked: Asked, served: Sequence[ServedAgent]
+        self, pending: PendingRequest, served: Sequence[ServedAgent]
     ) -> AbstractAsyncContextManager[AnswerOne]:
         """Around all answers to one request; `served`: the agents, in their order."""
         ...
 
     async def report_outcome(self, conversation: str, *, success: float, reward: float | None = None) -> str:
-        """How a conversation ended; says that it was `counted`, or came `again`, or `late`.
+        """Takes the end of a conversation; says that it was `counted`, or came `again`, or `late`.
 
         Raises ConfigurationError for a conversation that was never assigned, JournalError where it could not
         be written down.
@@ -44,7 +51,7 @@ class Router(Protocol):
 
 
 class OutcomeBody(BaseModel):
-    """How a conversation ended."""
+    """The end of a conversation, as a client reports it."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -66,3 +73,110 @@ def read_outcome(data: Any) -> OutcomeBody:
     except ValidationError as error:
         message, param = validation_message(error)
         raise ApiError(message, code="invalid_request", param=param) from error
+
+
+# --- ids of conversations: a client sends all of one each time, and rarely says its name ---
+
+HEADER = "X-Conversation-Id"
+"""Header of a request, and of its answer where the id can stand in one."""
+_MAX_LENGTH = 256
+
+
+def conversation_id(headers: Mapping[str, str], request: ChatRequest) -> str:
+    """The header `X-Conversation-Id`, else `metadata.conversation_id`, else `user`, else a hash of the
+    messages up to the user's first, which all requests of a conversation have in common.
+
+    Raises ApiError for an id that is no text of 1 to 256 characters.
+    """
+    for name, given in (
+        (HEADER, headers.get(HEADER)),
+        ("metadata.conversation_id", request.metadata.get("conversation_id")),
+        ("user", request.user or None),
+    ):
+        if given is None:
+            continue
+        if not isinstance(given, str) or not 1 <= len(given) <= _MAX_LENGTH or not _is_unicode(given):
+            raise ApiError(
+                f"{name} must be a text of 1 to {_MAX_LENGTH} characters, got {given!r:.60}",
+                code="invalid_conversation_id",
+                param=name.partition(".")[0],
+            )
+        return given
+    return f"opening-{_opening(request)}"
+
+
+def _opening(request: ChatRequest) -> str:
+    """128 bits of BLAKE2b of roles and texts."""
+    opening: list[Message] = []
+    for message in request.messages:
+        opening.append(message)
+        if message.role == "user":
+            break
+    text = json.dumps([(message.role, message.content) for message in opening])
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _is_unicode(text: str) -> bool:
+    """Not so a header with bytes that are no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+# --- saved conversations ---
+
+_log = get_logger(__name__)
+
+
+class SavingRouter:
+    """A router that also saves each conversation after each of its answers, as `load_served` reads them.
+
+        AgentServer(SavingRouter(deployed, "talks.jsonl"))
+
+    It stands there as the client sent it, with the first answer of the last request. A file that cannot be
+    written is logged, and the client has its answer all the same.
+    """
+
+    def __init__(self, router: Router, path: str | Path) -> None:
+        self.agents = router.agents
+        self._router = router
+        self._path = path
+        self._writing = asyncio.Lock()
+
+    @asynccontextmanager
+    async def answering(
+        self, pending: PendingRequest, served: Sequence[ServedAgent]
+    ) -> AsyncIterator[AnswerOne]:
+        """As the router's."""
+        first: list[Answer] = []
+        async with self._router.answering(pending, served) as answer:
+
+            async def kept(number: int, on_delta: OnDelta | None = None) -> Answer:
+                given = await answer(number, on_delta)
+                if number == 0:
+                    first.append(given)
+                return given
+
+            yield kept
+        if first:
+            await self._save(pending, first[-1])
+
+    async def report_outcome(self, conversation: str, *, success: float, reward: float | None = None) -> str:
+        """As the router's."""
+        return await self._router.report_outcome(conversation, success=success, reward=reward)
+
+    async def _save(self, pending: PendingRequest, answer: Answer) -> None:
+        messages = [*pending.request.messages, answer.message]
+        try:
+            async with self._writing:
+                await asyncio.to_thread(
+                    save_conversation,
+                    self._path,
+                    messages,
+                    conversation=pending.conversation,
+                    tools=pending.request.tools,
+                )
+        except ConfigurationError as error:
+            _log.error("a conversation is not saved", why=str(error))

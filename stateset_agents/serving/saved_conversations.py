@@ -26,7 +26,7 @@ _HINT = "give a file in a folder that exists and that you may write to"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedConversation:
-    """What a server saved of one conversation."""
+    """One conversation as a server saved it."""
 
     id: str
     messages: tuple[Message, ...]

@@ -2,23 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from stateset_agents.backends.openai.protocol import Answer, ChatRequest, as_sent, new_text
 from stateset_agents.core.agent import MultiTurnAgent
-from stateset_agents.serving.client_histories import ClientHistories
+from stateset_agents.core.chat.history import ChatHistory, KnownConversations, SentConversation
 from stateset_agents.serving.limits import Limits
 from stateset_agents.types.messages import Completion, Message
 from stateset_agents.types.seeds import derive
+
+_MAX_CLIENTS = 1024
+_CHARACTERS_A_TOKEN = 4
+
+
+class ClientHistories:
+    """A `ClientHistory` for each client, for `AgentConfig.history` keep and compact: no prompt holds what the
+    agent thought for another client.
+
+    A client sends the whole conversation with every request, mostly without the agent's thoughts. The server
+    finds the answer that it goes on from, and puts back the agent's messages as they were sampled.
+
+    They are bounded together. Beyond that the clients are forgotten that have asked for nothing for the
+    longest time, and of each client its oldest turns.
+    """
+
+    def __init__(self, agent: MultiTurnAgent, *, max_tokens: int) -> None:
+        """`max_tokens`: of all turns that are remembered, each with its prompt; of one client a quarter."""
+        self._agent = agent
+        self._max_tokens = max_tokens
+        self._histories: OrderedDict[str, ClientHistory] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Clients that are remembered."""
+        return len(self._histories)
+
+    def of(self, client: str) -> ClientHistory:
+        """A client's own."""
+        if client not in self._histories:
+            most = self._max_tokens // 4
+            turns = self._agent.history(max_tokens=most)
+            self._histories[client] = ClientHistory(turns, max_characters=_CHARACTERS_A_TOKEN * most)
+        self._histories.move_to_end(client)
+        size = sum(history.size for history in self._histories.values())
+        while len(self._histories) > 1 and (size > self._max_tokens or len(self._histories) > _MAX_CLIENTS):
+            size -= self._histories.popitem(last=False)[1].size
+        return self._histories[client]
+
+
+class ClientHistory:
+    """The answers to one client's requests, each with its conversation as it was sampled."""
+
+    def __init__(self, turns: ChatHistory, *, max_characters: int) -> None:
+        """`max_characters`: of all conversations that are remembered, each counted whole."""
+        self.turns = turns
+        """The answers with their prompts; it has a bound of its own."""
+        self._conversations = KnownConversations[SentConversation](max_size=max_characters)
+
+    @property
+    def size(self) -> int:
+        """Tokens of the turns, or of the conversations where these are longer."""
+        return max(self.turns.num_tokens, self._conversations.size // _CHARACTERS_A_TOKEN)
+
+    def restored(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """A request's messages, up to the last answer that is remembered as they were sampled."""
+        messages = tuple(messages)
+        if (found := self._conversations.find(messages)) is None:
+            return messages
+        known, following = found
+        return (*known.conversation, *following)
+
+    def add(self, messages: Sequence[Message], conversation: tuple[Message, ...]) -> None:
+        """Remember a conversation that ends with an answer; `messages`: the same as the client has it."""
+        size = sum(
+            len(message.content)
+            + len(message.reasoning or "")
+            + (len(repr(message.tool_calls)) if message.tool_calls else 0)
+            for message in conversation
+        )
+        self._conversations.add(SentConversation(conversation, tuple(messages), size))
+
 
 OnDelta = Callable[[Mapping[str, str]], None]
 """Gets what a stream adds to an answer's `content` or `reasoning`, as it is sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class PendingRequest:
     """A request, before it is known which agent answers."""
 
     request: ChatRequest
@@ -41,16 +113,21 @@ class ServedAgent:
             self._histories = ClientHistories(agent, max_tokens=limits.max_remembered)
 
     async def answer(
-        self, asked: Asked, number: int = 0, on_delta: OnDelta | None = None, *, is_sent: bool = True
+        self,
+        pending: PendingRequest,
+        number: int = 0,
+        on_delta: OnDelta | None = None,
+        *,
+        is_sent: bool = True,
     ) -> Answer:
         """Answer `number` to a request; all of its text went to `on_delta` before. The agent's errors travel.
 
         Not `is_sent`: nobody will see it, so the conversation does not go on from it.
         """
-        history = self._histories.of(asked.client) if self._histories is not None and is_sent else None
-        messages = self.agent.with_system_prompt(asked.request.messages)
+        history = self._histories.of(pending.client) if self._histories is not None and is_sent else None
+        messages = self.agent.with_system_prompt(pending.request.messages)
         restored = messages if history is None else history.restored(messages)
-        said = self.agent.template.parser.stream(calls=bool(asked.request.tools))
+        said = self.agent.template.parser.stream(calls=bool(pending.request.tools))
         is_complete = False
 
         def on_text(piece: str) -> None:
@@ -64,13 +141,13 @@ class ServedAgent:
 
         completion = await self.agent.answer(
             restored,
-            asked.request.tools,
+            pending.request.tools,
             history=None if history is None else history.turns,
             on_text=None if on_delta is None else on_text,
-            sampling=self._sampling(asked.request, number),
+            sampling=self._sampling(pending.request, number),
         )
         is_complete = True
-        answer = self._to_answer(asked, completion, number)
+        answer = self._to_answer(pending, completion, number)
         sent = Message(role="assistant", content=said.content, reasoning=said.reasoning)
         if on_delta is not None and (rest := new_text(answer.message, sent)):
             on_delta(rest)
@@ -88,16 +165,16 @@ class ServedAgent:
             sampling["stream"] = derive(request.sampling["seed"], "response", number)
         return sampling
 
-    def _to_answer(self, asked: Asked, completion: Completion, number: int) -> Answer:
+    def _to_answer(self, pending: PendingRequest, completion: Completion, number: int) -> Answer:
         message = as_sent(completion.message)
-        if asked.request.single_call:
+        if pending.request.single_call:
             message = replace(message, tool_calls=message.tool_calls[:1])
         return replace(
-            asked.head,
+            pending.head,
             index=number,
             message=message,
             finish_reason=Answer.reason(message, completion.finish_reason),
-            logprobs=self._logprobs(completion) if asked.request.logprobs else None,
+            logprobs=self._logprobs(completion) if pending.request.logprobs else None,
             prompt_tokens=len(completion.prompt_ids),
             completion_tokens=len(completion.token_ids),
         )

@@ -8,7 +8,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from contextlib import aclosing, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
@@ -16,14 +16,12 @@ from typing import Any, Self
 from aiohttp import web
 
 from stateset_agents.backends.base import Backend
-from stateset_agents.backends.openai.bodies import default_max_body, read_json
-from stateset_agents.backends.openai.chat_body import body_for
-from stateset_agents.backends.openai.event_stream import EventStream
+from stateset_agents.backends.openai.bodies import EventStream, default_max_body, read_json
 from stateset_agents.backends.openai.protocol import (
     Answer,
     ApiError,
-    ChatRequest,
     as_api_error,
+    body_for,
     chunk,
     chunks,
     completion_body,
@@ -31,19 +29,22 @@ from stateset_agents.backends.openai.protocol import (
     read_request,
     usage_chunk,
 )
-from stateset_agents.backends.text.streaming import reported
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.runtime.http_guard import HttpGuard
 from stateset_agents.runtime.http_server import listen
-from stateset_agents.runtime.tasks import gather_or_cancel
-from stateset_agents.serving import conversation_ids
-from stateset_agents.serving.active_requests import ActiveRequests, shutting_down
-from stateset_agents.serving.conversation_ids import conversation_id
-from stateset_agents.serving.limits import AnswerQueue, BodyMemory, Limits, QueueEntry
+from stateset_agents.runtime.tasks import gather_or_cancel, reported
+from stateset_agents.serving.limits import (
+    ActiveRequests,
+    AnswerQueue,
+    BodyMemory,
+    Limits,
+    QueueEntry,
+    shutting_down,
+)
 from stateset_agents.serving.metrics import ServerMetrics
 from stateset_agents.serving.openapi import OPEN_PATHS, document
-from stateset_agents.serving.routing import AnswerOne, Router, read_outcome
-from stateset_agents.serving.served_agent import Asked, OnDelta, ServedAgent
+from stateset_agents.serving.routing import HEADER, AnswerOne, Router, conversation_id, read_outcome
+from stateset_agents.serving.served_agent import OnDelta, PendingRequest, ServedAgent
 from stateset_agents.types.errors import (
     BackendError,
     ConfigurationError,
@@ -197,13 +198,27 @@ class AgentServer:
         request = read_request(await read_json(http, self.max_body, reserve), body=self._body)
         if request.model not in ("", self.name):
             raise _no_model(request.model, self.name)
-        asked = self._asked(http, request)
-        if asked.conversation.isprintable() and asked.conversation.isascii() and asked.conversation:
-            stream.headers[conversation_ids.HEADER] = asked.conversation
-        with self._queue.entries(asked.client, request.num_choices) as entries:
-            async with self._answering(asked) as answer:
+        pending = PendingRequest(
+            request=request,
+            client=self._client(http),
+            conversation="" if self._router is None else conversation_id(http.headers, request),
+            head=Answer(
+                id=f"chatcmpl-{secrets.token_hex(12)}",
+                model=self.name,
+                message=Message(role="assistant", content=""),
+                finish_reason="stop",
+            ),
+        )
+        if pending.conversation.isprintable() and pending.conversation.isascii() and pending.conversation:
+            stream.headers[HEADER] = pending.conversation
+        with self._queue.entries(pending.client, request.num_choices) as entries:
+            async with (
+                nullcontext(partial(self._served[0].answer, pending))
+                if self._router is None
+                else self._router.answering(pending, self._served)
+            ) as answer:
                 if request.stream:
-                    answers = await self._stream(stream, asked, answer, entries)
+                    answers = await self._stream(stream, pending, answer, entries)
                 else:
                     answers = await gather_or_cancel(
                         [self._answer(answer, entry, number) for number, entry in enumerate(entries)]
@@ -217,25 +232,6 @@ class AgentServer:
         """Name of the client: its key's number if there are several keys, else its address."""
         number = self._guard.key_number(http) if len(self._guard.api_keys) > 1 else None
         return f"{http.remote}" if number is None else f"key {number}"
-
-    def _asked(self, http: web.Request, request: ChatRequest) -> Asked:
-        return Asked(
-            request=request,
-            client=self._client(http),
-            conversation="" if self._router is None else conversation_id(http.headers, request),
-            head=Answer(
-                id=f"chatcmpl-{secrets.token_hex(12)}",
-                model=self.name,
-                message=Message(role="assistant", content=""),
-                finish_reason="stop",
-            ),
-        )
-
-    def _answering(self, asked: Asked) -> AbstractAsyncContextManager[AnswerOne]:
-        """Around all answers to one request: the router's choice, or the only agent."""
-        if self._router is not None:
-            return self._router.answering(asked, self._served)
-        return nullcontext(partial(self._served[0].answer, asked))
 
     async def _answer(
         self, answer: AnswerOne, entry: QueueEntry, number: int, on_delta: OnDelta | None = None
@@ -256,16 +252,16 @@ class AgentServer:
             entry.release()
 
     async def _stream(
-        self, stream: EventStream, asked: Asked, answer: AnswerOne, entries: Sequence[QueueEntry]
+        self, stream: EventStream, pending: PendingRequest, answer: AnswerOne, entries: Sequence[QueueEntry]
     ) -> list[Answer]:
         """Text as it is sampled, tool calls when the reply is complete."""
         answers = await gather_or_cancel(
             [
-                self._stream_answer(stream, replace(asked.head, index=number), answer, entry)
+                self._stream_answer(stream, replace(pending.head, index=number), answer, entry)
                 for number, entry in enumerate(entries)
             ]
         )
-        if asked.request.include_usage:
+        if pending.request.include_usage:
             await stream.send(usage_chunk(*answers))
         return answers
 
@@ -292,7 +288,7 @@ class AgentServer:
         return whole
 
     async def _outcome(self, http: web.Request) -> web.Response:
-        """How a conversation ended; also while the server shuts down, so that none is lost."""
+        """Takes the end of a conversation, also while the server shuts down, so that none is lost."""
         assert self._router is not None
         outcome = read_outcome(await read_json(http, self.max_body))
         try:

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live line on a terminal, plain lines in a file or a pipe."""
+"""The display of a run that goes on: a live line on a terminal, plain lines in a file or a pipe."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ _COLUMNS = (
 )
 """Caption, metric, format; a metric that a step does not have shows a dash."""
 _SFT_COLUMNS = (("loss", "sft/loss", "{:.4f}"), ("tokens/s", "tokens/per_second", "{:,.0f}"))
-"""The same of a step of fine-tuning."""
+"""The columns of a step of fine-tuning."""
 _CONTROL_COLUMNS = (
     ("return", "reward/mean", "{:.3f}"),
     ("length", "episode/length", "{:.0f}"),
     ("steps/s", "rollout/steps_per_second", "{:,.0f}"),
 )
-"""The same of an update of a numeric policy."""
+"""The columns of an update of a numeric policy."""
 _RESULTS = (("success", "{:.1%}"), ("reward", "{:.3f}"), ("loss", "{:.4f}"))
-"""What of an evaluation is shown, and how."""
+"""The results of an evaluation that are shown, with their formats."""
 
 _MIN_CUT_SHARE = 0.05
 """Share of replies that their limit of tokens cut, from which on the line says it."""
 _PLAIN_LINES = 20
 """About how many lines a whole run prints where there is no terminal."""
 _PLAY_SECONDS = 10.0
-"""Between two lines there while held-out scenarios are played."""
+"""Seconds between two lines there while held-out scenarios are played."""
 
 
 class _Measured(Protocol):
-    """What an evaluation of any training gives."""
+    """An evaluation of any kind of training."""
 
     def metrics(self) -> dict[str, float]: ...
 
@@ -99,8 +99,8 @@ class ConsoleDisplay:
     def on_evaluate(self, step: int, evaluation: _Measured) -> None:
         """A line on what the validation split showed, above the live one on a terminal."""
         metrics = evaluation.metrics()
-        found = [(name, style, metrics.get(f"eval/{name}")) for name, style in _RESULTS]
-        shown = [f"{name} {style.format(value)}" for name, style, value in found if value is not None]
+        results = [(name, style, metrics.get(f"eval/{name}")) for name, style in _RESULTS]
+        shown = [f"{name} {style.format(value)}" for name, style, value in results if value is not None]
         best = " (best)" if self._trainer and self._trainer.progress.best_step == step else ""
         line = f"eval step {step}: {', '.join(shown) or 'no verdict and no score'}{best}"
         self._console.print(line, highlight=False, soft_wrap=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from stateset_agents.types.errors import ConfigurationError, StatesetError
-from stateset_agents.types.json_text import finite_json
+from stateset_agents.types.messages import finite_json
 
 SCHEMA_VERSION = 1
 
@@ -56,7 +56,7 @@ class JsonlWriter:
             raise self._write_error(error) from error
 
     def sync(self) -> None:
-        """Have the system put the lines on the disk now. Raises ConfigurationError when it cannot."""
+        """Put the lines on the disk now. Raises ConfigurationError when it cannot."""
         try:
             os.fsync(self._stream.fileno())
         except OSError as error:
@@ -127,7 +127,7 @@ class GrowingFile:
         self._num_read = 0  # bytes
 
     def was_truncated(self) -> bool:
-        """Is the file shorter than what was read, as a resumed run leaves it? Then all of it is new."""
+        """True if the file is shorter than what was read, as after a resume; then all of it counts as new."""
         is_shorter = self._file.exists() and self._file.stat().st_size < self._num_read
         if is_shorter:
             self._num_read = 0

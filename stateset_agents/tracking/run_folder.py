@@ -12,7 +12,7 @@
       summary.json    how the run ended
       windows.json    of a numeric training: held-out episodes over time (see `windows`)
       checkpoints/    written by the trainer
-      .lock           held by the one process that writes (`run_lock`)
+      .lock           held by the one process that writes (`RunLock`)
       report.html     written by `stateset-agents report`
       audit.json      where `audit --out` or `rescore --out` put it there, for the report; so rescore.json
     runs/latest       points to the newest run
@@ -24,17 +24,20 @@ The first line of each JSONL file is `{"schema_version": 1, "file": "metrics"}`;
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
 from stateset_agents.tracking.jsonl import SCHEMA_VERSION, JsonlWriter, dump, read_lines
 from stateset_agents.tracking.windows import Window
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.logs import get_logger
 
 _NUMBERED = re.compile(r"^(\d{4,})-")
 
@@ -189,3 +192,61 @@ def _point_latest(root: Path, name: str) -> None:
     link.unlink(missing_ok=True)
     link.symlink_to(name, target_is_directory=True)
     link.replace(root / "latest")
+
+
+# ------------------------------------------------------------------------------ one writer per run folder
+#
+# The lock is the operating system's, on the file `.lock`: flock on Linux and macOS, msvcrt.locking on
+# Windows. It ends with its process, however that ends; the file itself stays and means nothing.
+
+_log = get_logger(__name__)
+
+_HELD = {errno.EAGAIN, errno.EACCES, errno.EDEADLK}
+"""The errors by which an operating system says that another process has the lock."""
+_UNKNOWN = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+"""The errors by which a file system says that it has no locks."""
+
+
+class RunLock:
+    """Held from its making until `release`, or until the process is gone, by kill -9 too."""
+
+    def __init__(self, folder: Path, name: str = ".lock", *, writer: str = "trainer") -> None:
+        """Raises ConfigurationError where another `writer` holds it, or the folder cannot be written.
+
+        On a file system without locks it warns and holds nothing.
+        """
+        try:
+            self._file = (folder / name).open("a+b")
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot write in {folder}: {error.strerror}; mend its rights"
+            ) from error
+        try:
+            _lock(self._file)
+        except OSError as error:
+            self._file.close()
+            if error.errno in _HELD:
+                raise ConfigurationError(
+                    f"another {writer} is writing {folder}: wait for its end or stop it, then resume"
+                ) from error
+            if error.errno not in _UNKNOWN:
+                raise ConfigurationError(f"cannot lock {folder}: {error.strerror}; choose another") from error
+            _log.warning(f"the file system of {folder} has no locks: let one {writer} alone write there")
+
+    def release(self) -> None:
+        """Let another one write; releasing twice does nothing."""
+        self._file.close()
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(file: IO[bytes]) -> None:
+        os.lseek(file.fileno(), 0, os.SEEK_SET)
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+
+else:
+    import fcntl
+
+    def _lock(file: IO[bytes]) -> None:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)

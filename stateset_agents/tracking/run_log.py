@@ -12,14 +12,32 @@ from statistics import fmean
 from typing import Any
 
 from stateset_agents.runtime.yaml_files import read_yaml
-from stateset_agents.tracking.jsonl import SCHEMA_VERSION, damage_named, read_json, read_lines
+from stateset_agents.tracking.jsonl import (
+    SCHEMA_VERSION,
+    GrowingFile,
+    damage_named,
+    dump,
+    read_json,
+    read_lines,
+)
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.windows import Window
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.messages import Message
+from stateset_agents.types.messages import Message, finite_json
 
 _STAGE = re.compile(rb'\{"step":-?\d+,"stage":"(\w+)",')
-"""How the tracker begins a line of rollouts.jsonl."""
+"""The beginning of a line of rollouts.jsonl as the tracker writes it."""
+_TEXT = rb'"(?:[^"\\]|\\.)*"'
+_HEAD = re.compile(
+    rb'\{"step":(-?\d+),"stage":(%s),"group":(%s),"weight":[^,]+,"branch_of":(null|\[\d+,\d+\]),'
+    rb'"scenario":(%s),"family":(%s),' % (_TEXT, _TEXT, _TEXT, _TEXT)
+)
+"""The first fields of such a line."""
+_RESULT = re.compile(
+    rb'"status":("\w+"),"error":(?:null|%s),"success":(true|false|null),'
+    rb'"reward":(null|-?[\d.eE+-]+),"breakdown":' % _TEXT
+)
+"""The fields behind them that say how the conversation ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +53,7 @@ class MetricLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedTurn:
-    """Whose the messages and tokens of one turn are."""
+    """The numbers of messages and tokens of one turn, its rewards and its place."""
 
     prompt_tokens: int
     sampled_tokens: int
@@ -45,14 +63,14 @@ class RecordedTurn:
     reward: float | None
     """The environment's own."""
     breakdown: Mapping[str, float] = field(default_factory=dict)
-    """What `reward` is made of; empty where the environment did not say."""
+    """The parts of `reward`; empty where the environment did not name them."""
     earned: float | None = None
-    """Its own part of the conversation's reward; None while unscored."""
+    """The turn's part of the conversation's reward; None while unscored."""
     follows: int | None = -1
     """The turn whose tokens stand before its own: its index, -1 for the turn before this one, None where this
     turn opens a row."""
     is_summary: bool = False
-    """Did the agent write it for itself?"""
+    """True if the agent wrote the turn for itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +99,9 @@ class RecordedRollout:
     outcome: Mapping[str, Any] | None
     changes: tuple[Mapping[str, Any], ...]
     opening: int
-    """How many of `messages` stand before the agent's first."""
+    """The number of `messages` before the agent's first."""
     messages: tuple[Message, ...]
-    """With the agent's summaries for itself."""
+    """All messages, the agent's summaries for itself included."""
     turns: tuple[RecordedTurn, ...]
     token_ids: tuple[int, ...]  # [T] every turn's prompt and completion, behind one another
     mask: tuple[int, ...]  # [T]
@@ -94,7 +112,7 @@ class RecordedRollout:
     old_logprobs: tuple[float, ...] | None = None
     """One per sampled token, under the policy that the ratio was to; None where not recorded."""
     learner_logprobs: tuple[float, ...] | None = None
-    """The same under the learner before the last pass over the batch."""
+    """One per sampled token, under the learner before the last pass over the batch."""
     metadata: Mapping[str, Any]
     branch_of: tuple[int, int] | None = None
     """For a branch, the member of its group and the turn (from 0) at which it leaves that one's turns."""
@@ -144,7 +162,7 @@ class RunLog:
                 yield rollout
 
     def records(self, *stages: str) -> Iterator[dict[str, Any]]:
-        """The same as JSON has them, branches included; lines of other stages are not parsed."""
+        """Conversations as JSON has them, branches included; lines of other stages are not parsed."""
 
         def is_wanted(line: bytes) -> bool:
             stage = _STAGE.match(line)
@@ -155,21 +173,22 @@ class RunLog:
                 yield record
 
     def episodes(self, *stages: str) -> Iterator[dict[str, Any]]:
-        """Of a numeric training, in the order written (see `JsonlTracker.log_episodes`); of all stages when
-        none is named."""
+        """Episodes of a numeric training, in the order written (see `JsonlTracker.log_episodes`).
+
+        All stages count when none is named."""
         for record in _records(self.folder.episodes):
             if not stages or record.get("stage") in stages:
                 yield record
 
     def windows(self) -> list[Window]:
-        """Of a numeric training that was measured: held-out episodes over time."""
+        """Held-out episodes over time, of a numeric training that was measured."""
         if not self.folder.windows.exists():
             return []
         records = _versioned(self.folder.windows, read_json(self.folder.windows))["windows"]
         return [Window.from_json(record) for record in records]
 
     def tokens(self) -> dict[int, str]:
-        """What each token id of the conversations says; empty where the run's tokenizer was not at hand."""
+        """The text of each token id; empty where the run's tokenizer was not at hand."""
         if not self.folder.tokens.exists():
             return {}
         return {record["id"]: record["text"] for record in _records(self.folder.tokens)}
@@ -179,35 +198,97 @@ class RunLog:
         return _records(self.folder.events)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutSummary:
+    """One line of rollouts.jsonl by the fields that say which conversation it is and how it ended."""
+
+    offset: int
+    """The byte at which the line begins."""
+    line: bytes
+    step: int
+    stage: str
+    group: str
+    branch_of: Sequence[int] | None
+    scenario: str
+    family: str
+    status: str
+    success: bool | None
+    reward: float | None
+    rest: bytes
+    """The line behind these fields, as the tracker writes it: turns, tokens and metadata."""
+
+
+_SUMMARY_FIELDS = ("step", "stage", "group", "branch_of", "scenario", "family", "status", "success", "reward")
+
+
+class RolloutLines(GrowingFile):
+    """rollouts.jsonl while it grows, line by line; a line that the tracker wrote is not parsed."""
+
+    def new_summaries(self) -> Iterator[RolloutSummary]:
+        """The lines that were appended since the last call. Raises as `new_lines` does."""
+        for offset, line in self.new_lines():
+            head, result = _HEAD.match(line), _RESULT.search(line)
+            if head and result:
+                values = map(finite_json, (*head.groups(), *result.groups()))
+                fields = dict(zip(_SUMMARY_FIELDS, values, strict=True))
+                rest = line[result.end() :]
+            else:  # another program wrote the line
+                record = {"branch_of": None, **self.parse(line, offset)}
+                fields = {name: record.pop(name) for name in _SUMMARY_FIELDS}
+                rest = dump({"turns": record["turns"], "metadata": record.get("metadata")}).encode()
+            yield RolloutSummary(offset=offset, line=line, rest=rest, **fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """The results of one evaluation, by scenario; tries of one scenario are taken together."""
+
+    success: Mapping[str, float]
+    """Scenario -> share of its judged tries that succeeded."""
+    reward: Mapping[str, float]
+    """Scenario -> mean reward of its scored tries; of a numeric run start -> return."""
+
+
+def held_out_results(log: RunLog) -> tuple[HeldOut, HeldOut]:
+    """The results before and after training, without failed conversations and branches."""
+    if log.folder.episodes.exists():
+        before, after = (
+            HeldOut(success={}, reward={str(seed): value for seed, value in returns.items()})
+            for returns in held_out_returns(log.episodes("before", "after"))
+        )
+        return before, after
+    records: dict[str, list[dict[str, Any]]] = {"before": [], "after": []}
+    for record in log.records("before", "after"):
+        if record["status"] != "failed" and not record.get("branch_of"):
+            records[record["stage"]].append(record)
+    before, after = (
+        HeldOut(success=_means(side, "success"), reward=_means(side, "reward")) for side in records.values()
+    )
+    return before, after
+
+
+def _means(records: Iterable[Mapping[str, Any]], field: str) -> dict[str, float]:
+    values: dict[str, list[float]] = {}
+    for record in records:
+        if record[field] is not None:
+            values.setdefault(str(record["scenario"]), []).append(float(record[field]))
+    return {name: fmean(scores) for name, scores in values.items()}
+
+
 def held_out_gains(log: RunLog) -> list[float]:
     """The held-out results after training less those before it, scenario by scenario: shares of successful
     tries, mean rewards where the environment gives no verdict, returns of a numeric run; empty where they
     were not both kept."""
-    if log.folder.episodes.exists():
-        returns = held_out_returns(log.episodes("before", "after"))
-        return [value - returns[0][seed] for seed, value in returns[1].items() if seed in returns[0]]
-    tries: dict[str, dict[str, list[dict[str, Any]]]] = {"before": {}, "after": {}}
-    for record in log.records("before", "after"):
-        if record["status"] != "failed" and not record.get("branch_of"):
-            tries[record["stage"]].setdefault(record["scenario"], []).append(record)
-    return _gains(tries, "success") or _gains(tries, "reward")
-
-
-def _gains(tries: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]], field: str) -> list[float]:
-    before, after = (
-        {
-            name: fmean(values)
-            for name, records in side.items()
-            if (values := [float(record[field]) for record in records if record[field] is not None])
-        }
-        for side in (tries["before"], tries["after"])
-    )
-    return [value - before[name] for name, value in after.items() if name in before]
+    before, after = held_out_results(log)
+    for old, new in ((before.success, after.success), (before.reward, after.reward)):
+        if gains := [value - old[name] for name, value in new.items() if name in old]:
+            return gains
+    return []
 
 
 def held_out_returns(episodes: Iterable[Mapping[str, Any]]) -> tuple[dict[int, float], dict[int, float]]:
-    """Of a numeric run's episodes: the held-out returns before and after training, by start. Of a run that
-    was made longer, the last ones."""
+    """The held-out returns of a numeric run before and after training, by start; the last ones of a run that
+    was made longer."""
     returns: dict[str, dict[int, float]] = {"before": {}, "after": {}}
     steps: dict[str, int] = {}
     for episode in episodes:
@@ -256,3 +337,38 @@ def _versioned(file: Path, data: Any) -> dict[str, Any]:
             "use the stateset-agents that wrote it"
         )
     return data
+
+
+# Settings of runs side by side: flat, and those that differ. For `compare` and the page of many runs.
+
+_IDENTITY = frozenset({"training.run_name", "training.output_dir"})
+"""Settings that say which run it is, not what it does."""
+
+
+def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """`training.seed`, `0` and so on, in the file's order."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat_settings(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", str(value)
+
+
+def differing_settings(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[str | None]]:
+    """Setting -> its value in each config, where not all agree; None where one does not have it.
+
+    >>> differing_settings([{"training": {"beta": 0.1}}, {"training": {"beta": 0.0, "seed": 1}}])
+    {'training.beta': ['0.1', '0.0'], 'training.seed': [None, '1']}
+    """
+    flat = [dict(flat_settings(config)) for config in configs]
+    names = dict.fromkeys(name for settings in flat for name in settings)
+    values = {name: [settings.get(name) for settings in flat] for name in names}
+    return {name: column for name, column in values.items() if len(set(column)) > 1}
+
+
+def is_identity(name: str) -> bool:
+    """True if the setting only says which run it is: a seed, its name, its folder.
+
+    Runs that differ in nothing else are the same experiment.
+    """
+    return name in _IDENTITY or name.rpartition(".")[2] == "seed"

@@ -9,10 +9,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from stateset_agents.runtime.disk import sync
+from stateset_agents.runtime.machine import sync
 from stateset_agents.tracking.jsonl import JsonlWriter
-from stateset_agents.tracking.run_folder import RunFolder
-from stateset_agents.tracking.run_lock import RunLock
+from stateset_agents.tracking.run_folder import RunFolder, RunLock
 from stateset_agents.tracking.run_log import RunLog
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 Stage = Literal["train", "before", "after", "validation"]
-"""When a conversation was held: in training, or in an evaluation before, during or after it."""
+"""The stage of a conversation: in training, or in an evaluation before, during or after it."""
 
 _DECIMALS = 6
 _MIN_PAUSE = 1e-4
@@ -43,13 +42,13 @@ class JsonlTracker:
         self._metrics = JsonlWriter(folder.metrics)
         self._events = JsonlWriter(folder.events)
         self._others: dict[Path, JsonlWriter] = {}
-        """Of what a run may have: conversations with their times, or episodes."""
+        """The writers of files that not every run has: conversations with their times, or episodes."""
         for file in (folder.rollouts, folder.timeline, folder.episodes):
             if file.exists():
                 self._writer(file)
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One line of numbers; names are `stage/quantity`, such as `reward/mean`. ValueError otherwise."""
+        """Write one line of numbers; names are `stage/quantity`, as `reward/mean`. ValueError otherwise."""
         plain = [name for name in metrics if "/" not in name]
         if plain:
             raise ValueError(f"metric names are stage/quantity, such as reward/mean; got {', '.join(plain)}")
@@ -77,8 +76,8 @@ class JsonlTracker:
             seen = [None] * len(group.trajectories) if logprobs is None else logprobs[index]
             head = {"step": step, "stage": stage, "group": group.key, "weight": group.weight}
             rows: list[tuple[Trajectory, dict[str, Any], Sequence[int] | None]] = [
-                (member, {**rollout_record(member, credit), **_logprobs_record(own)}, None)
-                for member, credit, own in zip(group.trajectories, credits, seen, strict=True)
+                (member, {**rollout_record(member, credit), **_logprobs_record(recorded)}, None)
+                for member, credit, recorded in zip(group.trajectories, credits, seen, strict=True)
             ]
             for branch in group.branches:
                 other = branch.trajectory
@@ -97,11 +96,11 @@ class JsonlTracker:
     ) -> None:
         """Every episode of a numeric rollout: group, member, seed, return, components, length, ended."""
         self._writer(self.folder.episodes).write(
-            [{"step": step, "stage": stage, **each} for each in episodes]
+            [{"step": step, "stage": stage, **episode} for episode in episodes]
         )
 
     def _writer(self, file: Path) -> JsonlWriter:
-        """Of a file that is opened when it is first needed."""
+        """The writer of a file, opened when it is first needed."""
         if file not in self._others:
             self._others[file] = JsonlWriter(file)
         return self._others[file]
@@ -115,7 +114,7 @@ class JsonlTracker:
         self._logged_tokens |= new
 
     def log_event(self, name: str, **fields: Any) -> None:
-        """One thing that happened, such as `log_event("checkpoint saved", step=20)`."""
+        """Write one event, such as `log_event("checkpoint saved", step=20)`."""
         self._events.write([{"event": name, "time": datetime.now(UTC).isoformat(), **fields}])
 
     def sync(self) -> None:
@@ -167,7 +166,7 @@ def rollout_record(trajectory: Trajectory, advantages: Sequence[float] | None = 
     """
     scenario, outcome = trajectory.scenario, trajectory.outcome
     record = scenario.to_record()
-    said = [message for turn in trajectory.turns for message in (turn.completion.message, *turn.feedback)]
+    messages = [message for turn in trajectory.turns for message in (turn.completion.message, *turn.feedback)]
     turns = [
         _turn_record(turn, earned) for turn, earned in zip_longest(trajectory.turns, trajectory.turn_rewards)
     ]
@@ -189,7 +188,7 @@ def rollout_record(trajectory: Trajectory, advantages: Sequence[float] | None = 
         and {"reward": outcome.reward, "success": outcome.success, "breakdown": dict(outcome.breakdown)},
         "changes": [dict(change) for change in outcome.changes] if outcome else [],
         "opening": len(trajectory.opening),
-        "messages": [message.to_record() for message in (*trajectory.opening, *said)],
+        "messages": [message.to_record() for message in (*trajectory.opening, *messages)],
         "turns": turns,
         "token_ids": trajectory.token_ids,
         "mask": trajectory.action_mask,
@@ -211,7 +210,7 @@ def _logprobs_record(logprobs: TokenLogprobs | None) -> dict[str, list[float]]:
 
 
 def timeline_record(trajectory: Trajectory) -> dict[str, Any]:
-    """When a conversation began, by the monotonic clock of events.jsonl, and what it did for how long.
+    """The begin of a conversation, by the monotonic clock of events.jsonl, and what it did for how long.
 
     `spans` are [what, seconds] one after the other: `environment`, `waiting`, `model`, `reward` (see
     `types.timeline`) and `idle` between them, for the rest of its group. Seconds have four decimals.

@@ -1,4 +1,4 @@
-"""What happened in held-out episodes of numbers, over time: a policy and rules from the same starts.
+"""Held-out episodes of numbers over time: a policy and rules from the same starts.
 
 An environment fills a `Trace`, the experiment writes `windows.json`, the report draws it.
 """
@@ -25,11 +25,11 @@ class Panel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """One episode."""
+    """The panels of one episode."""
 
     panels: Sequence[Panel]
     seconds_per_step: float | None = None
-    """None: time is counted in steps."""
+    """Seconds of a step; None: time is counted in steps."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers, of numpy arrays too."""
@@ -44,7 +44,7 @@ class Trace:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Trace:
-        """What `to_json` gave; numbers that were not finite are None."""
+        """Read the result of `to_json`; numbers that were not finite are None."""
         return cls(
             panels=[Panel(**panel) for panel in record["panels"]], seconds_per_step=record["seconds_per_step"]
         )
@@ -52,17 +52,17 @@ class Trace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """One start, and what each player made of it."""
+    """One start, and each player's episode from it."""
 
     name: str
     """`worst`, `median` or `best` of the starts, for the policy"""
     seed: int
     traces: Mapping[str, Trace]
-    """By player; the policy first."""
+    """The episodes by player; the policy first."""
     returns: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """As windows.json has it."""
+        """The window as windows.json has it."""
         return {
             "name": self.name,
             "seed": self.seed,
@@ -72,6 +72,6 @@ class Window:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Window:
-        """What `to_json` gave."""
+        """Read the result of `to_json`."""
         traces = {player: Trace.from_json(trace) for player, trace in record["traces"].items()}
         return cls(**{**record, "traces": traces})

@@ -12,8 +12,8 @@ from stateset_agents.rewards.shaping import refuse_unfit_shaping
 from stateset_agents.runtime.named_code import check_arguments, imported, registered
 from stateset_agents.runtime.yaml_files import parse_yaml
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.estimators.registry import ESTIMATORS, estimators_with
-from stateset_agents.training.loop.curriculum.reward_parts import check_parts
+from stateset_agents.training.estimators import ESTIMATORS, estimators_with
+from stateset_agents.training.loop.curriculum.plan import check_parts
 from stateset_agents.training.settings.composed_rewards import COMPOSED, compose
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario
@@ -63,7 +63,7 @@ REWARDS: Mapping[str, str] = {
 
 
 def read_spec(what: str, text: str) -> Mapping[str, Any]:
-    """What a command line names as a YAML file would: `conciseness`, or `{name: conciseness, max_words: 40}`.
+    """A spec from the command line as YAML has it: `conciseness`, or `{name: conciseness, max_words: 40}`.
 
     Raises ConfigurationError for anything else.
     """
@@ -89,12 +89,13 @@ def make_reward(spec: Mapping[str, Any]) -> RewardFunction:
     arguments = {key: value for key, value in spec.items() if key != "name"}
     if spec.get("name") in COMPOSED:
         return compose(spec["name"], arguments, make_reward, lambda name: imported("potential", name))
-    made = _make("reward", {**REWARDS, **dict.fromkeys(COMPOSED, "")}, spec)
-    if not isinstance(made, RewardFunction):
+    named_reward = _make("reward", {**REWARDS, **dict.fromkeys(COMPOSED, "")}, spec)
+    if not isinstance(named_reward, RewardFunction):
         raise ConfigurationError(
-            f"reward {spec['name']!r} gave a {type(made).__name__}: name a RewardFunction, or what makes one"
+            f"reward {spec['name']!r} gave a {type(named_reward).__name__}: name a RewardFunction, or what "
+            "makes one"
         )
-    return made
+    return named_reward
 
 
 def check_reward(reward: RewardFunction, config: TrainingConfig) -> None:
@@ -130,14 +131,14 @@ def _make(what: str, known: Mapping[str, str], spec: Mapping[str, Any]) -> Any:
         raise ConfigurationError(
             f"{what} needs a name: one of {', '.join(known)}, or package.module:Class, got {name!r}"
         )
-    found = registered(what, known, name)
-    if isinstance(found, RewardFunction) and not arguments:  # what @reward_function made
-        return found
-    if isinstance(found, RewardFunction):
+    maker = registered(what, known, name)
+    if isinstance(maker, RewardFunction) and not arguments:  # what @reward_function made
+        return maker
+    if isinstance(maker, RewardFunction):
         raise ConfigurationError(f"{what} {name!r} is made already: take out {', '.join(arguments)}")
-    if not callable(found):
-        raise ConfigurationError(f"{what} {name!r} is a {type(found).__name__}: name a class or a function")
-    if what == "reward" and not arguments and asks_for_a_conversation(found):
-        return as_reward(found)
-    check_arguments(f"{what} {name!r}", found, arguments)
-    return found(**arguments)
+    if not callable(maker):
+        raise ConfigurationError(f"{what} {name!r} is a {type(maker).__name__}: name a class or a function")
+    if what == "reward" and not arguments and asks_for_a_conversation(maker):
+        return as_reward(maker)
+    check_arguments(f"{what} {name!r}", maker, arguments)
+    return maker(**arguments)

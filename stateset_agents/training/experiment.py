@@ -5,12 +5,11 @@ The command line's `train` and `evaluate` call this; in a program, use `MultiTur
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -18,18 +17,17 @@ from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import RewardFunction
 from stateset_agents.core.rollout.limits import RolloutLimits
+from stateset_agents.evaluation.audit import with_floors
 from stateset_agents.evaluation.evaluator import Divide, Evaluation, OnProgress, evaluate, held_out
-from stateset_agents.evaluation.floors import with_floors
-from stateset_agents.reporting.report import write_report
-from stateset_agents.runtime.user_code import call_user_code
-from stateset_agents.runtime.yaml_files import override, read_sections, settings_from
+from stateset_agents.runs.experiment import BaseExperiment, read_experiment
+from stateset_agents.runtime.tasks import in_thread
+from stateset_agents.runtime.yaml_files import settings_from
 from stateset_agents.tracking.run_folder import RunFolder
-from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.tracking.tracker import Stage
 from stateset_agents.training.components import make_environment, make_reward
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.settings.distillation import TraceSettings
 from stateset_agents.training.settings.paths import resolve_paths
+from stateset_agents.training.settings.update import TraceSettings
 from stateset_agents.training.sft.settings import SFTConfig
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
 from stateset_agents.training.trl.settings import TrlSettings
@@ -101,6 +99,16 @@ _SECTIONS: Mapping[str, type[Settings]] = {
 }
 
 
+_OTHERS = {
+    "sft": "{path} is of a fine-tuning, which has no environment: go on with stateset-agents sft --resume "
+    "{run}; train or evaluate its model with a YAML file and agent.model_name {run}",
+    "program": "{path} is of a run that a program made and names only its classes: go on in that "
+    "program, with `await trainer.load_checkpoint({run!r})`; evaluate it with a YAML file of that "
+    "environment and --model {run}",
+}
+"""Maker of a run that no YAML file describes -> how to go on with such a run."""
+
+
 def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None) -> ExperimentConfig:
     """Read a YAML file, or a run folder's; `overrides` are dotted names, e.g. {"training.seed": 1}.
 
@@ -109,27 +117,7 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
 
     Raises ConfigurationError naming the file and what is wrong in it.
     """
-    path = Path(path)
-    if path.is_dir():
-        path = RunFolder.open(path).config
-    data = read_sections(path)
-    made_by = data.pop("made_by", None)
-    if made_by == "sft":
-        raise ConfigurationError(
-            f"{path} is of a fine-tuning, which has no environment: go on with stateset-agents sft --resume "
-            f"{path.parent}; train or evaluate its model with a YAML file and agent.model_name {path.parent}"
-        )
-    if made_by == "program":
-        raise ConfigurationError(
-            f"{path} is of a run that a program made and names only its classes: go on in that program, with "
-            f"`await trainer.load_checkpoint({str(path.parent)!r})`; evaluate it with a YAML file of that "
-            f"environment and --model {path.parent}"
-        )
-    data.pop("schema_version", None)
-    resolve_paths(data, path.absolute().parent)
-    for name, value in (overrides or {}).items():
-        override(data, name, value)
-    resolve_paths(data, Path.cwd())
+    path, data = read_experiment(path, overrides, resolve=resolve_paths, others=_OTHERS)
     return settings_from(
         data,
         ExperimentConfig,
@@ -158,61 +146,42 @@ async def measure(
     """
     scenarios = held_out(environment, config.split, config.episodes)
 
-    def of_both(is_greedy: bool) -> OnProgress | None:
-        if on_progress is None:
-            return None
-        return lambda done, number: on_progress(done + number * is_greedy, 2 * number)  # each twice
+    def greedy_progress(done: int, number: int) -> None:
+        assert on_progress is not None
+        on_progress(number + done, 2 * number)
 
-    sampled, greedy = [
-        await evaluate(
-            agent,
-            environment,
-            reward_fn,
-            scenarios,
-            tries=config.tries if temperature else 1,  # greedy ones are all alike
-            temperature=temperature,
-            seed=config.seed,
-            limits=replace(limits, max_concurrent=config.max_concurrent),
-            divide=divide,
-            on_progress=of_both(not temperature),
-        )
-        for temperature in (1.0, 0.0)
-    ]
+    def sampled_progress(done: int, number: int) -> None:
+        assert on_progress is not None
+        on_progress(done, 2 * number)  # each scenario is played twice
+
+    play = partial(
+        evaluate,
+        agent,
+        environment,
+        reward_fn,
+        scenarios,
+        seed=config.seed,
+        limits=replace(limits, max_concurrent=config.max_concurrent),
+        divide=divide,
+    )
+    sampled = await play(tries=config.tries, on_progress=on_progress and sampled_progress)
+    greedy = await play(temperature=0.0, on_progress=on_progress and greedy_progress)
     sampled = await with_floors(sampled, environment, scenarios, seed=config.seed, limits=limits)
     how = {"greedy": greedy.success, "greedy_interval": greedy.summary()["interval"]}
     return {**sampled.summary(), **how}, sampled
 
 
-class Experiment:
-    """One run folder's life: new from a configuration, or resumed from the folder.
+class Experiment(BaseExperiment[ExperimentConfig, MultiTurnGRPOTrainer]):
+    """One run folder's life: new from a configuration, or resumed from the folder."""
 
-    >>> async with Experiment(load_experiment("examples/demo.yaml")) as experiment:
-    ...     await experiment.before()
-    ...     await experiment.train()
-    ...     await experiment.after()
-    """
-
-    def __init__(
-        self,
-        config: ExperimentConfig,
-        *,
-        run: RunFolder | None = None,
-        checkpoint: Path | None = None,
-        callbacks: Sequence[object] = (),
-        measures: bool = True,
-    ) -> None:
-        """`run` is resumed from `checkpoint`, or from its newest one; `measures=False` leaves out what
-        `config.evaluation` asks for."""
-        self.config = config
-        self._evaluation = config.evaluation if measures else None
-        self._resumes = run is not None
-        self._checkpoint = checkpoint
+    def _make_trainer(self, run: RunFolder | None, callbacks: Sequence[object]) -> MultiTurnGRPOTrainer:
+        config = self.config
         trainer: Callable[..., MultiTurnGRPOTrainer] = MultiTurnGRPOTrainer
         if config.trl is not None:
             from stateset_agents.training.trl_grpo_trainer import TrlGRPOTrainer
 
             trainer = partial(TrlGRPOTrainer, trl=config.trl)
-        self.trainer = trainer(
+        return trainer(
             MultiTurnAgent(config.agent),
             make_environment(config.environment),
             make_reward(config.reward),
@@ -221,18 +190,6 @@ class Experiment:
             description=config.model_dump(mode="json", exclude={"agent", "training"}),
             callbacks=callbacks,
         )
-        self.summary: dict[str, Any] = {}
-
-    @property
-    def run(self) -> RunFolder:
-        return self.trainer.run
-
-    @property
-    def is_over(self) -> bool:
-        """A resumed run that has all its steps and its measurements; asked for after `initialize`."""
-        trainer = self.trainer
-        is_measured = self._evaluation is None or "after" in self.summary
-        return self._resumes and trainer.step_number >= trainer.num_steps and is_measured
 
     async def initialize(self) -> None:
         """Load everything; a resumed run goes on from its checkpoint.
@@ -246,81 +203,23 @@ class Experiment:
             )
         if self._evaluation is not None:  # before anything slow
             held_out(self.trainer.environment, self._evaluation.split, self._evaluation.episodes)
-        await self.trainer.initialize()
-        if self._resumes:
-            await self.trainer.load_checkpoint(self._checkpoint)
-            self.summary = RunLog(self.run).summary()
+        await super().initialize()
 
-    async def before(self, on_progress: OnProgress | None = None) -> dict[str, Any] | None:
-        """Measure the untrained agent; a resumed run keeps what it measured, or goes without.
-
-        `on_progress`: as of `evaluate`.
-        """
-        untrained = self.trainer.step_number == 0
-        if self._evaluation is not None and "before" not in self.summary and untrained:
-            await self._measure("before", self._evaluation, on_progress)
-            self._write_summary()
-        return self.summary.get("before")
-
-    async def train(self) -> None:
-        """Run the steps that are left."""
-        is_longer = self.trainer.step_number < self.trainer.num_steps
-        if is_longer and self.summary.pop("after", None) is not None:  # of the shorter run
-            self._write_summary()
-        await self.trainer.train()
-        self.summary |= self.trainer.summary()
-
-    async def after(self, on_progress: OnProgress | None = None) -> dict[str, Any] | None:
-        """Measure the trained agent (once), write the summary and the report.
-
-        `on_progress`: as of `evaluate`.
-        """
-        if self._evaluation is not None and "after" not in self.summary:
-            await self._measure("after", self._evaluation, on_progress)
-            if self.trainer.processes.is_first:  # before the summary says that all is done
-                await asyncio.to_thread(self.trainer.describe, self.summary)
-        self._write_summary()
-        if self.trainer.processes.is_first:
-            write_report(self.run.path)
-        return self.summary.get("after")
-
-    def _write_summary(self) -> None:
-        if self.trainer.processes.is_first:
-            self.run.write_summary(self.summary)
-
-    async def _measure(self, stage: Stage, config: EvaluationConfig, on_progress: OnProgress | None) -> None:
+    async def _measure(self, stage: Stage, on_progress: OnProgress | None) -> dict[str, Any]:
         trainer = self.trainer
-        self.summary[stage], sampled = await measure(
+        result, sampled = await measure(
             trainer.agent,
             trainer.environment,
             trainer.reward_fn,
-            config,
+            self._evaluation,
             trainer.config.rollout_limits(),
             divide=trainer.divide,
             on_progress=on_progress,
         )
-        if not trainer.processes.is_first:
-            return
-        # a kill between these lines and summary.json leaves them there, and they are played again
-        self.run.drop_stage(stage, trainer.step_number)
-        trainer.tracker.log_rollouts(trainer.step_number, sampled.groups, stage=stage)
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self.initialize()
-        except BaseException:
-            await self._close()
-            raise
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._close()
-
-    async def _close(self) -> None:
-        """The trainer, and an environment that has something to give back."""
-        try:
-            await self.trainer.close()
-        finally:
-            close = getattr(self.trainer.environment, "close", None)
-            if close is not None:
-                await call_user_code(close)
+        if trainer.is_first:
+            # a kill between these lines and summary.json leaves them there, and they are played again
+            self.run.drop_stage(stage, trainer.step_number)
+            trainer.tracker.log_rollouts(trainer.step_number, sampled.groups, stage=stage)
+            if stage == "after":  # before the summary says that all is done
+                await in_thread(trainer.describe, {**self.summary, stage: result})
+        return {stage: result}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Mapping
 
-from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.settings.profiles import (
+from stateset_agents.training.config import (
     PROFILES,
+    TrainingConfig,
     distillation_defaults,
     estimator_defaults,
     loss_defaults,

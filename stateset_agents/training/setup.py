@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stateset_agents.backends.base import Backend, RunningBackend, TrainableBackend
-from stateset_agents.backends.training_lock import exclusive, weights_token
+from stateset_agents.backends.base import Backend, RunningBackend, TrainableBackend, exclusive, weights_token
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import Environment
@@ -18,23 +18,22 @@ from stateset_agents.evaluation.evaluator import held_out, refuse_truncated_samp
 from stateset_agents.runs.compatibility import Identity, check_identical
 from stateset_agents.runs.lifecycle import Lifecycle
 from stateset_agents.runs.recorder import RunRecorder
+from stateset_agents.runs.settings import RunSettings
 from stateset_agents.runs.trackers import check_installed
-from stateset_agents.runtime.tasks import in_thread
-from stateset_agents.runtime.worker_thread import Worker
+from stateset_agents.runtime.tasks import Worker, in_thread
 from stateset_agents.tracking.monitors import graded
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.training.components import check_reward, check_scored
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.distributed.process_group import ProcessGroup
 from stateset_agents.training.loop.checkpointer import Checkpointer
+from stateset_agents.training.loop.curriculum.orders import ScenarioOrder
 from stateset_agents.training.loop.curriculum.plan import Curriculum
 from stateset_agents.training.loop.metrics import untrained_share
 from stateset_agents.training.loop.overlapped_rollouts import OverlappedRollouts
 from stateset_agents.training.loop.rollouts import EventSink, Rollouts
-from stateset_agents.training.loop.scenario_order import ScenarioOrder
 from stateset_agents.training.loop.validation import Validation
 from stateset_agents.training.loop.weight_sync import WeightSync
-from stateset_agents.training.setting_origins import counted_origins, setting_origins
+from stateset_agents.training.processes import ProcessGroup
 from stateset_agents.training.update.factory import LearnerFactory, is_quantized_training
 from stateset_agents.training.update.protocol import PolicyLearner
 from stateset_agents.training.update.teacher import Teacher, load_teacher
@@ -46,25 +45,11 @@ _log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What is to be trained, on what, and how."""
-
-    agent: MultiTurnAgent
-    environment: Environment
-    reward_fn: RewardFunction
-    config: TrainingConfig
-    description: Mapping[str, Any]
-    """More for the run's config.yaml."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What a trainer conducts, once its model is loaded."""
+    """The collaborators of a trainer, once its model is loaded."""
 
-    config: TrainingConfig
-    """With what the model's card set."""
     recommended: dict[str, Any]
-    """What that was."""
+    """Settings of the model's card that the user left unset."""
     backend: RunningBackend
     learner: PolicyLearner
     engine: ComputationalEngine
@@ -75,19 +60,17 @@ class Parts:
     overlapped: OverlappedRollouts
     validation: Validation
     teacher: Teacher | None
-    """Of an on-policy distillation."""
+    """The teacher of an on-policy distillation."""
 
-    def with_config(self, config: TrainingConfig) -> Parts:
-        """With another length or cadence for what comes, in the parts that a step may have begun with; the
+    def adopt(self, config: TrainingConfig) -> None:
+        """Take another length or cadence for what comes, in the parts that a step may have begun with; the
         learner has its length already."""
         self.rollouts.config = self.overlapped.config = self.validation.config = config
         self.curriculum.config = config
-        self.checkpoints.limit = config.save_total_limit
-        return replace(self, config=config)
 
 
 def is_deterministic(config: TrainingConfig, environment: Environment, backend: Backend) -> bool:
-    """Does the run wait for every local reply, so that it can be repeated bit by bit?"""
+    """True where the run waits for every local reply, so that it can be repeated bit by bit."""
     if isinstance(backend, TrainableBackend) and not backend.is_repeatable:
         return False
     if config.scheduling == "auto":
@@ -95,23 +78,33 @@ def is_deterministic(config: TrainingConfig, environment: Environment, backend: 
     return config.scheduling == "deterministic"
 
 
-def run_settings(job: Job, config: TrainingConfig) -> dict[str, Any]:
-    """As config.yaml has them."""
-    is_named = "environment" in job.description  # by what a YAML file can name, not by its class alone
+def _settings(
+    agent: MultiTurnAgent,
+    environment: Environment,
+    reward_fn: RewardFunction,
+    config: TrainingConfig,
+    description: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The content of config.yaml."""
+    is_named = "environment" in description  # by what a YAML file can name, not by its class alone
     return {
         **({} if is_named else {"made_by": "program"}),
-        "agent": job.agent.config.model_dump(mode="json"),
-        "environment": {"name": type(job.environment).__name__},
-        "reward": job.reward_fn.name,
-        **job.description,
+        "agent": agent.config.model_dump(mode="json"),
+        "environment": {"name": type(environment).__name__},
+        "reward": reward_fn.name,
+        **description,
         "training": config.model_dump(mode="json"),
     }
 
 
 async def set_up(
-    job: Job,
+    agent: MultiTurnAgent,
+    environment: Environment,
+    reward_fn: RewardFunction,
+    config: TrainingConfig,
     factory: LearnerFactory,
     *,
+    description: Mapping[str, Any],
     lifecycle: Lifecycle,
     group: ProcessGroup,
     worker: Worker,
@@ -126,15 +119,14 @@ async def set_up(
     `fault_event` one of the services that conversations depend on. Raises as
     `MultiTurnGRPOTrainer.initialize` does.
     """
-    agent, environment, config = job.agent, job.environment, job.config
     refuse_truncated_sampling(agent)
-    check_reward(job.reward_fn, config)
+    check_reward(reward_fn, config)
     factory.check(agent, config)
     await in_thread(check_installed, recorder.callbacks)
     scenarios = await in_thread(environment.scenarios, "train")
     for scenario in scenarios:
-        job.reward_fn.check_scenario(scenario)
-    check_scored(job.reward_fn, environment, scenarios)
+        reward_fn.check_scenario(scenario)
+    check_scored(reward_fn, environment, scenarios)
     order = ScenarioOrder(scenarios, config.seed)
     await agent.initialize()
     backend = agent.backend
@@ -154,125 +146,122 @@ async def set_up(
             "leave it at auto"
         )
     config, recommended = config.with_recommended(backend.recommended)
-    curriculum = Curriculum(scenarios, config, job.reward_fn.part_weights)
+    curriculum = Curriculum(scenarios, config, reward_fn.part_weights)
     if recommended:
         set_by_card = ", ".join(f"{name} {value}" for name, value in recommended.items())
         _log.warning(f"the model's card sets what you did not: {set_by_card}")
-    if group.is_first:
-        origins = counted_origins(setting_origins(config, recommended))
-        _log.info(f"settings: {origins} (stateset-agents train FILE --explain lists them)")
     if group.is_first and isinstance(backend, TrainableBackend):
         await in_thread(_tell_untrained, backend, scenarios)
     if config.eval_steps:
         await in_thread(held_out, environment, "validation", None)
     fingerprint = await worker.run(order.fingerprint)
-    distillation = config.distillation
-    teacher = None if distillation is None else await load_teacher(distillation, agent, group=group)
-    try:
+    async with contextlib.AsyncExitStack() as opened:  # closed again where a later step fails
+        teacher = None
+        if config.distillation is not None:
+            teacher = await load_teacher(config.distillation, agent, group=group)
+            opened.push_async_callback(teacher.close)
         with exclusive(backend, lifecycle):
             token = object() if is_quantized_training(config) else weights_token(backend)
             learner = await worker.run(factory.make, agent, backend, config, group.processes)
-    except BaseException:
-        if teacher is not None:
-            await teacher.close()
-        raise
-    try:
+        opened.callback(learner.close)
         engine = ComputationalEngine(
             await factory.player(agent, learner),
             environment,
-            job.reward_fn,
+            reward_fn,
             num_generations=config.num_generations,
             num_branches=config.branches_per_turn,
             deterministic=deterministic,
             limits=config.rollout_limits(),
         )
-        settings = run_settings(job, config)
+        engine.fault_tolerance.on_event = fault_event
+        settings = _settings(agent, environment, reward_fn, config, description)
         compared = {name: value for name, value in settings.items() if name not in ("evaluation", "made_by")}
         if teacher is not None:
             compared["teacher"] = {"weights": teacher.weights}
         identity = Identity(base=learner.fingerprint, scenarios=fingerprint, settings=compared)
-        await _open_run(identity, settings, config, agent, group, worker, recorder)
-        engine.fault_tolerance.on_event = fault_event
-        weights = WeightSync(
+        weights, checkpoints = await open_run(
             agent,
             learner,
-            group,
-            worker,
             config,
-            recorder.run.path,
-            owner=lifecycle,
+            identity,
+            settings,
+            run_settings=config,
             token=token,
+            lifecycle=lifecycle,
+            group=group,
+            worker=worker,
+            recorder=recorder,
         )
+        opened.pop_all()
         return Parts(
-            config=config,
             recommended=recommended,
             backend=backend,
             learner=learner,
             engine=engine,
             curriculum=curriculum,
             weights=weights,
-            checkpoints=Checkpointer(
-                learner,
-                group,
-                worker,
-                recorder,
-                identity,
-                settings,
-                limit=config.save_total_limit,
-                is_sharded=config.parallelism == "fsdp2",
-                agent=agent,
-            ),
+            checkpoints=checkpoints,
             rollouts=Rollouts(engine, curriculum, weights, group, config, step_event),
             overlapped=OverlappedRollouts(engine, curriculum, weights, config, run_event, lifecycle.notify),
-            validation=make_validation(job, config, group),
+            validation=make_validation(agent, environment, reward_fn, config, group),
             teacher=teacher,
         )
-    except BaseException:
-        learner.close()
-        if teacher is not None:
-            await teacher.close()
-        raise
 
 
 def _tell_untrained(backend: TrainableBackend, scenarios: Sequence[Scenario]) -> None:
     """Warn where the words of the first hundred scenarios are none that the model was trained on."""
     if backend.trained_tokens is None:
         return
-    said = [message.content for scenario in scenarios[:100] for message in scenario.messages()]
-    share = untrained_share(map(backend.tokenizer.encode, said), backend.trained_tokens)
-    seen = (
+    texts = [message.content for scenario in scenarios[:100] for message in scenario.messages()]
+    share = untrained_share(map(backend.tokenizer.encode, texts), backend.trained_tokens)
+    observation = (
         f"{share or 0:.0%} of the tokens of what scenarios begin with are none that the model was trained on"
     )
-    finding = graded("vocabulary", share or 0.0, seen)
+    finding = graded("vocabulary", share or 0.0, observation)
     if finding.verdict != "ok":
         _log.warning(f"{finding.check}: {finding.seen}: {finding.cure}")
 
 
-def make_validation(job: Job, config: TrainingConfig, group: ProcessGroup) -> Validation:
-    """What evaluates the agent of a trainer, whether its model is loaded by it or not."""
+def make_validation(
+    agent: MultiTurnAgent,
+    environment: Environment,
+    reward_fn: RewardFunction,
+    config: TrainingConfig,
+    group: ProcessGroup,
+) -> Validation:
+    """Evaluates the agent of a trainer, whether its model is loaded by it or not."""
     return Validation(
-        job.agent,
-        job.environment,
-        job.reward_fn,
+        agent,
+        environment,
+        reward_fn,
         config,
         group.divide,
-        deterministic=is_deterministic(config, job.environment, job.agent.backend),
+        deterministic=is_deterministic(config, environment, agent.backend),
     )
 
 
-async def _open_run(
+async def open_run(
+    agent: MultiTurnAgent,
+    learner: PolicyLearner,
+    config: TrainingConfig,
     identity: Identity,
     settings: Mapping[str, Any],
-    config: TrainingConfig,
-    agent: MultiTurnAgent,
+    *,
+    run_settings: RunSettings,
+    token: object,
+    lifecycle: Lifecycle,
     group: ProcessGroup,
     worker: Worker,
     recorder: RunRecorder,
-) -> None:
-    """The first process makes the folder and writes in it, the others know where it is and tell its day."""
+) -> tuple[WeightSync, Checkpointer]:
+    """Open the run folder; returns what pushes the learner's weights, and what saves them there.
+
+    The first process makes the folder and writes in it, the others know where it is and tell its day.
+    `settings`: the content of config.yaml; `token`: of the weights that the backend has.
+    """
 
     def make() -> RunFolder:
-        return RunFolder.create(config.output_dir, name=config.run_name)
+        return RunFolder.create(run_settings.output_dir, name=run_settings.run_name)
 
     async def begun() -> tuple[str | None, datetime.date | None]:
         if group.is_first:
@@ -286,3 +275,18 @@ async def _open_run(
         agent.pin_date(date)
     if not recorder.is_open:
         recorder.follow(Path(where))
+    weights = WeightSync(
+        agent, learner, group, worker, config, recorder.run.path, owner=lifecycle, token=token
+    )
+    checkpoints = Checkpointer(
+        learner=learner,
+        group=group,
+        worker=worker,
+        recorder=recorder,
+        identity=identity,
+        settings=settings,
+        limit=run_settings.save_total_limit,
+        is_sharded=config.parallelism == "fsdp2",
+        agent=agent,
+    )
+    return weights, checkpoints

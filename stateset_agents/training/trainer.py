@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,48 +14,38 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-import torch
-from rich.console import Console
 from torch import Tensor
 
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import Environment, expect_environment
-from stateset_agents.core.reward import Reward, as_reward
+from stateset_agents.core.reward import Reward, RewardFunction, as_reward
 from stateset_agents.evaluation.evaluator import Evaluation, PlayPart
-from stateset_agents.runs.callbacks import expect_callback
 from stateset_agents.runs.checkpoint_files import best_checkpoint, load_checkpoint
-from stateset_agents.runs.early_stopping import crossed
-from stateset_agents.runs.lifecycle import Lifecycle, Progress, State
-from stateset_agents.runs.recorder import RunRecorder, ready
-from stateset_agents.runs.session import end_training, one_line
-from stateset_agents.runs.settings import CADENCE, changed_settings
-from stateset_agents.runs.trackers import make_trackers
+from stateset_agents.runs.lifecycle import State
+from stateset_agents.runs.recorder import ready
+from stateset_agents.runs.session import Session, one_line, platform_line
 from stateset_agents.runtime.tasks import shielded
-from stateset_agents.runtime.worker_thread import Worker
 from stateset_agents.tracking.run_folder import RunFolder
-from stateset_agents.tracking.tracker import JsonlTracker
 from stateset_agents.training.config import TrainingConfig, TrainingProfile
-from stateset_agents.training.distributed.process_group import ProcessGroup
-from stateset_agents.training.distributed.processes import PeerFailed, Processes
 from stateset_agents.training.loop.curriculum.plan import StepPlan
-from stateset_agents.training.loop.curriculum.success_table import SuccessTable
+from stateset_agents.training.loop.curriculum.state import SuccessTable
 from stateset_agents.training.loop.metrics import merge_processes
 from stateset_agents.training.loop.rollouts import Played, RolloutSource
 from stateset_agents.training.loop.run_state import RunState
 from stateset_agents.training.loop.step import (
-    FinishedStep,
     StepWatch,
     Update,
+    next_temperature,
     observe,
     update_policy,
     watch_step,
 )
-from stateset_agents.training.loop.temperature import next_temperature
-from stateset_agents.training.setup import Job, Parts, is_deterministic, make_validation, set_up
+from stateset_agents.training.processes import PeerFailed, Processes, ProcessGroup
+from stateset_agents.training.setup import Parts, is_deterministic, make_validation, set_up
 from stateset_agents.training.update.factory import GRPOLearnerFactory, LearnerFactory
 from stateset_agents.training.update.protocol import PolicyLearner
-from stateset_agents.types.errors import ConfigurationError, TrainingStopped
+from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.scenario import Scenario, expect_scenarios
 from stateset_agents.types.settings import expect
@@ -64,10 +53,8 @@ from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup, by_sce
 
 _log = get_logger(__name__)
 
-_MAY_CHANGE = CADENCE | {"num_episodes", "max_steps", "max_failed_steps", "log_rollouts"}
 
-
-class MultiTurnGRPOTrainer:
+class MultiTurnGRPOTrainer(Session[TrainingConfig]):
     """Trains an agent by group-relative policy optimisation, inside the caller's event loop.
 
     Generation runs in the backend's worker thread and the update in the trainer's own, so the loop goes
@@ -82,6 +69,11 @@ class MultiTurnGRPOTrainer:
     >>> await trainer.initialize()
     >>> agent = await trainer.train()
     """
+
+    _MAY_CHANGE = frozenset({"num_episodes", "max_steps", "max_failed_steps", "log_rollouts"})
+    _LENGTH = "max_steps or num_episodes"
+    _parts: Parts | None
+    _state: RunState
 
     def __init__(
         self,
@@ -102,107 +94,36 @@ class MultiTurnGRPOTrainer:
         expect_environment(environment)
         if config is not None:
             expect("config", config, TrainingConfig, "write TrainingConfig(num_episodes=100, ...)")
-        for callback in callbacks:
-            expect_callback(callback)
-        config = config or TrainingConfig()
-        self._job = Job(
-            agent=agent,
-            environment=environment,
-            reward_fn=as_reward(reward_fn),
-            config=config,
-            description=dict(description or {}),
-        )
+        super().__init__(config or TrainingConfig(), run, callbacks)
+        self.agent = agent
+        self.environment = environment
+        self.reward_fn: RewardFunction = as_reward(reward_fn)
+        self._description = dict(description or {})
         self._factory = learner_factory or GRPOLearnerFactory()
-        self._lifecycle = Lifecycle()
-        self._worker = Worker()
         self._group = ProcessGroup(self._worker)
-        self._recorder = RunRecorder([*make_trackers(config.report_to), *callbacks], run)
-        self._parts: Parts | None = None
         self._state = RunState()
         self._is_stepping = False
-        self._boundary = asyncio.Lock()
-        """Held while the learner and the state change, so that a checkpoint has both of one step."""
 
-    # ------------------------------------------------------------------------------ what it is made of
+    # ------------------------------------------------------------------------------ how it stands
 
-    @property
-    def agent(self) -> MultiTurnAgent:
-        """Who is trained."""
-        return self._job.agent
+    def _change_settings(self, config: TrainingConfig, changes: Mapping[str, Any]) -> None:
+        self._refuse_in_callback("another config")
+        self.learner.set_num_steps(config.num_steps())  # it may refuse, before anything is written
+        try:
+            super()._change_settings(config, changes)
+        except ConfigurationError:
+            self.learner.set_num_steps(self.config.num_steps())
+            raise
 
-    @property
-    def environment(self) -> Environment:
-        """Where it plays."""
-        return self._job.environment
-
-    @property
-    def reward_fn(self) -> Any:
-        """What scores its conversations."""
-        return self._job.reward_fn
-
-    @property
-    def config(self) -> TrainingConfig:
-        """The settings; once the trainer is ready, with what the model's card set."""
-        return self._job.config if self._parts is None else self._parts.config
-
-    @config.setter
-    def config(self, config: TrainingConfig) -> None:
-        """Another length or cadence from the next step on; before the trainer is ready, anything.
-
-        Raises ConfigurationError for a setting that the trainer's parts were made with, and changes nothing.
-        """
-        changes = changed_settings(self.config, config, may_change=_MAY_CHANGE if self.is_ready else None)
-        if self._parts is not None and changes:
-            self._refuse_in_callback("another config")
-            learner, checkpoints = self._parts.learner, self._parts.checkpoints
-            settings = {**checkpoints.settings, "training": config.model_dump(mode="json")}
-            learner.set_num_steps(config.num_steps())  # it may refuse
-            try:
-                self._recorder.settings_changed(settings, changes, step=self.step_number)
-            except ConfigurationError:
-                learner.set_num_steps(self.config.num_steps())
-                raise
-            self._parts = self._parts.with_config(config)
-            self._state = checkpoints.change_settings(config, settings, self._state)
-        self._job = replace(self._job, config=config)
+    def _adopt_settings(self, config: TrainingConfig, settings: Mapping[str, Any]) -> None:
+        parts = ready(self._parts)
+        parts.adopt(config)
+        self._state = parts.checkpoints.change_settings(config, settings, self._state)
 
     @property
     def recommended(self) -> dict[str, Any]:
-        """What the model's card set, where the user set nothing."""
+        """Settings of the model's card that the user left unset."""
         return {} if self._parts is None else self._parts.recommended
-
-    @property
-    def is_ready(self) -> bool:
-        """Has `initialize` been through?"""
-        return self._parts is not None
-
-    @property
-    def run(self) -> RunFolder:
-        """The run folder."""
-        return self._recorder.run
-
-    @property
-    def tracker(self) -> JsonlTracker:
-        """Writes the run folder's logs."""
-        return self._recorder.tracker
-
-    @property
-    def callbacks(self) -> list[object]:
-        """Who hears of steps, evaluations and checkpoints; trackers first."""
-        return self._recorder.callbacks
-
-    @callbacks.setter
-    def callbacks(self, callbacks: list[object]) -> None:
-        self._recorder.callbacks = callbacks
-
-    @property
-    def console(self) -> Console | None:
-        """Where the step lines of `config.progress` go; stderr when unset."""
-        return self._recorder.console
-
-    @console.setter
-    def console(self, console: Console | None) -> None:
-        self._recorder.console = console
 
     @property
     def learner(self) -> PolicyLearner:
@@ -216,108 +137,37 @@ class MultiTurnGRPOTrainer:
 
     @property
     def processes(self) -> Processes:
-        """Who trains together."""
+        """The processes that train together."""
         return self._group.processes
 
-    # ------------------------------------------------------------------------------ how it stands
-
     @property
-    def step_number(self) -> int:
-        """Steps finished."""
-        return self._state.step
-
-    @property
-    def num_steps(self) -> int:
-        """Steps of the whole run."""
+    def _planned_steps(self) -> int:
         return self.config.num_steps()
 
     @property
     def temperature(self) -> float:
-        """Of the next rollout."""
+        """Sampling temperature of the next rollout."""
         return self._state.temperature or self.config.temperature
 
     @property
     def deterministic(self) -> bool:
-        """Does the run wait for every local reply, so that it can be repeated bit by bit?"""
+        """True where the run waits for every local reply, so that it can be repeated bit by bit."""
         return is_deterministic(self.config, self.environment, self.agent.backend)
 
     @property
-    def state(self) -> State:
-        """What holds now."""
-        return self._lifecycle.state
-
-    @property
-    def is_paused(self) -> bool:
-        """Does the training hold between two steps?"""
-        return self._lifecycle.is_paused
-
-    @property
-    def has_ended(self) -> bool:
-        """Is there no training under way any more?"""
-        return self._lifecycle.has_ended
-
-    @property
-    def progress(self) -> Progress:
-        """The progress of the training now."""
-        return Progress(
-            state=self.state,
-            step=self.step_number,
-            num_steps=self.num_steps,
-            seconds=round(self._state.train_seconds, 3),
-            metrics=dict(self._recorder.metrics),
-            best_step=self._state.best.step,
-            best_value=self._state.best.value,
-            why=self._lifecycle.why,
-        )
-
-    @property
     def successes(self) -> SuccessTable:
-        """How often scenarios succeeded so far; empty unless `track_success`, or something that follows
-        success, is set."""
+        """Successes of the scenarios so far; empty unless `track_success`, or something that follows success,
+        is set."""
         return self._state.curriculum.successes
 
     def summary(self) -> dict[str, Any]:
-        """What `summary.json` says about the training itself."""
+        """The entries of `summary.json` about the training itself."""
         local = self.environment.local and self.reward_fn.local
-        best, threads = self._state.best, torch.get_num_threads()
-        system = f"{platform.system()} {platform.machine()}"
         return {
-            "seed": self.config.seed,
-            "steps": self.step_number,
-            "num_steps": self.num_steps,
-            "ended": self.state,
-            "why": self._lifecycle.why,
-            "best": None
-            if best.step is None
-            else {"step": best.step, "metric": best.metric, "value": best.value},
-            "train_seconds": round(self._state.train_seconds, 3),
-            "platform": f"{system}, {threads} thread{'s' * (threads > 1)}",
+            **self._outcome(),
+            "platform": platform_line(),
             "deterministic": self.deterministic and local and self._state.repeatable,
         }
-
-    # ------------------------------------------------------------------------------ requests
-
-    def pause(self) -> None:
-        """Let the step under way end and hold there; `wait_for("paused")` waits for it. From any thread."""
-        self._lifecycle.pause()
-
-    def resume(self) -> None:
-        """Go on after `pause`. From any thread."""
-        self._lifecycle.resume()
-
-    def request_stop(self) -> None:
-        """Let the step under way end, keep a checkpoint, and have `train` return. From any thread.
-
-        Before `train` was ever called it holds for the first call; after an end there is nothing to stop.
-        """
-        self._lifecycle.request_stop()
-
-    async def wait_for(self, *states: State) -> State:
-        """Wait until the training is in one of these states, or has ended; returns the state it is in.
-
-        A `train` that was called as a task just before, after an earlier end, counts as begun.
-        """
-        return await self._lifecycle.wait_for(*states)
 
     # ------------------------------------------------------------------------------ begin and end
 
@@ -335,8 +185,12 @@ class MultiTurnGRPOTrainer:
         self._recorder.is_first = self._group.is_first
         try:
             self._parts = await set_up(
-                self._job,
+                self.agent,
+                self.environment,
+                self.reward_fn,
+                self.config,
                 self._factory,
+                description=self._description,
                 lifecycle=self._lifecycle,
                 group=self._group,
                 worker=self._worker,
@@ -348,6 +202,7 @@ class MultiTurnGRPOTrainer:
         except (Exception, asyncio.CancelledError) as error:
             await self._group.abort(error)
             raise
+        self._config = self._parts.validation.config  # with the settings of the model's card
         date = self.agent.template.date
         self._state = replace(self._state, template_date=None if date is None else date.isoformat())
 
@@ -355,15 +210,9 @@ class MultiTurnGRPOTrainer:
         """End the update thread and close the logs; the agent goes on speaking.
 
         A `train` under way is asked to stop and waited for, so its last step is kept; a callback that is
-        still at work after a minute is cancelled.
+        still running after a minute is cancelled.
         """
-        if self._lifecycle.is_this_task:
-            raise ConfigurationError("stop() waits for train() to return: in a callback use request_stop()")
-        self.request_stop()
-        self._recorder.limit_callbacks()
-        await self._lifecycle.wait_until_returned()
-        await self._worker.stop()
-        self._recorder.close()
+        await super().stop()
         if self._parts is not None:
             self._parts.learner.close()
             if self._parts.teacher is not None:
@@ -385,9 +234,6 @@ class MultiTurnGRPOTrainer:
             raise
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close()
-
     # ------------------------------------------------------------------------------ training
 
     async def train(self) -> MultiTurnAgent:
@@ -398,80 +244,44 @@ class MultiTurnGRPOTrainer:
         `summary.json` and `report.html`. After `request_stop` another call goes on; when all is done it says
         so. Raises TrainingStopped when `max_failed_steps` steps in a row (or the first) could not train.
         """
-        if self._lifecycle.is_training:
-            raise ConfigurationError("this trainer is training: await that call, or make another trainer")
-        self._worker.refuse_stopped()
-        self._lifecycle.begin()
-        try:
-            await self.initialize()
-            parts = ready(self._parts)
-            shown = self.config.progress
-            screen = self._recorder.displayed(self, self.num_steps) if shown else contextlib.nullcontext()
-            with parts.weights.exclusive(), screen:
-                ending = await self._run_steps(parts)
-        except asyncio.CancelledError as error:
-            await self._group.abort(error)
-            await self._end("stopped", self._cancelled())
-            raise
-        except PeerFailed as error:
-            await self._end("stopped" if error.is_stop else "failed", one_line(error))
-            raise
-        except Exception as error:
-            await self._group.abort(error)
-            await self._end("failed", one_line(error))
-            raise
-        else:
-            await self._end(*ending)
-        finally:
-            self._lifecycle.mark_returned()
+        await self._train()
         return self.agent
 
-    async def _run_steps(self, parts: Parts) -> tuple[State, str]:
-        """How it ended, and why."""
-        if done := self._done():
-            _log.warning(f"nothing is left to train: {': '.join(done)}")
+    def _exclusive(self) -> contextlib.AbstractContextManager[None]:
+        return ready(self._parts).weights.exclusive()
+
+    @property
+    def _beside(self) -> RolloutSource:
+        parts = ready(self._parts)
+        return parts.overlapped if self.config.max_staleness else parts.rollouts
+
+    async def _begin(self) -> None:
+        parts = ready(self._parts)
         paths = self._factory.paths(parts.backend, parts.learner)
         self.tracker.log_event("paths", step=self.step_number, **paths)
         if parts.teacher is not None:
             self.tracker.log_event("teacher", step=self.step_number, **parts.teacher.identity)
-        await self._notify("on_train_begin", self)
-        await self._between_steps(parts)  # what a stop in their middle left undone
-        source = parts.overlapped if self.config.max_staleness else parts.rollouts
-        try:
-            while not (done := self._done()):
-                goes_on = self._lifecycle.wait_while_paused(source)
-                if not all(await self._group.gather_results("the next step", goes_on)):
-                    return "stopped", f"stopped as asked after step {self.step_number} of {self.num_steps}"
-                await self._step(source)
-                await self._between_steps(parts)
-        finally:
-            await source.close()
-        if self.config.load_best_at_end:
+
+    async def _may_continue(self) -> bool:
+        return all(await self._group.gather_results("the next step", super()._may_continue()))
+
+    async def _next_step(self) -> None:
+        await self._step(self._beside)
+
+    async def _validate(self) -> bool:
+        parts = ready(self._parts)
+        await parts.weights.ensure_current(self._state)
+        result = await self.evaluate()
+        is_best = await shielded(self._note_evaluation(parts, result))
+        await self._notify("on_evaluate", self.step_number, result)
+        return is_best
+
+    async def _finish(self, *, is_done: bool) -> None:
+        parts = ready(self._parts)
+        if is_done and self.config.load_best_at_end:
             await shielded(self._publish_best(parts))
-        else:
+        elif is_done:
             parts.weights.name_origin(self.step_number)
-        return "finished", done[0]
-
-    def _done(self) -> tuple[str, str] | None:
-        """Why no step is left, and what to do about it; None while there is one."""
-        if self.step_number >= self.num_steps:
-            steps = f"all {self.num_steps} steps are" if self.num_steps > 1 else "the one step is"
-            return f"{steps} done", "raise max_steps or num_episodes to go on"
-        if self._state.best.exhausts(self.config.early_stopping_patience):
-            return self._state.best.why_stopped(), "raise early_stopping_patience to go on"
-        return None
-
-    async def _between_steps(self, parts: Parts) -> None:
-        """Evaluate and save where it is due."""
-        step, is_best = self.step_number, False
-        if crossed(self.config.eval_steps, self._state.evaluated_step, step):
-            await parts.weights.ensure_current(self._state)
-            result = await self.evaluate()
-            is_best = await shielded(self._note_evaluation(parts, result))
-            await self._notify("on_evaluate", step, result)
-        saved = parts.checkpoints.saved
-        if is_best or crossed(self.config.save_steps, saved.step if saved else 0, step):
-            await self._save_last(parts)
 
     async def _publish_best(self, parts: Parts) -> None:
         """Let the agent sample with the best step's weights; the trainer's own stay the last step's."""
@@ -483,38 +293,18 @@ class MultiTurnGRPOTrainer:
             checkpoint = await self._worker.run(load_checkpoint, path)
             await parts.weights.publish(checkpoint.weights, checkpoint.step)
 
-    async def _end(self, state: State, why: str) -> None:
-        """Save, write the summary and tell everyone; each is done whatever becomes of the others."""
+    async def _broken_off(self, error: BaseException) -> tuple[State, str]:
+        if isinstance(error, PeerFailed):
+            return "stopped" if error.is_stop else "failed", one_line(error)
+        await self._group.abort(error)
+        return await super()._broken_off(error)
 
-        async def save(state: State, why: str) -> None:
-            if self._parts is not None:
-                await self._save_last(self._parts)
-
-        async def notify(state: State, why: str) -> None:
-            await self._notify("on_train_end", self)
-
-        async def agree(state: State, why: str) -> None:
-            """Wait for all, as a launcher ends the others when one is gone; fail where the first one did."""
-            if self.is_ready:
-                ended = (await shielded(self._group.barrier("the end", state == "failed" and why)))[0]
-                if ended and state != "failed":
-                    raise PeerFailed(f"process 0 failed: {ended}")
-
-        async def write() -> None:
-            if self.is_ready and self._group.is_first:
-                await shielded(self._worker.run(self._recorder.finalize, self.summary()))
-
-        await end_training(
-            state,
-            why,
-            lifecycle=self._lifecycle,
-            steps=(save, notify, agree),
-            write=write,
-            cancelled=self._cancelled,
-        )
-
-    def _cancelled(self) -> str:
-        return f"cancelled after step {self.step_number} of {self.num_steps}"
+    async def _agree_on_end(self, state: State, why: str) -> None:
+        """Wait for all, as a launcher ends the others when one is gone; fail where the first one did."""
+        if self.is_ready:
+            ended = (await shielded(self._group.barrier("the end", state == "failed" and why)))[0]
+            if ended and state != "failed":
+                raise PeerFailed(f"process 0 failed: {ended}")
 
     # ------------------------------------------------------------------------------ one step
 
@@ -530,102 +320,114 @@ class MultiTurnGRPOTrainer:
     async def training_step(self, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
         """A step on groups that are there already, as `generate_trajectories` gives them."""
         self._worker.refuse_stopped()
-        source = ready(self._parts).rollouts
-        with self._stepping() as parts:
-            played = Played.by_hand(groups, self._state.frontier, self.config)
-            async with watch_step(self.agent.backend) as watch:
-                learn = self._learn(parts, source, played, watch, time.perf_counter())
-                finished = await shielded(learn)
-            return await self._step_end(finished)
+        return await self._step(ready(self._parts).rollouts, groups)
 
-    async def _step(self, source: RolloutSource) -> dict[str, float]:
+    async def _step(
+        self, source: RolloutSource, groups: Sequence[TrajectoryGroup] | None = None
+    ) -> dict[str, float]:
+        """`groups`: learn from these instead of the source's."""
         with self._stepping() as parts:
             started = time.perf_counter()
             async with watch_step(self.agent.backend) as watch:
-                played = await source.next(self._state)
-                learn = self._learn(parts, source, played, watch, started)
-                finished = await shielded(learn)
-            return await self._step_end(finished)
+                if groups is None:
+                    played = await source.next(self._state)
+                else:
+                    played = Played.by_hand(groups, self._state.frontier, self.config)
+                finished = await shielded(self._learn(parts, source, played, watch, started))
+            await self._announce_step(finished.metrics, finished.findings, finished.failure)
+            return finished.metrics
 
     async def _learn(
         self, parts: Parts, source: RolloutSource, played: Played, watch: StepWatch, started: float
-    ) -> FinishedStep:
-        """Update the policy, push its weights, show the reward its scores, write it all down; nobody turns
-        back from here on."""
-        step, rolled_out = self.step_number + 1, time.perf_counter()
-        began = self._state.curriculum
-        plan = parts.curriculum.plan(self._state.frontier, began)
+    ) -> Update:
+        """Update the policy, push its weights, show the reward its scores, record the step.
+
+        It runs shielded: once the update has begun, a cancellation waits for its end.
+        """
+        rolled_out = time.perf_counter()
+        plan = parts.curriculum.plan(self._state.frontier, self._state.curriculum)
         async with self._boundary:
             repeatable = all(await self._group.barrier("the update", parts.engine.repeatable))
             with self.processes.updating():
-                update = await update_policy(
-                    parts.learner,
-                    parts.backend,
-                    played,
-                    source,
-                    self.config,
-                    self._worker,
-                    self._step_event,
-                    teacher=parts.teacher,
-                    step=step,
-                    temperature=self.temperature,
-                    versions=parts.weights.versions,
-                )
-                self._state = self._state.after_step(
-                    episodes=len(played.groups),
-                    replaced=len(played.batch.filtered),
-                    new_policy=bool(update.credited.samples),
-                    failed=update.failure is not None,
-                    repeatable=repeatable,
-                    temperature=next_temperature(
-                        self.config, self.temperature, update.metrics.get("reward/mean")
-                    ),
-                    curriculum=parts.curriculum.after(began, step, played.all_groups, update.metrics),
-                )
-                self._write_group_ends(plan, played)
-                if (stage := self._state.curriculum.stage) != began.stage:
-                    self._run_event("stage begun", stage=stage + 1)
-                if update.credited.samples:
-                    await parts.weights.push(self._state)
-                    self._run_event("weights handed over", version=self._state.version)
+                stage = self._state.curriculum.stage
+                update = await self._update(parts, source, played, repeatable=repeatable)
+                self._write_group_ends(plan, played, stage_before=stage)
+                await self._push(parts, update)
             source.release(played, self._state)
             observed = await observe(self.reward_fn, played.all_groups)
-            now = time.perf_counter()
+            learned = time.perf_counter()
             self._state = replace(
                 self._state,
                 reward=self._state.reward if observed.state is None else observed.state,
                 repeatable=self._state.repeatable and observed.failure is None,
-                train_seconds=self._state.train_seconds + now - started,
+                train_seconds=self._state.train_seconds + learned - started,
             )
         if observed.failure is not None:
-            self.tracker.log_event("reward failed", step=step, error=observed.failure)
-        spent = {
+            self.tracker.log_event("reward failed", step=self.step_number, error=observed.failure)
+        times = {
             "time/rollout": rolled_out - started,
-            "time/update": now - rolled_out,
-            "time/step": now - started,
-            **watch.metrics(),
-            **parts.engine.fault_tolerance.metrics(),
+            "time/update": learned - rolled_out,
+            "time/step": learned - started,
         }
         metrics = update.metrics | plan.metrics(played.all_groups)
-        metrics |= merge_processes(await self._group.barrier("the metrics", spent))
-        sampled = metrics.get("tokens/agent", 0.0) + metrics.get("tokens/branches", 0.0)
-        metrics["tokens/per_second"] = sampled / metrics["time/step"]
-        metrics["policy/version"] = float(self._state.version)
-        findings = self._recorder.step(step, metrics, self.config.model_dump(), watch.lag.place)
+        metrics |= await self._cost(parts, watch, times, metrics)
+        findings = self._recorder.step(self.step_number, metrics, self.config.model_dump(), watch.lag.place)
         await self._write_rollouts(played, update)
         if observed.mistake is not None:
             raise observed.mistake
-        is_fatal = step == 1 or self._state.failed_steps >= self.config.max_failed_steps
-        failure = f"step {step} {update.failure}" if update.failure and is_fatal else None
-        return FinishedStep(metrics, findings, failure)
+        return replace(update, metrics=metrics, findings=findings, failure=self._fatal(update))
 
-    async def _step_end(self, finished: FinishedStep) -> dict[str, float]:
-        for finding in finished.findings:
-            await self._notify("on_warning", self.step_number, finding)
-        await self._notify("on_step_end", self.step_number, finished.metrics)
-        if finished.failure is not None:
-            raise TrainingStopped(finished.failure)
-        return finished.metrics
+    async def _update(
+        self, parts: Parts, source: RolloutSource, played: Played, *, repeatable: bool
+    ) -> Update:
+        """Groups -> advantages -> batch -> loss -> optimiser step; the state is then one step further."""
+        began, step = self._state.curriculum, self.step_number + 1
+        update = await update_policy(
+            parts.learner,
+            parts.backend,
+            played,
+            source,
+            self.config,
+            self._worker,
+            self._step_event,
+            teacher=parts.teacher,
+            step=step,
+            temperature=self.temperature,
+            versions=parts.weights.versions,
+        )
+        mean_reward = update.metrics.get("reward/mean")
+        self._state = self._state.after_step(
+            episodes=len(played.groups),
+            replaced=len(played.batch.filtered),
+            new_policy=bool(update.batch.samples),
+            failed=update.failure is not None,
+            repeatable=repeatable,
+            temperature=next_temperature(self.config, self.temperature, mean_reward),
+            curriculum=parts.curriculum.after(began, step, played.all_groups, update.metrics),
+        )
+        return update
+
+    async def _push(self, parts: Parts, update: Update) -> None:
+        """Hand the new weights to the agent's backend, where there are any."""
+        if update.batch.samples:
+            await parts.weights.push(self._state)
+            self._run_event("weights handed over", version=self._state.version)
+
+    async def _cost(
+        self, parts: Parts, watch: StepWatch, times: Mapping[str, float], metrics: Mapping[str, float]
+    ) -> dict[str, float]:
+        """Metrics of the step's time, memory and engine, over all processes."""
+        spent = {**times, **watch.metrics(), **parts.engine.fault_tolerance.metrics()}
+        cost = merge_processes(await self._group.barrier("the metrics", spent))
+        sampled = metrics.get("tokens/agent", 0.0) + metrics.get("tokens/branches", 0.0)
+        cost["tokens/per_second"] = sampled / cost["time/step"]
+        cost["policy/version"] = float(self._state.version)
+        return cost
+
+    def _fatal(self, update: Update) -> str | None:
+        """The reason to end the training with this step; None where it goes on."""
+        is_fatal = self.step_number == 1 or self._state.failed_steps >= self.config.max_failed_steps
+        return f"step {self.step_number} {update.failure}" if update.failure and is_fatal else None
 
     @contextlib.contextmanager
     def _stepping(self) -> Iterator[Parts]:
@@ -678,7 +480,7 @@ class MultiTurnGRPOTrainer:
 
         def loss() -> dict[str, Tensor]:
             learner.set_temperature(self.temperature)
-            return learner.losses(learner.credit(groups).credited.samples, beta=beta)
+            return learner.losses(learner.credit(groups).samples, beta=beta)
 
         if self.config.parallelism == "fsdp2":
             self._refuse_in_callback("the loss of shards")
@@ -694,7 +496,7 @@ class MultiTurnGRPOTrainer:
         users of its own seed."""
         self._refuse_in_callback("evaluate")
         validation = (
-            make_validation(self._job, self.config, self._group)
+            make_validation(self.agent, self.environment, self.reward_fn, self.config, self._group)
             if self._parts is None
             else self._parts.validation
         )
@@ -721,20 +523,7 @@ class MultiTurnGRPOTrainer:
     async def save_checkpoint(self) -> Path:
         """Write `checkpoints/step-NNNNNN` of the last finished step; older ones beyond the limit go."""
         self._refuse_in_callback("save_checkpoint")
-        path = await shielded(self._write_checkpoint(ready(self._parts)))
-        await self._notify("on_checkpoint", self.step_number, path)
-        return path
-
-    async def _write_checkpoint(self, parts: Parts) -> Path:
-        async with self._boundary:
-            state = self._state
-            path = await parts.checkpoints.save(state)
-        self.tracker.log_event("checkpoint", step=state.step, path=path.name)
-        return path
-
-    async def _save_last(self, parts: Parts) -> None:
-        if parts.checkpoints.is_due(self._state):
-            await self.save_checkpoint()
+        return await super().save_checkpoint()
 
     async def load_checkpoint(self, path: str | Path | None = None) -> None:
         """Go on from a checkpoint, or a run's newest: this run's when no path is given (warns where
@@ -763,8 +552,9 @@ class MultiTurnGRPOTrainer:
         async with self._boundary:
             restored = await parts.checkpoints.restore(path)
             if restored is not None:
-                date = restored.state.template_date or self._state.template_date  # older states have none
-                self._state = replace(restored.state, template_date=date)
+                state = restored[1]
+                date = state.template_date or self._state.template_date  # older states have none
+                self._state = replace(state, template_date=date)
                 await parts.weights.push(self._state)
                 self.reward_fn.restore(self._state.reward)
             await parts.checkpoints.truncate_after(self._state)
@@ -774,7 +564,7 @@ class MultiTurnGRPOTrainer:
                 "another run, give its folder"
             )
         else:
-            self.tracker.log_event("resumed", step=self.step_number, path=restored.path.name)
+            self.tracker.log_event("resumed", step=self.step_number, path=restored[0].name)
 
     def describe(self, summary: Mapping[str, Any]) -> None:
         """Put what was measured of the agent into the model card of its checkpoint. Blocking.
@@ -786,31 +576,36 @@ class MultiTurnGRPOTrainer:
     # ------------------------------------------------------------------------------ what is written
 
     def _step_event(self, name: str, **fields: Any) -> None:
-        """Of the step under way."""
+        """Record an event of the step that is being made."""
         self._recorder.event(name, step=self.step_number + 1, **fields)
 
     def _run_event(self, name: str, **fields: Any) -> None:
-        """With the last finished step: it may come before that step's checkpoint, which a resume goes on
-        from, and what is of later steps is cut off then with all that follows."""
+        """Record an event with the last finished step.
+
+        It may come before that step's checkpoint, which a resume goes on from; an event of a later step would
+        be cut off then with all that follows.
+        """
         self._recorder.event(name, step=self.step_number, **fields)
 
     def _fault_event(self, name: str, **fields: Any) -> None:
         self.tracker.log_event(name, step=self.step_number, **fields)
 
-    def _write_group_ends(self, plan: StepPlan, played: Played) -> None:
-        """One record of each group, over all restarts."""
+    def _write_group_ends(self, plan: StepPlan, played: Played, *, stage_before: int) -> None:
+        """One record of each group, over all restarts, and one of a stage of the curriculum that begins."""
         for place, end in played.batch.ends.items():
             scenario = played.groups[place].trajectories[0].scenario.id
             epoch = plan.order.epoch_of(place)
             self._run_event("group consumed", group=place, epoch=epoch, scenario=scenario, end=end.value)
+        if (stage := self._state.curriculum.stage) != stage_before:
+            self._run_event("stage begun", stage=stage + 1)
 
     async def _write_rollouts(self, played: Played, update: Update) -> None:
         if not self.config.log_rollouts:
             return
-        credited, places = update.credited, played.batch.selected
+        batch, places = update.batch, played.batch.selected
         none = {place: [None] * len(group.trajectories) for place, group in played.groups.items()}
-        advantages = none | dict(zip(places, credited.advantages, strict=True))
-        logprobs = none | dict(zip(places, credited.by_member(update.logprobs), strict=True))
+        advantages = none | dict(zip(places, batch.advantages, strict=True))
+        logprobs = none | dict(zip(places, batch.by_member(update.logprobs), strict=True))
         write = partial(
             self.tracker.log_rollouts,
             self.step_number,
@@ -820,9 +615,6 @@ class MultiTurnGRPOTrainer:
             stage="train",
         )
         await self._worker.run(write)
-
-    async def _notify(self, moment: str, *arguments: Any) -> None:
-        await self._recorder.notify(moment, *arguments, step=self.step_number)
 
     def _refuse_in_callback(self, what: str) -> None:
         """Raises ConfigurationError for what all processes do together, where the first is alone."""

@@ -15,7 +15,7 @@ from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import Reward
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
-from stateset_agents.training.trl.factory import TrlLearnerFactory
+from stateset_agents.training.trl.learner import TrlLearnerFactory
 from stateset_agents.training.trl.rollouts import TrlRollout as TrlRollout
 from stateset_agents.training.trl.rollouts import make_trl_rollout as make_trl_rollout
 from stateset_agents.training.trl.settings import TrlSettings as TrlSettings

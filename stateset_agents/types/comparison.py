@@ -1,4 +1,5 @@
-"""What counts as the same where texts and calls are compared: two Unicode forms, two spellings of a number.
+"""Decides what counts as the same where texts and calls are compared: two Unicode forms, two spellings of a
+number.
 
 What is compared goes through here; what is trained on, sampled or passed to a tool never does.
 """

@@ -24,7 +24,7 @@ class Image:
     data: bytes = field(repr=False)
     media_type: str = "image/png"
     digest: str = field(init=False, compare=False)
-    """Of the bytes: names the picture in logs and caches."""
+    """Hash of the bytes: it names the picture in logs and caches."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.data, bytes) or not self.data:
@@ -54,7 +54,7 @@ class Image:
         return cls(data=data, media_type=head[1])
 
     def to_openai(self) -> dict[str, Any]:
-        """As a part of a message's content."""
+        """The picture as a part of a message's content."""
         url = f"data:{self.media_type};base64,{base64.b64encode(self.data).decode('ascii')}"
         return {"type": "image_url", "image_url": {"url": url}}
 
@@ -68,6 +68,6 @@ class PixelValues:
     token_ids: tuple[int, ...]
     """[N] what stands in the prompt for it, frames around it included."""
     num_places: int
-    """How many of them are places that the picture's features take."""
+    """Number of them that are places for the picture's features."""
     tensors: Mapping[str, Any] = field(compare=False, repr=False)
     """Arguments of the model's forward by name, as torch tensors: `pixel_values` and its mask, say."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, get_args
@@ -18,8 +19,8 @@ MAX_NESTING = 64
 """Levels of objects and lists in data from others. A schema of tools has a dozen; hundreds of levels would
 exceed Python's recursion limit."""
 MAX_VALUES = 20_000
-"""Of a body, and of all arguments of calls in it: texts, numbers, lists and objects. Checking so many blocks
-the event loop for 40 ms."""
+"""Most values of a body, and of all arguments of calls in it: texts, numbers, lists and objects. Checking so
+many blocks the event loop for 40 ms."""
 _REASONING = ("reasoning", "reasoning_content", "thinking")
 """vLLM's name of a reply's thoughts, the one that it and others had before, and Ollama's and gpt-oss's."""
 _ROLES = {"developer": "system", "function": "tool"}
@@ -39,7 +40,8 @@ class ToolCall:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     id: str = ""
     error: str | None = None
-    """Why the call could not be parsed (broken JSON, for example); the environment shows it to the agent."""
+    """The reason why the call could not be parsed (broken JSON, for example); the environment shows it to the
+    agent."""
     written: str = field(default="", compare=False)
     """The sampled text of a call that could not be parsed."""
 
@@ -50,17 +52,17 @@ class Message:
 
     role: Role
     content: str
-    """What was said: thoughts and tool calls are not in it. An `IMAGE_MARK` stands where a picture stands."""
+    """The words: thoughts and tool calls are not in them. An `IMAGE_MARK` stands where a picture stands."""
     reasoning: str | None = None
-    """What the agent thought before it spoke, as its template frames thoughts; None where it has no thought.
+    """The agent's thoughts before it spoke, as its template frames thoughts; None where it has no thought.
     Users, tools and judges never get it; clients and programs do, apart from the words."""
     thinks_first: bool = field(default=True, compare=False)
-    """Is the thought one, closed, and before all words? `reasoning` itself no longer tells."""
+    """True if the thought is one, closed, and before all words; `reasoning` itself no longer tells."""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     name: str | None = None
     images: tuple[Image, ...] = ()
-    """In the order of the content's marks."""
+    """Pictures in the order of the content's marks."""
 
     def __post_init__(self) -> None:
         if self.images and self.content.count(IMAGE_MARK) < len(self.images):
@@ -71,13 +73,13 @@ class Message:
 
     @property
     def is_example(self) -> bool:
-        """May this reply be imitated? Not one with a call that cannot be read, or a thought behind its first
-        words, which templates write in front."""
+        """True if this reply may be imitated: not one with a call that cannot be read, or a thought behind
+        its first words, which templates write in front."""
         return self.thinks_first and all(call.error is None for call in self.tool_calls)
 
     @property
     def pieces(self) -> list[str]:
-        """What stands before, between and behind its pictures; the content alone where it has none."""
+        """The texts before, between and behind its pictures; the content alone where it has none."""
         return self.content.split(IMAGE_MARK, len(self.images)) if self.images else [self.content]
 
     @classmethod
@@ -258,7 +260,7 @@ def _loose_arguments(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def calls_answered(calls: Sequence[ToolCall], results: Sequence[Message]) -> list[int | None]:
-    """For each tool message after a reply the number of the call that it answers, or None.
+    """The number of the call that each tool message after a reply answers, or None.
 
     Ids may occur twice: the first result of an id answers its first call. A result without an id, or with one
     that no call has, answers the first call that is left.
@@ -277,7 +279,7 @@ def calls_answered(calls: Sequence[ToolCall], results: Sequence[Message]) -> lis
 
 
 def is_nested_deeper(value: Any, levels: int) -> bool:
-    """Whether objects and lists stand in more than so many levels inside one another; `[]` is one level."""
+    """True if objects and lists stand in more than so many levels inside one another; `[]` is one level."""
     layer = [value]
     for _ in range(levels + 1):
         layer = [item for item in layer if isinstance(item, Mapping | list | tuple)]
@@ -290,7 +292,8 @@ def is_nested_deeper(value: Any, levels: int) -> bool:
 
 
 def num_values(body: bytes) -> int:
-    """At least as many as the values in a JSON text: its strings, and the separators outside of them."""
+    """An upper bound of the number of values in a JSON text: its strings, and the separators outside of
+    them."""
     separators = sum(map(body.count, (b",", b"[", b"{")))
     if separators <= MAX_VALUES // 2:  # even if none of them stands inside a string
         return separators
@@ -308,7 +311,7 @@ def _shown(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How one turn is sampled.
+    """Says how one turn is sampled.
 
     `temperature` 0 is greedy. Log-probs are taken under the distribution that is sampled from
     (tempered and truncated); for greedy turns under the plain distribution (temperature 1).
@@ -339,7 +342,7 @@ class VersionSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What a backend sampled, exactly as it was sampled; never re-tokenised."""
+    """A sampled turn, exactly as the backend sampled it; never re-tokenised."""
 
     message: Message
     """A backend gives the raw text as its content; the agent reads thoughts and tool calls out of it."""
@@ -354,7 +357,7 @@ class Completion:
     pixels: tuple[PixelValues, ...] = ()
     """The pictures in `prompt_ids`, in order."""
     begun: float | None = field(default=None, compare=False)
-    """When the model began the turn, in seconds of `time.monotonic()`; None if unknown."""
+    """Time at which the model began the turn, in seconds of `time.monotonic()`; None if unknown."""
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):
@@ -375,3 +378,29 @@ class Completion:
         if not self.version_spans:
             return [0] * len(self.token_ids)
         return [span.version for span in self.version_spans for _ in range(span.start, span.end)]
+
+
+def finite_json(text: str | bytes) -> Any:
+    """The value of a JSON text.
+
+    Raises ValueError as `json.loads` does, and for NaN, Infinity, and numbers larger than a float, whichever
+    way they are written.
+    """
+    return json.loads(text, parse_constant=_no_number, parse_float=_finite, parse_int=_integer)
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError(f"the number {digits[:20]!r} is too large")
+    return value
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > 308:  # larger than any float
+        raise ValueError(f"the number {digits[:20]}... is too large")
+    return int(digits)

@@ -19,19 +19,11 @@ _log = get_logger(__name__)
 Split = Literal["train", "validation", "test"]
 _SPLITS: tuple[Split, ...] = get_args(Split)
 OPENING_COLUMNS = (
-    "messages",
-    "conversations",
-    "traj",
-    "prompt",
-    "instruction",
-    "question",
-    "problem",
-    "query",
-    "user_message",
-    "input",
+    *("messages", "conversations", "traj", "prompt", "instruction"),
+    *("question", "problem", "query", "user_message", "input"),
 )
-"""Columns in which published data have what the user says (see `core.sources.rows`): where a scenario has one
-of them in its context and no opening, none is made up."""
+"""Columns in which published data have what the user says (see `core.sources.row_shapes`): where a scenario
+has one of them in its context and no opening, none is made up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +39,8 @@ class Scenario:
     """Whatever else the environment or the reward reads (facts, goals, tool data)."""
     split: Split = "train"
     prompt: tuple[Message, ...] = ()
-    """What opens the conversation where it is more than the opening: a system message, earlier turns, a
-    picture. The opening is what its user says last."""
+    """The messages that open the conversation where it is more than the opening: a system message, earlier
+    turns, a picture. The opening is what its user says last."""
     tools: tuple[Mapping[str, Any], ...] | None = None
     """Schemas that this scenario's agent is offered, beside the environment's; None where it names none."""
 
@@ -62,7 +54,8 @@ class Scenario:
             )
 
     def messages(self, system: Sequence[Message] = ()) -> tuple[Message, ...]:
-        """What the agent reads first. `system`, where there is one, stands instead of the prompt's own."""
+        """The messages that the agent reads first. `system`, where there is one, stands instead of the
+        prompt's own."""
         prompt = self.prompt or (Message(role="user", content=self.opening),)
         if not system:
             return prompt
@@ -103,7 +96,7 @@ class Scenario:
         )
 
     def to_record(self) -> dict[str, Any]:
-        """All of it as plain JSON; prompt and tools where it has them."""
+        """The scenario as plain JSON; prompt and tools where it has them."""
         data: dict[str, Any] = {
             "id": self.id,
             "family": self.family,

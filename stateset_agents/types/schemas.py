@@ -16,7 +16,7 @@ from stateset_agents.types.comparison import canonical
 _ANY_TYPE = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 _MOST_KINDS = 200
 _MOST_NODES = 4000
-"""Of a schema without references: one that names another a thousand times stays as it is."""
+"""Most nodes of a schema without references: one that names another a thousand times stays as it is."""
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _SCHEMAS = (
     *("items", "additionalProperties", "prefixItems", "anyOf", "oneOf", "allOf", "not", "if", "then", "else"),
@@ -31,11 +31,11 @@ class ValueKind:
     types: frozenset[str]
     """Names of JSON types; `number` holds whole ones, too."""
     values: Mapping[str, Any] | None = None
-    """All that there are, of an enum or a constant, by their canonical text; None where the types alone limit
+    """All values of an enum or a constant, by their canonical text; None where the types alone limit
     it."""
 
     def allows(self, value: Any) -> bool:
-        """Is this JSON value of the kind? True is no number, and 3.0 is a whole one."""
+        """True if this JSON value is of the kind; `true` is no number, and 3.0 is a whole one."""
         if not _has_type(value, self.types):
             return False
         return self.values is None or canonical(value) in self.values
@@ -49,13 +49,13 @@ class Properties:
     required: frozenset[str]
 
     def may_be_absent(self, name: str) -> bool:
-        """Does leaving this member out mean null?"""
+        """True if leaving this member out means null."""
         schema = self.schemas.get(name)
         default = schema.get("default") if isinstance(schema, Mapping) else None
         return name not in self.required and default is None
 
     def is_default(self, name: str, value: Any) -> bool:
-        """Does leaving this member out mean this value?"""
+        """True if leaving this member out means this value."""
         if value is None:
             return self.may_be_absent(name)
         schema = _mapping(self.schemas.get(name))
@@ -218,7 +218,7 @@ def _kinds(schema: Any, root: Any, known: dict[str, tuple[ValueKind, ...]]) -> t
 
 
 def _declared(schema: Mapping[str, Any]) -> ValueKind:
-    """What stands in the schema itself."""
+    """The kind that the schema itself declares."""
     declared = schema.get("type")
     names = [declared] if isinstance(declared, str) else _sequence(declared)
     types = frozenset(name for name in names if isinstance(name, str)) & _ANY_TYPE
@@ -312,7 +312,8 @@ def _with_reference(schema: Any, root: Any) -> Any:
 
 
 def _target(name: str, root: Any) -> Any:
-    """What a reference within the schema names, or None: those to other documents name nothing here."""
+    """The schema that a reference within the schema names, or None: those to other documents name nothing
+    here."""
     if not name.startswith("#"):
         return None
     found = root

@@ -40,11 +40,8 @@ def expect(name: str, value: object, kind: type, hint: str) -> None:
     description = (
         f"the class {value.__name__}" if isinstance(value, type) else f"{type(value).__name__} {value!r:.60}"
     )
-    raise ConfigurationError(f"{name} must be {_with_article(kind.__name__)}, got {description}: {hint}")
-
-
-def _with_article(name: str) -> str:
-    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+    article = "an" if kind.__name__[0] in "AEIOU" else "a"
+    raise ConfigurationError(f"{name} must be {article} {kind.__name__}, got {description}: {hint}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,9 +107,7 @@ def _one_line(model: type[Settings], error: ValidationError) -> str:
             parts.append(f"{model.__name__} has no field {name!r}{hint}")
         elif item["type"] == "missing":
             parts.append(f"{name} is missing: give {model.__name__} its {name}")
-        elif isinstance(
-            item.get("ctx", {}).get("error"), ConfigurationError
-        ):  # a complete error of a section
+        elif isinstance(item.get("ctx", {}).get("error"), ConfigurationError):  # complete, of a section
             parts.append(f"{name}: {message}")
         elif not name:  # a rule about several fields names them itself
             parts.append(message)

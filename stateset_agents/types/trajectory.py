@@ -1,17 +1,62 @@
-"""What happened: turns make a trajectory, trajectories of one scenario make a group. All frozen."""
+"""The record of what happened: turns make a trajectory, trajectories of one scenario make a group. All
+frozen."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from stateset_agents.types.images import PixelValues
 from stateset_agents.types.messages import Completion, Message
 from stateset_agents.types.scenario import Scenario
-from stateset_agents.types.timeline import Span
+
+Doing = Literal["environment", "waiting", "model", "reward"]
+"""environment: its user, tools or outcome. waiting: a requested turn that has not begun, because the model
+serves others or, with deterministic scheduling, waits for them. model: a turn is sampled. reward: scoring,
+which waits for the whole group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One stretch of a conversation's time."""
+
+    doing: Doing
+    begin: float
+    """Seconds of `time.monotonic()`."""
+    end: float
+
+
+class Stopwatch:
+    """Divides the time of one conversation into spans without gaps."""
+
+    def __init__(self) -> None:
+        self._spans: list[Span] = []
+        self._since = time.monotonic()
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """The spans in their order."""
+        return tuple(self._spans)
+
+    def lap(self, doing: Doing, until: float | None = None) -> None:
+        """Assign the time since the last lap, up to now or `until`."""
+        end = max(self._since, time.monotonic() if until is None else until)
+        if self._spans and self._spans[-1].doing == doing:
+            self._spans[-1] = Span(doing, self._spans[-1].begin, end)
+        elif end > self._since:
+            self._spans.append(Span(doing, self._since, end))
+        self._since = end
+
+    def turn(self, begun: float | None) -> None:
+        """The agent's turn is complete; `begun` is when the model began it, if the backend knows."""
+        if begun is not None:
+            self.lap("waiting", begun)
+        self.lap("model")
+
 
 T = TypeVar("T")
 UNANSWERED = "unanswered"
@@ -19,7 +64,7 @@ UNANSWERED = "unanswered"
 
 
 class Status(StrEnum):
-    """How a conversation ended."""
+    """Says how a conversation ended."""
 
     TERMINATED = "terminated"
     """The conversation came to its own end."""
@@ -36,10 +81,10 @@ class Outcome:
     reward: float | None = 0.0
     """Terminal reward, on top of the turn rewards; None where the environment gives none."""
     success: bool | None = None
-    """Was the task done? None where the environment cannot tell."""
+    """True if the task was done; None where the environment cannot tell."""
     breakdown: Mapping[str, float] = field(default_factory=dict)
     changes: tuple[Mapping[str, Any], ...] = ()
-    """What the conversation changed in the world (database rows, say)."""
+    """Changes that the conversation made in the world (database rows, say)."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Plain JSON that is copied into the trajectory's metadata. Evaluations count two keys: `violations`, how
     often the agent broke each rule ({"no consent": 1}; rules that it kept may have 0), and `user_miss`, how
@@ -58,7 +103,7 @@ class Turn:
     """The turn whose tokens stand before `prompt_ids`: its index, -1 for the turn before this one, or None
     where nothing does and this turn opens a row."""
     is_summary: bool = False
-    """Did the agent write it for itself, to go on from in a new row? Nobody else hears it."""
+    """True if the agent wrote it for itself, to go on from in a new row. Nobody else hears it."""
     feedback: tuple[Message, ...] = ()
     """Tool results or user messages that answered it."""
     reward: float | None = None
@@ -73,14 +118,14 @@ class Row:
 
     turns: tuple[Turn, ...]
     indices: tuple[int, ...]
-    """Where each of `turns` stands in its conversation."""
+    """Index of each of `turns` in its conversation."""
     trains_from: int = 0
     """The first of `turns` that trains in this row: those before it train in an earlier one, which they
     share."""
 
     @property
     def token_ids(self) -> list[int]:
-        """What the model saw and sampled: prompt, completion, delta, completion, ..."""
+        """The tokens that the model saw and sampled: prompt, completion, delta, completion, ..."""
         return [token for turn in self.turns for token in (*turn.prompt_ids, *turn.completion.token_ids)]
 
     @property
@@ -139,7 +184,7 @@ class Trajectory:
     error: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     spans: tuple[Span, ...] = field(default=(), compare=False, repr=False)
-    """What it did when, in order, up to its last complete turn; a branch has those of its own turns."""
+    """The spans of its time, in order, up to its last complete turn; a branch has those of its own turns."""
 
     def __post_init__(self) -> None:
         for index, turn in enumerate(self.turns):
@@ -162,7 +207,7 @@ class Trajectory:
 
     @property
     def rows(self) -> list[Row]:
-        """Its turns as the model saw them: one row, unless a turn saw something else than all before it.
+        """The turns as the model saw them: one row, unless a turn saw something else than all before it.
 
         A row ends at each turn that none follows; in the order of their ends. What two rows share trains in
         the first.
@@ -260,7 +305,7 @@ class Branch:
     turn: int
     """Index of its first own turn; the turns before are the member's, token for token."""
     trajectory: Trajectory
-    """From the opening on; `trajectory.member` is the member that it branches from."""
+    """The conversation from the opening on; `trajectory.member` is the member that it branches from."""
 
     @property
     def num_agent_tokens(self) -> int:
@@ -287,7 +332,7 @@ class TrajectoryGroup:
     weight: float = 1.0
     """Multiplies its advantages; the trainer leaves it at 1, groups made by hand may not."""
     reward_weights: Mapping[str, float] = field(default_factory=dict)
-    """What each part of a member's breakdown counts in its reward; empty where the score is the reward
+    """The weight of each part of a member's breakdown in its reward; empty where the score is the reward
     function's own."""
     branches: tuple[Branch, ...] = ()
     """Branches from the members' turns, by member and turn; they count in no reward or success rate."""

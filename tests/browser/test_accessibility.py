@@ -10,8 +10,8 @@ from chromium import Chromium
 from report_runs import finished_run
 from study_folders import comparison, write_study
 
-from stateset_agents.cli.pages.learn import write_pages
-from stateset_agents.reporting.overview.overview_report import write_overview
+from stateset_agents.cli.pages import write_pages
+from stateset_agents.reporting.overview import write_overview
 from stateset_agents.reporting.report import write_report
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]

@@ -9,7 +9,7 @@ from acquisition_campaigns import small_campaigns
 from axe import faults
 from chromium import Tab
 
-from stateset_agents.reporting.campaigns.campaign_report import Campaigns
+from stateset_agents.reporting.campaign_report import Campaigns
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 

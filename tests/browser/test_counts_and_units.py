@@ -14,7 +14,7 @@ from report_runs import finished_run, log_groups, log_step, metrics, numeric_run
 
 from stateset_agents.deployment.views.dashboard_page import write_dashboard
 from stateset_agents.reporting.live import serve
-from stateset_agents.reporting.overview.overview_report import write_overview
+from stateset_agents.reporting.overview import write_overview
 from stateset_agents.reporting.report import write_report
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog

@@ -6,6 +6,7 @@ import math
 from collections.abc import AsyncIterator
 from typing import Any
 
+import learn_toys as toys
 import numpy as np
 import pytest
 import pytest_asyncio
@@ -20,16 +21,20 @@ from stateset_agents.grouping.advantages import (
     part_statistics,
     sign_flip_share,
 )
-from stateset_agents.grouping.clustering import kmeans, standardised
-from stateset_agents.grouping.partitions import kmeans_parts, quantile_parts, random_parts
+from stateset_agents.grouping.partitions import (
+    kmeans,
+    kmeans_parts,
+    quantile_parts,
+    random_parts,
+    standardised,
+)
 from stateset_agents.grouping.weights import GroupWeightCalculator, group_fairness, part_weights
-from stateset_agents.numeric.studies.measures import (
+from stateset_agents.numeric.studies.study import (
     area_under_curve,
     performance_profile,
     probability_of_improvement,
     worst_drawdown,
 )
-from stateset_agents.reporting.learn.papers import toys
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
@@ -49,7 +54,7 @@ async def page() -> AsyncIterator[PageMath]:
 
 
 async def test_draws_are_python_s(page: PageMath) -> None:
-    from stateset_agents.grouping.mulberry32 import mulberry32
+    from stateset_agents.grouping.partitions import mulberry32
 
     for seed in SEEDS:
         draws = mulberry32(seed)

@@ -14,15 +14,13 @@ import pytest_asyncio
 import torch
 from chromium import chromium
 from learn_math import SEEDS, PageMath, near
+from learn_toys import pcgrad
 
 from stateset_agents.algorithms.advantages import group_advantages
-from stateset_agents.algorithms.aggregation import Denominators
-from stateset_agents.algorithms.kl.estimators import allowed_weightings
-from stateset_agents.algorithms.kl.penalty import kl_tokens
-from stateset_agents.algorithms.losses import policy_loss
+from stateset_agents.algorithms.kl_settings import allowed_weightings
+from stateset_agents.algorithms.losses import Denominators, LossInputs, kl_tokens, policy_loss
 from stateset_agents.algorithms.policy_losses import LOSSES
-from stateset_agents.grouping.mulberry32 import mulberry32
-from stateset_agents.reporting.learn.papers.toys import pcgrad
+from stateset_agents.grouping.partitions import mulberry32
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
@@ -94,15 +92,17 @@ async def test_losses_and_the_slope_of_each_token_are_the_trainer_s(page: PageMa
         live = tensors["logprobs"].requires_grad_()
         loss = policy_loss(
             name,
-            live,
-            tensors["old"],
-            tensors["advantages"],
-            torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)),
-            Denominators.of(lengths, max_length=40),
+            LossInputs(
+                live,
+                tensors["old"],
+                tensors["advantages"],
+                torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)),
+                Denominators.of(lengths, max_length=40),
+                ref_logprobs=torch.tensor(reference, dtype=torch.float64),
+            ),
             clip_ratio=0.2,
             clip_ratio_high=0.28,
             dual_clip=dual,
-            ref_logprobs=torch.tensor(reference, dtype=torch.float64),
             beta=0.05,
             kl_estimator=estimator,
             kl_weighting=weighting,
@@ -178,13 +178,15 @@ def learned(rewards: list[float], broken: str | None, *, seed: int, beta: float)
             now = torch.log_softmax(logits, dim=0)[arms]
             loss = policy_loss(
                 "grpo",
-                now,
-                (reference if broken == "reference ratio" else old)[arms],
-                advantages,
-                torch.arange(size),
-                Denominators.of([1] * size),
+                LossInputs(
+                    now,
+                    (reference if broken == "reference ratio" else old)[arms],
+                    advantages,
+                    torch.arange(size),
+                    Denominators.of([1] * size),
+                    ref_logprobs=None if broken == "signed kl" else reference[arms],
+                ),
                 clip_ratio=0.2,
-                ref_logprobs=None if broken == "signed kl" else reference[arms],
                 beta=0.0 if broken == "signed kl" else beta,
             ).loss
             if broken == "signed kl":

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import learn_toys as toys
 import numpy as np
 import pytest
 import torch
@@ -18,17 +19,15 @@ from report_runs import finished_run
 from study_folders import comparison, grid, write_study
 
 from stateset_agents.algorithms.advantages import group_advantages
-from stateset_agents.algorithms.aggregation import Denominators
 from stateset_agents.algorithms.intervals import interquartile_mean
-from stateset_agents.algorithms.kl.estimators import value_and_slope
-from stateset_agents.algorithms.losses import policy_loss
+from stateset_agents.algorithms.kl_settings import value_and_slope
+from stateset_agents.algorithms.losses import Denominators, LossInputs, policy_loss
 from stateset_agents.algorithms.policy_losses import LOSSES, Clip
-from stateset_agents.cli.pages.learn import write_pages
+from stateset_agents.cli.pages import write_pages
 from stateset_agents.grouping.advantages import absolute_shares, gae_batch, normalise_by_part, sign_flip_share
 from stateset_agents.grouping.partitions import kmeans_parts, quantile_parts, random_parts
 from stateset_agents.grouping.weights import GroupWeightCalculator
-from stateset_agents.reporting.learn.papers import toys
-from stateset_agents.reporting.learn.parts.parts_data import toy_parts
+from stateset_agents.reporting.learn_pages import toy_parts
 from stateset_agents.tracking.run_log import RunLog
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
@@ -522,11 +521,13 @@ def last_pass(log: RunLog) -> dict[str, float]:
     advantages = torch.repeat_interleave(torch.tensor(credit, dtype=torch.float64), torch.tensor(sizes))
     loss = policy_loss(
         "grpo",
-        live,
-        torch.tensor(old, dtype=torch.float64),
-        advantages,
-        torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)),
-        Denominators.of(sizes, max_length=512),
+        LossInputs(
+            live,
+            torch.tensor(old, dtype=torch.float64),
+            advantages,
+            torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)),
+            Denominators.of(sizes, max_length=512),
+        ),
         clip_ratio=0.2,
     )
     loss.loss.backward()

@@ -12,8 +12,8 @@ from chromium import Tab
 from live_pages import address_of
 from report_runs import finished_run, log_stage, metrics, page_data
 
-from stateset_agents.reporting.overview.overview_live import serve_overview
-from stateset_agents.reporting.overview.overview_report import write_overview
+from stateset_agents.reporting.live import serve_overview
+from stateset_agents.reporting.overview import write_overview
 from stateset_agents.reporting.report import write_report
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.tracker import JsonlTracker

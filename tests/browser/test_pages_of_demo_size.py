@@ -11,14 +11,13 @@ import pytest
 from chromium import Chromium
 from report_runs import FAMILIES, metrics, side
 
-from stateset_agents.cli.pages.learn import write_pages
+from stateset_agents.cli.pages import write_pages
 from stateset_agents.reporting.report import write_report
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.tracker import JsonlTracker
 from stateset_agents.types.messages import Completion, Message, ToolCall, VersionSpan
 from stateset_agents.types.scenario import Scenario
-from stateset_agents.types.timeline import Span
-from stateset_agents.types.trajectory import Outcome, TokenLogprobs, Trajectory, TrajectoryGroup, Turn
+from stateset_agents.types.trajectory import Outcome, Span, TokenLogprobs, Trajectory, TrajectoryGroup, Turn
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 

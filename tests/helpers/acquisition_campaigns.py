@@ -8,7 +8,7 @@ from stateset_agents.numeric.acquisition.campaign_page import by_policy, by_rule
 from stateset_agents.numeric.acquisition.families import LinearFamily
 from stateset_agents.numeric.acquisition.network import AcquisitionPolicyNetwork
 from stateset_agents.numeric.acquisition.rules import RULES
-from stateset_agents.reporting.campaigns.campaign_report import Campaigns
+from stateset_agents.reporting.campaign_report import Campaigns
 
 __all__ = ["FAMILY", "small_campaigns"]
 

@@ -28,7 +28,7 @@ from builders import trajectory
 
 from stateset_agents.rewards.code import CodeReward
 from stateset_agents.sandbox import Limits, Sandbox, SandboxFailure
-from stateset_agents.sandbox.interpreter import find_interpreter
+from stateset_agents.sandbox.walls import find_interpreter
 
 NOBODY = 65534
 NUMBERS = (3, 14, 159, 2653)

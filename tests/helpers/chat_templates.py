@@ -13,8 +13,8 @@ import pytest
 import trl
 from tiny_models import tiny_tokenizer
 
-from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
-from stateset_agents.core.chat.chatml_template import CHATML as OUR_CHATML
+from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
+from stateset_agents.core.chat.plain_template import CHATML as OUR_CHATML
 from stateset_agents.core.chat.template import JinjaTemplate
 
 __all__ = [

@@ -18,10 +18,10 @@ CLOSE = 1e-9
 
 
 class PageMath:
-    """Functions of files in reporting/learn/."""
+    """Functions of files in reporting/assets/learn/."""
 
     def __init__(self, tab: Tab, *names: str) -> None:
-        folder = files("stateset_agents.reporting") / "learn"
+        folder = files("stateset_agents.reporting") / "assets/learn"
         self._tab = tab
         self._source = "\n".join((folder / name).read_text(encoding="utf-8") for name in names)
 

@@ -13,9 +13,9 @@ from unittest import mock
 import numpy as np
 import torch
 
-from stateset_agents.backends.kv_cache import slot_store
-from stateset_agents.backends.kv_cache.slot_store import PackedRows, StoreModel
-from stateset_agents.backends.kv_cache.slots import Plan
+from stateset_agents.backends.models import slot_store
+from stateset_agents.backends.models.slot_store import PackedRows, SlotStore
+from stateset_agents.backends.models.slots import Plan
 
 __all__ = ["FAULTS"]
 
@@ -25,32 +25,32 @@ def _around(owner: Any, name: str, function: Callable[..., Any]) -> None:
     setattr(owner, name, partial(function, getattr(owner, name)))
 
 
-def _scale(engine: StoreModel) -> None:
-    _around(engine._store, "attend", lambda attend, *args: attend(*args[:-1], 0.9 * args[-1]))
+def _scale(engine: SlotStore) -> None:
+    _around(engine, "attend", lambda attend, *args: attend(*args[:-1], 0.9 * args[-1]))
 
 
-def _no_window(engine: StoreModel) -> None:
-    engine._store._windows = [0 for _ in engine._store._windows]
+def _no_window(engine: SlotStore) -> None:
+    engine._windows = [0 for _ in engine._windows]
 
 
-def _wide_window(engine: StoreModel) -> None:
-    engine._store._windows = [window and window + 1 for window in engine._store._windows]
+def _wide_window(engine: SlotStore) -> None:
+    engine._windows = [window and window + 1 for window in engine._windows]
 
 
-def _masked(engine: StoreModel, visible: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]) -> None:
+def _masked(engine: SlotStore, visible: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]) -> None:
     def begin(original: Any, plan: Plan, rows: PackedRows) -> None:
         with mock.patch.object(slot_store, "_visible", visible):
             original(plan, rows)
 
-    _around(engine._store, "begin", begin)
+    _around(engine, "begin", begin)
 
 
-def _one_ahead(engine: StoreModel) -> None:
+def _one_ahead(engine: SlotStore) -> None:
     right = slot_store._visible
     _masked(engine, lambda positions, columns, window: right(positions + 1, columns, window and window + 1))
 
 
-def _first_hidden(engine: StoreModel) -> None:
+def _first_hidden(engine: SlotStore) -> None:
     right = slot_store._visible
 
     def visible(positions: torch.Tensor, columns: torch.Tensor, window: int) -> torch.Tensor:
@@ -59,7 +59,7 @@ def _first_hidden(engine: StoreModel) -> None:
     _masked(engine, visible)
 
 
-def _not_causal(engine: StoreModel) -> None:
+def _not_causal(engine: SlotStore) -> None:
     attention = slot_store.F.scaled_dot_product_attention
 
     def prefill(original: Any, *args: Any) -> Any:
@@ -70,10 +70,10 @@ def _not_causal(engine: StoreModel) -> None:
         ):
             return original(*args)
 
-    _around(engine._store, "_attend_prefill", prefill)
+    _around(engine, "_attend_prefill", prefill)
 
 
-def _positioned(engine: StoreModel, wrong: Callable[[Plan, torch.Tensor], None]) -> None:
+def _positioned(engine: SlotStore, wrong: Callable[[Plan, torch.Tensor], None]) -> None:
     """The model is told other positions than the store."""
     right = PackedRows.of
 
@@ -89,7 +89,7 @@ def _positioned(engine: StoreModel, wrong: Callable[[Plan, torch.Tensor], None])
             return logits
 
     _around(engine, "forward", forward)
-    _around(engine._store, "begin", lambda begin, plan, _: begin(plan, right(plan, engine.device)))
+    _around(engine, "begin", lambda begin, plan, _: begin(plan, right(plan, engine.device)))
 
 
 def _restarted(plan: Plan, positions: torch.Tensor) -> None:
@@ -102,38 +102,38 @@ def _one_late(plan: Plan, positions: torch.Tensor) -> None:
         positions += 1
 
 
-def _no_key(engine: StoreModel) -> None:
+def _no_key(engine: SlotStore) -> None:
     def attend(original: Any, layer: int, query: Any, key: torch.Tensor, *args: Any) -> Any:
-        return original(layer, query, torch.zeros_like(key) if engine._store._decodes else key, *args)
+        return original(layer, query, torch.zeros_like(key) if engine._decodes else key, *args)
 
-    _around(engine._store, "attend", attend)
+    _around(engine, "attend", attend)
 
 
-def _other_heads(engine: StoreModel) -> None:
+def _other_heads(engine: SlotStore) -> None:
     def attend(original: Any, layer: int, query: Any, key: Any, value: torch.Tensor, scaling: float) -> Any:
         return original(layer, query, key, value.roll(1, 1), scaling)
 
-    _around(engine._store, "attend", attend)
+    _around(engine, "attend", attend)
 
 
-def _other_slot(engine: StoreModel) -> None:
+def _other_slot(engine: SlotStore) -> None:
     def begin(original: Any, plan: Plan, rows: PackedRows) -> None:
         if plan.lengths.max() > 1 and (plan.starts > 0).all() and len(plan.slots) > 1:
-            engine._store.permute([0, 1], [1, 0], engine.num_columns)
+            engine.permute([0, 1], [1, 0], engine.num_columns)
         original(plan, rows)
 
-    _around(engine._store, "begin", begin)
+    _around(engine, "begin", begin)
 
 
-def _last_lost(engine: StoreModel) -> None:
+def _last_lost(engine: SlotStore) -> None:
     def begin(original: Any, plan: Plan, rows: PackedRows) -> None:
         if plan.lengths.max() > 1:
             for slot, start in zip(plan.slots, plan.starts, strict=True):
-                for values in engine._store._values if start else ():
+                for values in engine._values if start else ():
                     values[int(slot), :, int(start) - 1] = 0
         original(plan, rows)
 
-    _around(engine._store, "begin", begin)
+    _around(engine, "begin", begin)
 
 
 FAULTS: Mapping[str, Callable[[Any], None]] = {

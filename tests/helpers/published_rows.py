@@ -31,7 +31,7 @@ from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import ConversationEnvironment
 from stateset_agents.core.reward import reward_function
 from stateset_agents.core.rollout.endpoint_agent import EndpointAgent
-from stateset_agents.core.sources.chat_logs import Chats
+from stateset_agents.core.sources.datasets import Chats
 from stateset_agents.environments.chat_logs import ChatLogs
 from stateset_agents.evaluation.evaluator import evaluate
 from stateset_agents.rewards.verifiable import create_correctness_reward

@@ -15,8 +15,15 @@ from stateset_agents.tracking.tracker import JsonlTracker, Stage
 from stateset_agents.tracking.windows import Panel, Trace, Window
 from stateset_agents.types.messages import Completion, Message, ToolCall, VersionSpan
 from stateset_agents.types.scenario import Scenario
-from stateset_agents.types.timeline import Span
-from stateset_agents.types.trajectory import Branch, Outcome, TokenLogprobs, Trajectory, TrajectoryGroup, Turn
+from stateset_agents.types.trajectory import (
+    Branch,
+    Outcome,
+    Span,
+    TokenLogprobs,
+    Trajectory,
+    TrajectoryGroup,
+    Turn,
+)
 
 __all__ = [
     "FAMILIES",

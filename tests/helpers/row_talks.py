@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from stateset_agents.backends.text.tokenizers import ByteTokenizer
+from stateset_agents.backends.tokenizers import ByteTokenizer
 from stateset_agents.types.messages import Completion, Message, ToolCall
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import Outcome, Trajectory, Turn

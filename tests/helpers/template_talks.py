@@ -15,7 +15,7 @@ from chat_templates import OURS, TRL_WITH_HIDDEN_TOOLS, TRL_WITH_TOOLS, trl_temp
 
 from stateset_agents import AgentConfig, Message, MultiTurnAgent
 from stateset_agents.backends.base import Session, Tokenizer
-from stateset_agents.backends.text.turn_text import TurnText
+from stateset_agents.backends.tokenizers import TurnText
 from stateset_agents.core.environment import Observation
 from stateset_agents.core.rollout.episode import EpisodeSeeds, run_episode
 from stateset_agents.types.messages import Completion, SamplingParams, ToolCall

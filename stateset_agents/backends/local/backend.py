@@ -21,11 +21,9 @@ import torch
 from safetensors import SafetensorError
 
 from stateset_agents.backends.base import Session, Tokenizer
-from stateset_agents.backends.kv_cache.memory import trim_memory
-from stateset_agents.backends.linears.matmul_precision import MatmulPrecision, usable_precision
+from stateset_agents.backends.linears import MatmulPrecision, usable_precision
 from stateset_agents.backends.local.batcher import Batcher, Stats
 from stateset_agents.backends.local.model_selection import Engine, RunningModel, select_engine
-from stateset_agents.backends.local.request import GenerationRequest, Key, new_request
 from stateset_agents.backends.local.scheduler import (
     Scheduler,
     Scheduling,
@@ -33,12 +31,12 @@ from stateset_agents.backends.local.scheduler import (
     call,
     resolve,
 )
-from stateset_agents.backends.pretrained.library_logs import suppress_library_logs
-from stateset_agents.backends.pretrained.load_lock import load_in_thread, loading
+from stateset_agents.backends.local.slot_table import GenerationRequest, Key, new_request
+from stateset_agents.backends.models.slot_store import trim_memory
+from stateset_agents.backends.pretrained.load_lock import load_in_thread, loading, suppress_library_logs
 from stateset_agents.backends.pretrained.loading import unreadable
 from stateset_agents.backends.pretrained.pictures import PictureReader, marked, sample_pictures
-from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer, save_tokenizer
-from stateset_agents.backends.text.turn_text import TurnText
+from stateset_agents.backends.tokenizers import HuggingFaceTokenizer, TurnText, save_tokenizer
 from stateset_agents.types.errors import BackendError, ConfigurationError
 from stateset_agents.types.images import PixelValues
 from stateset_agents.types.logs import get_logger
@@ -87,8 +85,8 @@ class HuggingFaceBackend:
         `max_cached_tokens` bounds the cache (conversations times the length of the longest); `context_length`
         lowers the model's own limit. `device` and `dtype` default to the model's. `engine` forces one way of
         running the model instead of the first that is correct (model_selection.py); `fast_linears=False`
-        leaves fp32 products to torch (onednn_linear.py); `matmul_precision` applies to rollouts and to the
-        updates of a training (matmul_precision.py).
+        leaves fp32 products to torch (linears.py); `matmul_precision` applies to rollouts and to the
+        updates of a training.
         """
         served: Any = copy.deepcopy(model) if copy_model else model
         self._reload = reload
@@ -113,9 +111,9 @@ class HuggingFaceBackend:
         self.scheduling: Scheduling = scheduling
         self._engine: Engine = engine
         self.fast_linears = fast_linears
-        """May fp32 matrix products run by oneDNN, where that is faster?"""
+        """True if fp32 matrix products may run by oneDNN, where that is faster."""
         self.matmul_precision = usable_precision(matmul_precision, self._model.device)
-        """Of fp32 matrix products here, and in a training of this model."""
+        """Precision of fp32 matrix products here, and in a training of this model."""
         self._running: RunningModel | None = None
         self._max_cached_tokens = max_cached_tokens
         self._started_batcher: Batcher | None = None
@@ -150,21 +148,20 @@ class HuggingFaceBackend:
         Blocking: a model that was loaded in less than fp32 is loaded again. After `update_weights` it is a
         copy of the weights in use, which are rounded; a warning says so.
         """
-        exact = self._model.dtype == torch.promote_types(self._model.dtype, torch.float32)
-        if exact and self._uncast is None:
-            master: Any = copy.deepcopy(self._model)
-        elif self._is_updated:
-            _log.warning(
-                f"the agent was trained before and holds its weights in {self._model.dtype}, so training "
-                "goes on from rounded ones: load the checkpoint's model/ for the exact ones"
-            )
-            master = copy.deepcopy(self._model)
-        elif self._uncast is not None:
+        is_exact = self._model.dtype == torch.promote_types(self._model.dtype, torch.float32)
+        is_rounded = self._uncast is not None or not is_exact
+        master: Any
+        if is_rounded and not self._is_updated and self._uncast is not None:
             master = copy.deepcopy(self._uncast).to(self._model.device)
-        elif self._reload is not None:
+        elif is_rounded and not self._is_updated and self._reload is not None:
             master = self._reload(self._model.device)
-        else:  # it came in this dtype: there never were more exact weights
+        else:  # where it came in this dtype, there never were more exact weights
             master = copy.deepcopy(self._model)
+            if is_rounded and self._is_updated:
+                _log.warning(
+                    f"the agent was trained before and holds its weights in {self._model.dtype}, so training "
+                    "goes on from rounded ones: load the checkpoint's model/ for the exact ones"
+                )
         dtype = torch.promote_types(master.dtype, torch.float32)
         trainable: PreTrainedModel = master.to(dtype).eval().requires_grad_(True)
         return trainable
@@ -185,7 +182,7 @@ class HuggingFaceBackend:
 
     @property
     def running(self) -> RunningModel:
-        """Which of the three engines `start` selected, and why."""
+        """The engine that `start` selected, and why."""
         if self._running is None:
             raise BackendError("how the model runs is chosen at the start: await backend.start() first")
         return self._running

@@ -2,7 +2,7 @@
 
 A request is admitted: it gets a slot. Then each `step` samples one token for every live request. A slot that
 lacks more than its newest token is prefilled: it copies the prefix that another slot has cached
-(prefix_sharing.py) and forwards the remaining tokens. All other slots decode together. When a turn ends, its
+and forwards the remaining tokens. All other slots decode together. When a turn ends, its
 cache stays in the slot for the next turn. Everything runs in one thread, in an order that follows from the
 requests alone.
 """
@@ -12,24 +12,84 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from stateset_agents.backends.kv_cache.memory import trim_memory
-from stateset_agents.backends.kv_cache.slots import ROW_MULTIPLE, CachedModel, Ints, Plan, round_up
-from stateset_agents.backends.local.prefix_sharing import (
-    MIN_SHARED_TOKENS,
-    PrefixCopy,
-    common_prefix,
-    shared_prefixes,
-)
-from stateset_agents.backends.local.request import GenerationRequest, Key
-from stateset_agents.backends.local.slot_table import SlotTable
+from stateset_agents.backends.local.slot_table import GenerationRequest, Key, SlotTable
+from stateset_agents.backends.models.slot_store import trim_memory
+from stateset_agents.backends.models.slots import ROW_MULTIPLE, CachedModel, Ints, Plan, round_up
 from stateset_agents.backends.sampling import SamplingMetadata, sample
 from stateset_agents.types.errors import BackendError
 from stateset_agents.types.messages import GREEDY_BELOW
+
+# --- prefix sharing
+#
+# Tokens with which several conversations begin are forwarded only once. A conversation that lacks a long
+# prefix copies it from one that has it cached, or that is about to cache it. The members of a group share
+# their prompt, all conversations the system prompt, a branch its parent's turns.
+
+MIN_SHARED_TOKENS = 16
+"""A shorter shared prefix is forwarded again instead of copied."""
+
+
+class PrefixCopy(NamedTuple):
+    """The prefix that one slot copies from another."""
+
+    slot: int
+    source: int
+    """The slot to copy from; -1 if no shared prefix is long enough."""
+    tokens: int
+    """Number of the slot's first tokens that are copied; 0 without a source."""
+    wave: int
+    """0 if the source has these tokens now; w + 1 if it gets them in wave w."""
+
+
+def shared_prefixes(
+    ids: Ints, cached: Ints, length: Ints, occupied: Sequence[int], lacking: Sequence[int]
+) -> list[PrefixCopy]:
+    """The longest prefix, for each slot of `lacking` in that order, that it can copy from another slot.
+
+    Slot s has the tokens ids[s, :length[s]], of which the first cached[s] are cached. A source is a slot of
+    `occupied`, with its cached tokens, or an earlier slot of `lacking`, with all its tokens. A slot's last
+    token is never copied: it is forwarded. Of two equally good sources the first is taken.
+    """
+    sources = np.array([*occupied, *lacking])
+    offered = np.concatenate([cached[list(occupied)], length[list(lacking)]])
+    ready = np.full(len(sources), -1)  # the wave after which a source has the tokens that it offers
+    copies = []
+    for index, slot in enumerate(lacking, start=len(occupied)):
+        source, longest = -1, int(cached[slot]) + MIN_SHARED_TOKENS - 1
+        offers = np.minimum(offered[:index], length[slot] - 1)
+        begin = 0
+        while begin < index:
+            # A better source offers more than the longest so far and has the same token at that position.
+            better = begin + np.flatnonzero(offers[begin:] > longest)
+            better = better[ids[sources[better], longest] == ids[slot, longest]] if len(better) else better
+            if not len(better):
+                break
+            first = int(better[0])
+            shared = common_prefix(ids[sources[first], : offers[first]], ids[slot, : offers[first]])
+            if shared > longest:
+                source, longest = first, shared
+            begin = first + 1
+        if source < 0:
+            ready[index] = 0
+            copies.append(PrefixCopy(slot, -1, 0, 0))
+        else:
+            is_cached = longest <= cached[sources[source]]
+            ready[index] = 0 if is_cached else ready[source] + 1
+            copies.append(PrefixCopy(slot, int(sources[source]), longest, int(ready[index])))
+    return copies
+
+
+def common_prefix(left: Ints, right: Ints) -> int:
+    """Number of equal tokens at the beginning of two sequences of the same length."""
+    same = left == right
+    first = int(same.argmin()) if len(same) else 0
+    return len(same) if len(same) and same[first] else first
+
 
 _LONG_PROMPT = 256
 """Tokens. A longer prompt of a request without a session is prefilled in chunks."""
@@ -190,7 +250,7 @@ class Batcher:
         return ended
 
     def _waves(self, lacking: Ints) -> Iterator[list[PrefixCopy]]:
-        """Which slot copies a prefix from which, in waves that can be done one after the other.
+        """The prefixes that slots copy from one another, in waves that can be done one after the other.
 
         Longer conversations come first.
         """
@@ -338,7 +398,7 @@ class Batcher:
 
 
 class _ChunkedPrefill:
-    """What one step prefills of requests without a session, which are those of a server's clients.
+    """Chooses what one step prefills of requests without a session, which are those of a server's clients.
 
     Every request that decodes waits until the step ends, so one step must not prefill too much. Long prompts
     are prefilled in chunks: first the oldest, which newer ones would else delay for ever, then those of which
@@ -352,7 +412,7 @@ class _ChunkedPrefill:
         left = (table.length - table.cached)[lacking]
         num_long = int((table.sessionless[lacking] & (left > _LONG_PROMPT)).sum())
         self._num_chunks_left = len(lacking)
-        """How many long prompts still get a chunk."""
+        """Number of long prompts that still get a chunk."""
         self.length = model.num_columns
         """Tokens of one chunk."""
         if num_long and model.supports_chunked_prefill:

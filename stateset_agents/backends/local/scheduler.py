@@ -1,4 +1,5 @@
-"""When the generation worker may run: requests that wait for it, and the turn barrier; for backend.py.
+"""Decides when the generation worker may run: requests that wait for it, and the turn barrier; for
+backend.py.
 
 Under deterministic scheduling a decode step starts only when every participant (one for each conversation
 that is played at the same time) waits for a request. So the content of a batch is a function of what was
@@ -15,7 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from stateset_agents.backends.local.request import GenerationRequest, Key
+from stateset_agents.backends.local.slot_table import GenerationRequest, Key
 from stateset_agents.types.errors import BackendError
 
 Scheduling: TypeAlias = Literal["deterministic", "throughput"]
@@ -27,11 +28,12 @@ class _Participant:
 
     scheduler: Scheduler
     num_pending: int = 0
-    """Its requests that wait for the worker. Without any it is busy elsewhere: with a user or a tool."""
+    """Number of its requests that wait for the worker. Without any it is busy elsewhere: with a user or a
+    tool."""
 
 
 _participants: ContextVar[tuple[_Participant, ...]] = ContextVar("participants", default=())
-"""Of the current task, the innermost last; a task may take part in several backends."""
+"""Participants of the current task, the innermost last; a task may take part in several backends."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -42,7 +44,7 @@ class PendingRequest:
     participant: _Participant | None
     future: asyncio.Future[None]
     is_admitted: bool = False
-    """Has it got a slot of the cache?"""
+    """True once it has a slot of the cache."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -55,7 +57,7 @@ class WorkerJob:
 
 @dataclass(slots=True, kw_only=True)
 class Work:
-    """What the worker does next: jobs, then cancellations, then cache changes, then one step of `pending`."""
+    """The worker's next work: jobs, then cancellations, then cache changes, then one step of `pending`."""
 
     jobs: list[WorkerJob] = field(default_factory=list)
     cancelled: list[GenerationRequest] = field(default_factory=list)
@@ -216,9 +218,7 @@ class Scheduler:
         work.pending = [pending for pending in self._pending if may_step or pending.participant is None]
         if self._is_deterministic:
             work.pending.sort(key=lambda pending: pending.request.key)
-        if work.jobs or work.cancelled or work.changes or work.pending:
-            return work
-        return None
+        return work if work.jobs or work.cancelled or work.changes or work.pending else None
 
     def _note_end(self, pending: PendingRequest) -> None:
         """A request no longer waits: its participant may be busy now."""

@@ -18,10 +18,9 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from stateset_agents.backends.kv_cache.slot_store import HeadShape, PackedRows, SlotStore, StoreModel
-from stateset_agents.backends.kv_cache.slots import Plan, layer_windows
-from stateset_agents.backends.linears.matmul_precision import head_weight
-from stateset_agents.backends.linears.onednn_linear import fast_linears
+from stateset_agents.backends.linears import fast_linears, head_weight
+from stateset_agents.backends.models.slot_store import HeadShape, PackedRows, SlotStore
+from stateset_agents.backends.models.slots import Plan, layer_windows
 from stateset_agents.types.errors import BackendError
 
 if TYPE_CHECKING:
@@ -34,13 +33,12 @@ _serving = threading.local()
 """`store` while a BatchedModel's forward runs in this thread."""
 
 
-class BatchedModel(StoreModel):
+class BatchedModel(SlotStore):
     """A causal transformers model that runs its own forward on packed tokens; a `CachedModel`."""
 
     def __init__(self, model: PreTrainedModel, *, fast_linears: bool = True) -> None:
         """Raises BackendError for chunked attention and for layer types whose masks are unknown."""
         self.model = model
-        self.device = model.device
         self._fast_linears = fast_linears
         config: Any = model.config.get_text_config()
         kinds = layer_windows(config, type(model).__name__)
@@ -50,16 +48,16 @@ class BatchedModel(StoreModel):
         size = getattr(config, "head_dim", None) or config.hidden_size // heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
         shape = HeadShape(num_heads=heads, num_kv_heads=kv_heads, size=size)
-        self._store = SlotStore(shape, [window for _, window in kinds], model.dtype, self.device)
+        super().__init__(shape, [window for _, window in kinds], model.dtype, model.device)
         unused = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=self.device)  # so the model makes no mask
         types = {kind for kind, _ in kinds}
         self._masks = dict.fromkeys(types, unused) if len(types) > 1 else unused
 
     def forward(self, plan: Plan) -> Tensor:
         rows = PackedRows.of(plan, self.device)
-        self._store.begin(plan, rows)
+        self.begin(plan, rows)
         linears = fast_linears(self._fast_linears, self.precision, wide=head_weight(self.model))
-        with _attending(self.model, self._store), linears:
+        with _attending(self.model, self), linears:
             output = self.model(
                 input_ids=rows.tokens[None],
                 position_ids=rows.positions[None],

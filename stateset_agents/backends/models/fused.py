@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.cache_utils import get_layer_types_and_kwargs
 
-from stateset_agents.backends.kv_cache.slot_store import HeadShape, PackedRows, SlotStore, StoreModel
-from stateset_agents.backends.kv_cache.slots import Plan
-from stateset_agents.backends.linears.matmul_precision import MatmulPrecision
-from stateset_agents.backends.linears.packed_linear import PackedLinear
+from stateset_agents.backends.linears import MatmulPrecision, PackedLinear
+from stateset_agents.backends.models.slot_store import HeadShape, PackedRows, SlotStore
+from stateset_agents.backends.models.slots import Plan
 from stateset_agents.types.errors import BackendError
 
 if TYPE_CHECKING:
@@ -44,24 +43,22 @@ class _Block:
     out: PackedLinear
     feed_norm: nn.Module
     up: PackedLinear
-    """In a gated layer, gate and up side by side."""
+    """The layer's upward product; gate and up side by side in a gated layer."""
     is_gated: bool
     activation: Callable[[Tensor], Tensor]
     down: PackedLinear
 
 
-class FusedModel(StoreModel):
+class FusedModel(SlotStore):
     """Llama, Mistral, Qwen2, Qwen3 and GPT-2 with a slot store; a `CachedModel`.
 
-    It uses the weights of the transformers model. If linear layers are packed (packed_linear.py), it has a
+    It uses the weights of the transformers model. If linear layers are packed (linears.py), it has a
     second copy of theirs, of `copied_bytes`, from the first forward after a `refresh` on.
     """
 
     def __init__(self, model: PreTrainedModel, *, fast_linears: bool = True) -> None:
         """Raises BackendError, with the reason, for a model that it cannot run."""
         self.model = model
-        self.device = model.device
-        self.dtype = model.dtype
         config: Any = model.config
         name = type(model).__name__
         if name not in _LLAMAS and name != _GPT2:
@@ -71,7 +68,7 @@ class FusedModel(StoreModel):
             raise BackendError(f"{name} has layers of type {', '.join(sorted(set(kinds)))}")
         windows = [int(extra.get("sliding_window") or 0) for extra in extras]
         heads = config.num_attention_heads
-        self._shape = HeadShape(
+        shape = HeadShape(
             num_heads=heads,
             num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
             size=getattr(config, "head_dim", None) or config.hidden_size // heads,
@@ -96,8 +93,7 @@ class FusedModel(StoreModel):
             self._blocks = [_llama_block(layer, fast_linears) for layer in inner.layers]
         head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers' own
         self._head = PackedLinear([head.weight], [head.bias], packed=fast_linears)
-        self._store = SlotStore(self._shape, windows, self.dtype, self.device)
-        self._angles = self._make_angles()
+        super().__init__(shape, windows, model.dtype, model.device)
 
     @property
     def copied_bytes(self) -> int:
@@ -106,7 +102,7 @@ class FusedModel(StoreModel):
 
     def forward(self, plan: Plan) -> Tensor:
         rows = PackedRows.of(plan, self.device)
-        self._store.begin(plan, rows)
+        self.begin(plan, rows)
         hidden = F.embedding(rows.tokens, self._embedding)
         if self._learned is not None:
             hidden = hidden + F.embedding(rows.positions, self._learned)
@@ -136,7 +132,7 @@ class FusedModel(StoreModel):
         if rotations:
             query_key = _rotated(query_key, *rotations)
         query, key = query_key[:, :heads], query_key[:, heads:]
-        attended = self._store.attend(layer, query, key, value, block.scaling)
+        attended = self.attend(layer, query, key, value, block.scaling)
         if last is not None:
             hidden, attended = hidden.index_select(0, last), attended.index_select(0, last)
         hidden = block.out(attended).add_(hidden)

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from stateset_agents.backends.kv_cache.slots import EngineBase, Ints, Plan
-from stateset_agents.backends.linears.matmul_precision import head_weight
-from stateset_agents.backends.linears.onednn_linear import fast_linears
+from stateset_agents.backends.linears import fast_linears, head_weight
+from stateset_agents.backends.models.slots import EngineBase, Ints, Plan
+from stateset_agents.backends.pretrained.pictures import NEVER, place_id_of, stacked
+from stateset_agents.types.errors import BackendError
 from stateset_agents.types.images import PixelValues
 
 if TYPE_CHECKING:
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 
 
 CacheUse: TypeAlias = Literal["always", "decode", "never"]
-"""When a row uses its cache: `always`; in `decode` steps only, since some recurrent models continue by single
-tokens only, so that several new tokens forward the row from its start; `never`, for models whose cache is
-wrong or that have none."""
+"""Times at which a row uses its cache: `always`; in `decode` steps only, since some recurrent models continue
+by single tokens only, so that several new tokens forward the row from its start; `never`, for models whose
+cache is wrong or that have none."""
 
 _CACHE_NAMES = ("past_key_values", "cache_params")
 """Names of the cache in a model's arguments and in its output."""
@@ -43,7 +44,7 @@ class _CachedRow:
 
 
 class UnbatchedModel(EngineBase):
-    """Forwards rows one by one. correctness_check.py finds out which `cache_use` is correct."""
+    """Forwards rows one by one. model_selection.py finds out which `cache_use` is correct."""
 
     def __init__(self, model: PreTrainedModel, *, cache_use: CacheUse = "always") -> None:
         self.model = model
@@ -78,7 +79,7 @@ class UnbatchedModel(EngineBase):
         return torch.stack(logits)
 
     def reusable_tokens(self, slot: int, shared: int) -> int:
-        """All if the cache can be cut there. A recurrent state cannot: its row is forwarded again."""
+        """All of them if the cache can be cut there. A recurrent state cannot: its row is forwarded again."""
         row = self._rows[slot]
         if row is None:
             return 0
@@ -127,9 +128,59 @@ class UnbatchedModel(EngineBase):
 
 
 def _can_be_cut(cache: Any) -> bool:
-    """Does every layer still have all its keys and values, and no other state?"""
+    """True if every layer still has all its keys and values, and no other state."""
     return type(cache) is DynamicCache and all(
         type(layer) is DynamicLayer
         or (type(layer) is DynamicSlidingWindowLayer and layer.get_seq_length() < layer.sliding_window)
         for layer in cache.layers
     )
+
+
+# --- models that read pictures
+#
+# A picture's places in a row of ids hold a number below 0 that its content gives (`pictures.marked`). So two
+# rows share a prefix only as far as their pictures are the same, and no cache is taken for another picture's.
+
+
+class PicturedModel(UnbatchedModel):
+    """Forwards rows with their pictures. It never samples the token that stands for a picture."""
+
+    def __init__(self, model: PreTrainedModel, *, cache_use: CacheUse = "always") -> None:
+        """Raises BackendError for a model without such a token."""
+        super().__init__(model, cache_use=cache_use)
+        place_id = place_id_of(model)
+        if place_id is None:
+            raise BackendError(f"{type(model).__name__} names no image token")
+        self._place_id = place_id
+        self.supports_chunked_prefill = False  # a chunk might end inside a picture
+
+    def forward(self, plan: Plan) -> torch.Tensor:
+        logits = super().forward(plan)
+        logits[:, self._place_id] = NEVER
+        return logits
+
+    def full_logits(self, ids: torch.Tensor, pixels: Sequence[PixelValues] = ()) -> torch.Tensor:
+        mask = torch.ones_like(ids[None])
+        output: Any = self.model(**self._inputs(ids, 0, pixels), attention_mask=mask, use_cache=False)
+        logits: torch.Tensor = output.logits[0].clone()
+        logits[:, self._place_id] = NEVER
+        return logits
+
+    def reusable_tokens(self, slot: int, shared: int) -> int:
+        """The tokens up to which the cache can be cut; a cut inside a picture moves to its beginning."""
+        row = self._rows[slot]
+        if row is not None and shared < len(row.ids):
+            ids = row.ids.tolist()
+            while shared and ids[shared] < 0 and ids[shared - 1] == ids[shared]:
+                shared -= 1
+        return super().reusable_tokens(slot, shared)
+
+    def _inputs(self, ids: torch.Tensor, start: int, pixels: Sequence[PixelValues]) -> dict[str, Any]:
+        num_cached, following = int((ids[:start] < 0).sum()), list(pixels)
+        while num_cached > 0:
+            num_cached -= following.pop(0).num_places
+        if num_cached < 0:
+            raise BackendError("a cache was cut inside a picture; please report this")
+        tokens = ids[start:]
+        places = tokens.masked_fill(tokens < 0, self._place_id)
+        return {"input_ids": places[None], **stacked(following, self.model, self.device)}

@@ -1,4 +1,4 @@
-"""Read and decompress bodies of requests within limits; for our HTTP servers.
+"""Read the bodies of requests within limits, and send answers as server-sent events; for our HTTP servers.
 
 A server sets `auto_decompress=False` in its runner: aiohttp would decompress each piece as it comes, and a
 piece of 64 KB may become 64 MB. Here no byte beyond the limit is decompressed or kept.
@@ -7,12 +7,13 @@ piece of 64 KB may become 64 MB. Here no byte beyond the limit is decompressed o
 from __future__ import annotations
 
 import asyncio
+import json
 import zlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.backends.openai.protocol import ApiError
-from stateset_agents.types.json_text import finite_json
-from stateset_agents.types.messages import MAX_NESTING, MAX_VALUES, is_nested_deeper, num_values
+from stateset_agents.backends.openai.protocol import REQUEST_ID, ApiError, invalid
+from stateset_agents.types.messages import MAX_NESTING, MAX_VALUES, finite_json, is_nested_deeper, num_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -62,9 +63,7 @@ async def read_body(http: web.Request, max_bytes: int, take: Callable[[int], Non
         piece, ends_chunk = await http.content.readchunk()
         num_chunks += ends_chunk
         if num_chunks > _SMALL_CHUNKS and len(body) < _SMALL_CHUNKS * num_chunks:
-            raise _invalid(
-                f"the body comes in more than {_SMALL_CHUNKS} chunks of a few bytes: send it whole"
-            )
+            raise invalid(f"the body comes in more than {_SMALL_CHUNKS} chunks of a few bytes: send it whole")
         for part in (piece,) if decompress is None else decompress(piece):
             if len(body) + len(part) > max_bytes:
                 raise _too_large(max_bytes)
@@ -114,16 +113,16 @@ class _Decompressor:
 def parsed(body: bytes) -> Any:
     """The JSON value of a body. Raises ApiError beyond limits that keep parsing fast."""
     if num_values(body) > MAX_VALUES:
-        raise _invalid(f"the body holds more than {MAX_VALUES:,} JSON values: send fewer messages or tools")
+        raise invalid(f"the body holds more than {MAX_VALUES:,} JSON values: send fewer messages or tools")
     try:
         text = body.decode("utf-8-sig")  # json.loads would also take UTF-16, whose values were not counted
         value = finite_json(text)
     except RecursionError:
-        raise _invalid(_TOO_DEEP) from None
+        raise invalid(_TOO_DEEP) from None
     except ValueError as error:
-        raise _invalid(f"the body is not JSON ({error})") from error
+        raise invalid(f"the body is not JSON ({error})") from error
     if is_nested_deeper(value, MAX_NESTING):
-        raise _invalid(_TOO_DEEP)
+        raise invalid(_TOO_DEEP)
     return value
 
 
@@ -139,8 +138,53 @@ def _too_large(max_bytes: int) -> ApiError:
 
 
 def _broken(coding: str, reason: str) -> ApiError:
-    return _invalid(f"the body is not {coding} ({reason})")
+    return invalid(f"the body is not {coding} ({reason})")
 
 
-def _invalid(message: str) -> ApiError:
-    return ApiError(message, code="invalid_request")
+# --- answers as server-sent events
+
+
+class EventStream:
+    """The events of one response. Its status is sent with the first event; earlier errors have their own."""
+
+    def __init__(self, http: web.Request) -> None:
+        self._http = http
+        self.headers: dict[str, str] = {}
+        """Headers of the response besides those of every stream; set them before the first event."""
+        self._response: web.StreamResponse | None = None
+        self._beginning = asyncio.Lock()
+
+    @property
+    def has_begun(self) -> bool:
+        return self._response is not None
+
+    async def send(self, data: Mapping[str, Any]) -> None:
+        """Send one event; several answers of one request may send at the same time."""
+        response = await self._begun()
+        await response.write(f"data: {json.dumps(data)}\n\n".encode())
+
+    async def fail(self, error: ApiError) -> web.StreamResponse:
+        """End the stream with an error, which OpenAI's clients raise."""
+        await self.send(error.body)
+        response = await self._begun()
+        await response.write_eof()
+        return response
+
+    async def end(self) -> web.StreamResponse:
+        """End a complete stream."""
+        response = await self._begun()
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def _begun(self) -> web.StreamResponse:
+        from aiohttp import web
+
+        async with self._beginning:
+            if self._response is None:
+                headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
+                response = web.StreamResponse(
+                    headers={**self.headers, **headers, "X-Request-Id": REQUEST_ID.get()}
+                )
+                await response.prepare(self._http)
+                self._response = response
+        return self._response

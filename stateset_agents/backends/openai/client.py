@@ -27,9 +27,8 @@ from stateset_agents.backends.openai.responses import (
     http_failure,
     read_answer,
 )
-from stateset_agents.backends.text.streaming import streamed
-from stateset_agents.runtime.circuit_breakers import Breaker, admitted, breaker_listener
-from stateset_agents.runtime.retries import wait_before
+from stateset_agents.runtime.circuit_breakers import Breaker, admitted, breaker_listener, wait_before
+from stateset_agents.runtime.tasks import streamed
 from stateset_agents.types.errors import BackendError, BudgetExceeded, ConfigurationError
 from stateset_agents.types.messages import Message
 from stateset_agents.types.seeds import derive
@@ -52,7 +51,7 @@ class NoAnswer(BackendError):
     def __init__(self, message: str, failure: Failure) -> None:
         super().__init__(message)
         self.failure = failure
-        """Of the last try."""
+        """The failure of the last try."""
 
 
 @dataclass(slots=True)
@@ -165,7 +164,7 @@ class ChatClient:
 
     @property
     def identity(self) -> str:
-        """What answers depend on besides the prompt; part of the key of a cache of answers."""
+        """The settings that answers depend on besides the prompt; part of the key of a cache of answers."""
         settings = self.settings
         sampling = {"temperature": settings.temperature, "tokens": settings.max_new_tokens}
         return json.dumps({"url": self.url, "model": settings.model, **sampling}, sort_keys=True)
@@ -240,7 +239,8 @@ class ChatClient:
                     raise NoAnswer(f"{self.url} gave no answer{times}: {result.why}{longer}", result)
                 if (listener := breaker_listener.get()) is not None:
                     listener.on_retry(self._breaker)
-                self._forbid_for(seconds)
+                loop = asyncio.get_running_loop()  # none of its calls starts before
+                self._not_before[loop] = max(self._not_before.get(loop, 0.0), loop.time() + seconds)
                 wait = wait_before(attempt, first=settings.backoff, stream=stream, most=settings.max_wait)
                 await asyncio.sleep(wait)
         raise AssertionError("the last attempt returns or raises")
@@ -331,11 +331,6 @@ class ChatClient:
                     f"max_{unit}, or ask it about fewer conversations"
                 )
         self.num_calls += 1
-
-    def _forbid_for(self, seconds: float) -> None:
-        """Let no call of this event loop start before so many seconds have passed."""
-        loop = asyncio.get_running_loop()
-        self._not_before[loop] = max(self._not_before.get(loop, 0.0), loop.time() + seconds)
 
     async def _wait_until_allowed(self) -> None:
         loop = asyncio.get_running_loop()

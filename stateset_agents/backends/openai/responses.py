@@ -15,18 +15,89 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from stateset_agents.backends.openai.thoughts import WordStream, thoughts_of, words_of
 from stateset_agents.types.messages import MAX_NESTING, ToolCall, call_arguments, is_nested_deeper
 
+# --- an answer's words, without the thoughts that a thinking model wrote before them
+#
+# A server that reads thoughts gives them beside the content (`reasoning`). Others leave them in it, between
+# `<think>` and `</think>`, without the first where the chat template has written it into the prompt.
+
+_OPEN, _CLOSE = "<think>", "</think>"
+_THOUGHT = re.compile(f"{_OPEN}(.*?)(?:{_CLOSE}|\\Z)", re.DOTALL)
+
+
+def words_of(content: str) -> str:
+    """The content as it is, or without thoughts where it holds any; a thought may end with the text."""
+    begins_in_thought = _begins_in_thought(content)
+    if _OPEN not in content and not begins_in_thought:
+        return content
+    words = WordStream(in_thought=begins_in_thought)
+    return words.add(content) + words.finish()
+
+
+def thoughts_of(content: str) -> str | None:
+    """The thoughts that stand in a content, white space around them aside; None where it holds none."""
+    found = _THOUGHT.findall(_OPEN + content if _begins_in_thought(content) else content)
+    return "\n".join(thought.strip() for thought in found) if found else None
+
+
+def _begins_in_thought(content: str) -> bool:
+    opened, closed = content.find(_OPEN), content.find(_CLOSE)
+    return closed >= 0 and not 0 <= opened < closed
+
+
+@dataclass(slots=True)
+class WordStream:
+    """The same while the content comes: `add` its pieces.
+
+    That a thought is over which nothing has opened is only known at its end: `in_thought` tells it before.
+    """
+
+    in_thought: bool = False
+    _rest: str = ""
+    """Text that may be the beginning of a delimiter."""
+    _strips: bool = False
+    """True while white space behind a thought is still to be dropped."""
+
+    def add(self, piece: str) -> str:
+        """The words that are certain now."""
+        text, words = self._rest + piece, ""
+        while True:
+            delimiter = _CLOSE if self.in_thought else _OPEN
+            before, found, after = text.partition(delimiter)
+            if not found:
+                break
+            words += self._words(before)
+            self.in_thought = not self.in_thought
+            self._strips = self._strips or not self.in_thought
+            text = after
+        held = next(n for n in range(len(delimiter), -1, -1) if text.endswith(delimiter[:n]))
+        self._rest = text[len(text) - held :]
+        return words + self._words(text[: len(text) - held])
+
+    def finish(self) -> str:
+        """The words that were held back until nothing more can come."""
+        rest, self._rest = self._rest, ""
+        return self._words(rest)
+
+    def _words(self, text: str) -> str:
+        if self.in_thought:
+            return ""
+        text = text.lstrip() if self._strips else text
+        self._strips = self._strips and not text
+        return text
+
+
 _TRANSIENT = frozenset({408, 409, 425, 429})
-"""Besides every 5xx: statuses after which the same request may succeed."""
+"""Statuses besides every 5xx after which the same request may succeed."""
 _THOUGHTS = ("reasoning", "reasoning_content")
 """Names of the thoughts beside an answer's content."""
 _TOO_LONG = re.compile(
     "context_length_exceeded|exceed_context_size|maximum context length|available context size"
     "|model's context length|context window|prompt is too long"
 )
-"""How OpenAI and serve, llama.cpp, vLLM, SGLang and others say that a conversation does not fit."""
+"""The words with which OpenAI and serve, llama.cpp, vLLM, SGLang and others say that a conversation does not
+fit."""
 _CHARACTERS_A_TOKEN = 4
 """Estimate for an endpoint that does not report its usage."""
 
@@ -36,38 +107,38 @@ class ChatAnswer:
     """An endpoint's answer."""
 
     text: str
-    """Its words, without what the model thought; empty where it was cut in its thoughts."""
+    """The answer's words, without what the model thought; empty where it was cut in its thoughts."""
     finish_reason: str
     """"length" if the text was cut."""
     prompt_tokens: int
-    """As the endpoint counted them; else estimated from the characters."""
+    """Tokens as the endpoint counted them; else estimated from the characters."""
     completion_tokens: int
     tool_calls: tuple[ToolCall, ...] = ()
-    """Which tools it wants called, of those that the request offered."""
+    """The tools that it wants called, of those that the request offered."""
     reasoning: str | None = None
-    """What the model thought, beside its words or between `<think>` and `</think>` in them; None in a
+    """The model's thoughts, beside its words or between `<think>` and `</think>` in them; None in a
     stream."""
     message: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """The message as the endpoint wrote it; empty for a stream."""
     is_counted: bool = True
-    """Did the endpoint report the tokens?"""
+    """True if the endpoint reported the tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why there is no answer."""
+    """The reason why there is no answer."""
 
     why: str
     transient: bool
-    """May the same request succeed later?"""
+    """True if the same request may succeed later."""
     retry_after: float | None = None
     """Seconds that the server asks the client to wait."""
     status: int | None = None
     """The response's, or the code of the error that a response of status 200 holds; None without either."""
     wants_newer_name: bool = False
-    """It refused `max_tokens` and named `max_completion_tokens`."""
+    """True if it refused `max_tokens` and named `max_completion_tokens`."""
     refuses_seed: bool = False
-    """It knows no `seed`."""
+    """True if it knows no `seed`."""
     exceeds_context: bool = False
     """The conversation is longer than the model's context."""
 
@@ -75,7 +146,7 @@ class Failure:
 def http_failure(status: int, text: str, headers: Mapping[str, str]) -> Failure:
     """The failure of a response with a status other than 200, which tells `Retry-After`, or a redirect's
     `Location`, in its headers."""
-    transient, refused = _is_transient(status), status in (400, 413, 422)
+    transient, refused = status >= 500 or status in _TRANSIENT, status in (400, 413, 422)
     why = f"status {status}: {' '.join(text.split())!r:.200}"
     if 300 <= status < 400:
         to = headers.get("Location", "")
@@ -282,10 +353,6 @@ def _tool_calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
             )
         )
     return tuple(calls)
-
-
-def _is_transient(status: int) -> bool:
-    return status >= 500 or status in _TRANSIENT
 
 
 def _reported_failure(error: Any) -> Failure:

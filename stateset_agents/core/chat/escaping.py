@@ -73,7 +73,7 @@ class ControlTokenEscaper:
         return ids
 
     def shown(self, text: str) -> str:
-        """What the template made of it, as text: marks as what they stand for."""
+        """The rendered text with each mark replaced by the text that it stands for."""
         return _MARK.sub(lambda mark: self._hidden[int(mark[1])], text)
 
     def _call(self, call: ToolCall) -> ToolCall:
@@ -109,7 +109,8 @@ class MarkupEncoder:
     """Matches every control token as it is written."""
 
     def __init__(self, tokenizer: Any) -> None:
-        """Of a `HuggingFaceTokenizer` the control tokens are known; of another every text is escaped."""
+        """The control tokens of a `HuggingFaceTokenizer` are known; with another one every text is
+        escaped."""
         self._tokenizer = tokenizer
         raw = getattr(tokenizer, "hf", None)
         added = {} if raw is None else {token.content: id for id, token in raw.added_tokens_decoder.items()}

@@ -6,6 +6,7 @@ import datetime
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from stateset_agents.backends.base import Tokenizer
@@ -19,38 +20,8 @@ _LINE_END = re.compile("\r\n|[\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029]")
 """Whatever `str.splitlines` takes for the end of a line."""
 
 
-_JINJA = r"""
-{%- set row = namespace(before='', body='') %}
-{%- if tools %}
-    {{- 'tools: To use a tool write <tool_call>{"name": ..., "arguments": {...}}</tool_call>. Tools:' }}
-    {%- for tool in tools %}
-        {{- '\n  ' }}
-        {{- (tool.function if tool.function is defined else tool) | tojson(ensure_ascii=True) }}
-    {%- endfor %}
-    {%- set row.before = '\n' %}
-{%- endif %}
-{%- for message in messages %}
-    {%- set row.body = message.content or '' %}
-    {%- set thought = message.reasoning if message.reasoning is string else message.reasoning_content %}
-    {%- if thought is string %}
-        {%- set row.body = '<think>\n' + thought + '\n</think>\n\n' + row.body %}
-    {%- endif %}
-    {%- for call in message.tool_calls or [] %}
-        {%- set call = call.function if call.function is defined else call %}
-        {%- set written = call.arguments if call.arguments is string else
-            call.arguments | tojson(ensure_ascii=True) %}
-        {%- set row.body = row.body + '<tool_call>{"name": ' + call.name | tojson(ensure_ascii=True) +
-            ', "arguments": ' + written + '}</tool_call>' %}
-    {%- endfor %}
-    {{- row.before + message.role + ': ' + ((row.body + '.').splitlines() | join('\n  '))[:-1] }}
-    {{- END if message.role == 'assistant' else '' }}
-    {%- set row.before = '\n' %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- row.before + 'assistant:' }}
-{%- endif %}
-"""
-"""What `PlainTemplate` writes, for renderers of jinja; `_plain_text` sets what ends a reply."""
+_JINJA = Path(__file__).with_name("plain.jinja").read_text(encoding="utf-8")
+"""The format of `PlainTemplate` for renderers of jinja; `_plain_text` sets the end of a reply."""
 
 
 class PlainTemplate:
@@ -112,7 +83,8 @@ class PlainTemplate:
         *,
         sampled: Sequence[int] | None = None,
     ) -> bool:
-        """Does it write this reply as it was sampled, white space aside, and end it so? It only appends."""
+        """True if it writes this reply as it was sampled, white space aside, and ends it so: it only
+        appends."""
         if not sampled:
             return True
         ends = sampled[-1] in self.stop_ids
@@ -125,7 +97,7 @@ class PlainTemplate:
         return [*self._encoder.encode(lambda escaper: " " + _body(message, escaper.text)), self.end_id]
 
     def pixels(self, messages: Sequence[Message]) -> tuple[PixelValues, ...]:
-        """None. Raises ConfigurationError for messages with pictures."""
+        """An empty tuple. Raises ConfigurationError for messages with pictures."""
         if any(message.images for message in messages):
             raise ConfigurationError(
                 "a message has a picture, and the plain chat template writes text alone: give a "
@@ -149,12 +121,12 @@ class PlainTemplate:
 
 
 def with_calls_as_text(message: Message) -> str:
-    """What an assistant message says, its tool calls written out behind it; an unreadable one as it was."""
+    """An assistant message's words with its tool calls written behind them; an unreadable call as it was."""
     return message.content + _calls_as_text(message)
 
 
 def with_thought_as_text(message: Message) -> str:
-    """What an assistant message says, its thought before it."""
+    """An assistant message's words with its thought before them."""
     if message.reasoning is None:
         return message.content
     return f"<think>\n{message.reasoning}\n</think>\n\n{message.content}"
@@ -190,7 +162,7 @@ def _tool_lines(tools: Sequence[Mapping[str, Any]], escaped: Callable[[str], str
 
 
 def is_plain(tokenizer: Any) -> bool:
-    """Is the own template of a `HuggingFaceTokenizer` what `PlainTemplate` writes?"""
+    """True if a `HuggingFaceTokenizer`'s own template writes the same as `PlainTemplate`."""
     return bool(tokenizer.eos_ids) and tokenizer.hf.chat_template == _plain_text(tokenizer)
 
 
@@ -200,6 +172,42 @@ def _plain_text(tokenizer: Any) -> str:
 
 
 def starts_with_bos(tokenizer: Any) -> bool:
-    """Does a `HuggingFaceTokenizer` put a BOS in front of every text? (GPT-2's has one and does not.)"""
+    """True if a `HuggingFaceTokenizer` puts a BOS before every text. (GPT-2's has one and does not.)"""
     raw = tokenizer.hf
     return raw.bos_token_id is not None and list(raw("x").input_ids)[:1] == [raw.bos_token_id]
+
+
+# --- ChatML ---
+
+_TOKENS = ("<|im_start|>", "<|im_end|>")
+CHATML = Path(__file__).with_name("chatml.jinja").read_text(encoding="utf-8")
+"""The built-in ChatML template with a place for tools, for models that speak ChatML and whose own template
+lists no tools. It is Qwen 2.5's own (https://huggingface.co/Qwen/Qwen2.5-7B-Instruct) without its default
+system message. Tools, calls and results are written as Qwen 2.5 and Hermes write them, so that `HERMES`
+reads the calls:
+
+    <|im_start|>system          the system message, then the tools as JSON between <tools> and </tools>
+    <|im_start|>assistant       words, then <tool_call>{"name": ..., "arguments": {...}}</tool_call>
+    <|im_start|>user            results, each between <tool_response> and </tool_response>
+
+It shows everything that was said, thoughts too, and only appends.
+"""
+
+
+def speaks_chatml(tokenizer: Any) -> bool:
+    """True if a `HuggingFaceTokenizer` has the control tokens that frame ChatML's messages."""
+    added = {token.content for token in tokenizer.hf.added_tokens_decoder.values()}
+    return added.issuperset(_TOKENS)
+
+
+def chatml_text(tokenizer: Any) -> str:
+    """The template for a `HuggingFaceTokenizer`, with a BOS in front where the tokenizer itself puts one.
+
+    Raises ConfigurationError for a tokenizer without ChatML's control tokens.
+    """
+    if not speaks_chatml(tokenizer):
+        raise ConfigurationError(
+            "the chatml template frames messages by the control tokens <|im_start|> and <|im_end|>, which "
+            'this model\'s tokenizer does not have: set AgentConfig(chat_template="plain")'
+        )
+    return "{{- bos_token }}" + CHATML if starts_with_bos(tokenizer) else CHATML

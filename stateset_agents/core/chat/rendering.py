@@ -10,18 +10,188 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
-from stateset_agents.core.chat.pinned_template import PinnedTemplate
 from stateset_agents.core.chat.plain_template import with_calls_as_text, with_thought_as_text
-from stateset_agents.core.chat.render_limit import RenderLimit, expect_no_bombs, within_limit
 from stateset_agents.types.errors import ConfigurationError, ConversationRefused
 from stateset_agents.types.images import IMAGE_MARK, Image
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.settings import nearest
+
+# --- pinned templates ---
+
+_PINNED_FIRST, _PINNED_LAST = "{#- stateset_agents: ", "{#- stateset_agents: the template #}\n"
+_CLOCK = re.compile(r"\bstrftime_now\s*\(\s*(?:format\s*=\s*)?(['\"])([^\\]*?)\1\s*\)")
+_ANY_CLOCK = re.compile(r"\bstrftime_now\b(?!\s+is\s+(?:not\s+)?defined\b)")
+_COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinnedTemplate:
+    """A chat template with the arguments and the day that it is rendered with, as one text for any renderer.
+
+        {#- stateset_agents: {"date": "2026-11-28", "arguments": {"enable_thinking": false}} #}
+        {%- macro strftime_now(format) -%}{{- {'%d %b %Y': '28 Nov 2026'}[format] -}}{%- endmacro %}
+        {%- set enable_thinking = enable_thinking | default(False) %}
+        {#- stateset_agents: the template #}
+        {{- bos_token }} ...
+
+    `Rendering` renders this text, and `write_template` puts it beside weights: so plain transformers, other
+    servers and this library prompt a model with the tokens that it was trained on. Arguments that a caller of
+    `apply_chat_template` gives win over those that are pinned.
+    """
+
+    text: str
+    """Jinja, without what is pinned."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """JSON values by name."""
+    date: datetime.date | None = None
+    """On which its clock stands still, at midnight; None where it has none, or where that goes on."""
+
+    @classmethod
+    def read(cls, text: str) -> PinnedTemplate:
+        """Reads a text that `written` wrote; any other text has nothing pinned."""
+        head, found, own = text.partition(_PINNED_LAST)
+        if not found or not head.startswith(_PINNED_FIRST):
+            return cls(text=text)
+        pinned = json.loads(head.removeprefix(_PINNED_FIRST).split(" #}\n")[0])
+        date = pinned["date"]
+        return cls(
+            text=own,
+            arguments=pinned["arguments"],
+            date=None if date is None else datetime.date.fromisoformat(date),
+        )
+
+    @property
+    def tells_date(self) -> bool:
+        """True if the template has a clock. Raises ConfigurationError for one that cannot be stopped."""
+        if _ANY_CLOCK.search(_CLOCK.sub("", _COMMENT.sub("", self.text))):
+            raise ConfigurationError(
+                "the chat template computes the format of its date, or names strftime_now without a call: "
+                "give one that has it as text, such as "
+                "strftime_now('%Y-%m-%d'), or AgentConfig(chat_template=\"plain\")"
+            )
+        return _CLOCK.search(self.text) is not None
+
+    def written(self) -> str:
+        """One text for any renderer; the template's own where nothing is pinned.
+
+        Lines end in the line end that jinja's `trim_blocks` drops, so what follows begins as it would alone.
+        """
+        if not self.arguments and self.date is None:
+            return self.text
+        date = None if self.date is None else self.date.isoformat()
+        pinned = json.dumps({"date": date, "arguments": self.arguments}).replace("#", "\\u0023")
+        lines = [f"{_PINNED_FIRST}{pinned} #}}\n"]
+        if self.date is not None:
+            days = {call[2]: self.date.strftime(call[2]) for call in _CLOCK.finditer(self.text)}
+            lines.append(
+                f"{{%- macro strftime_now(format) -%}}{{{{- {days!r}[format] -}}}}{{%- endmacro %}}\n"
+            )
+        lines += [
+            f"{{%- set {name} = {name} | default({value!r}) %}}\n" for name, value in self.arguments.items()
+        ]
+        return "".join([*lines, _PINNED_LAST, self.text])
+
+
+def write_template(folder: Path, text: str, stop_ids: Sequence[int]) -> None:
+    """Let the model in `folder` be prompted by this template alone, and end its turns by these tokens, in
+    plain transformers and in other servers. Raises OSError where the disk cannot take it."""
+    (folder / "chat_template.jinja").write_text(text, encoding="utf-8")
+    (folder / "chat_template.json").unlink(missing_ok=True)  # an older processor's
+    shutil.rmtree(folder / "additional_chat_templates", ignore_errors=True)  # transformers prefers them
+    file = folder / "generation_config.json"
+    if not file.is_file():
+        return
+    settings = json.loads(file.read_text(encoding="utf-8"))
+    ends = settings.get("eos_token_id")
+    if {*stop_ids} != {*(ends if isinstance(ends, list) else [ends])}:
+        settings["eos_token_id"] = list(stop_ids)
+        file.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+# --- bounds for the code of templates, which strangers made: jinja's sandbox does not stop endless loops ---
+
+_SECONDS, _SECONDS_EACH = 1.0, 0.01
+"""Processor time of one rendering, and for each message and tool in it: a hundred times what they take."""
+_FILE = "<template>"
+"""The file name that jinja gives to the code of a template."""
+_LINES = 8
+"""Between two looks at the clock."""
+_MOST_TIMES = 10_000
+"""That a text may be repeated by `*`."""
+_MOST = 10_000_000
+"""Largest number in a template: `ljust` and its like fill the memory, too."""
+
+
+class RenderLimit(Exception):
+    """A rendering has used up its processor time."""
+
+
+def within_limit(render: Callable[[], str], size: int) -> str:
+    """The text that `render` returns; `size` counts messages and tools. Raises RenderLimit where it takes
+    too long.
+
+    The interpreter calls us for each line of the template that it executes, in this thread alone, so that
+    nothing has to be killed. A debugger's own such function is back afterwards.
+    """
+    seconds = _SECONDS + _SECONDS_EACH * size
+    deadline, lines = time.thread_time() + seconds, 0
+
+    def check() -> None:
+        if time.thread_time() > deadline:
+            raise RenderLimit(f"it took longer than {seconds:.1f} s of processor time")
+
+    def on_line(_: FrameType, __: str, ___: Any) -> Any:
+        nonlocal lines
+        lines += 1
+        if lines % _LINES == 0:
+            check()
+        return on_line
+
+    def on_call(frame: FrameType, _: str, __: Any) -> Any:
+        return on_line if frame.f_code.co_filename == _FILE else None
+
+    previous = sys.gettrace()
+    sys.settrace(on_call)
+    try:
+        text = render()
+    finally:
+        sys.settrace(previous)
+    check()
+    return text
+
+
+def expect_no_bombs(tree: Any) -> None:
+    """Raises ConfigurationError for a template with `**`, with `*` by what may be any number, or with a huge
+    number: a single such step fills the memory, and no clock is looked at within it. `tree` is jinja's."""
+    from jinja2 import nodes
+
+    for power in tree.find_all(nodes.Pow):
+        raise ConfigurationError(f"the chat template has a power (**) in line {power.lineno}: leave it out")
+    for step in tree.find_all(nodes.Mul):
+        sides = (step.left, step.right)
+        factors = [side.value for side in sides if isinstance(side, nodes.Const)]
+        if not any(isinstance(factor, int) and factor <= _MOST_TIMES for factor in factors):
+            raise ConfigurationError(
+                f"the chat template multiplies by what may be any number in line {step.lineno}: only "
+                f"numbers up to {_MOST_TIMES:,} are taken"
+            )
+    for number in tree.find_all(nodes.Const):
+        if isinstance(number.value, int) and number.value > _MOST:
+            raise ConfigurationError(
+                f"the chat template has the number {str(number.value)[:20]} in line {number.lineno}: only "
+                f"numbers up to {_MOST:,} are taken"
+            )
+
 
 HINT = 'set AgentConfig(chat_template="plain") or give a template that'
 _FIRST = 10**23 + secrets.randbelow(10**23)
@@ -63,7 +233,7 @@ def checked_arguments(text: str, arguments: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _variables(text: str) -> set[str]:
-    """What a template reads and does not only set itself."""
+    """The names that a template reads and does not only set itself."""
     from jinja2 import meta
 
     return meta.find_undeclared_variables(_parsed(text))
@@ -84,7 +254,7 @@ def _parsed(text: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shape:
-    """How a template reads a message; most read it as OpenAI writes it, with arguments as an object."""
+    """The form in which a template reads messages; most read OpenAI's, with arguments as an object."""
 
     has_parts: bool = False
     """Content is a list of `{"type": "text", "text": ...}`."""
@@ -142,7 +312,7 @@ def _parts(content: str, num_images: int) -> list[dict[str, str]]:
 
 
 class Rendering:
-    """What a template makes of a conversation, as text. It finds out by trying how to give it messages."""
+    """Renders conversations as text by a template, and finds out by trying how it reads messages."""
 
     def __init__(
         self,
@@ -214,7 +384,7 @@ class Rendering:
         return str(text)
 
     def shows(self, *messages: Message) -> bool:
-        """Whether the first mark, which one of the messages holds, stands in the text."""
+        """True if the first mark, which one of the messages holds, stands in the text."""
         try:
             return MARKS[0] in self(messages)
         except ConversationRefused:
@@ -242,7 +412,7 @@ class Rendering:
             self._try([replace(self._shape, joins_thoughts=joins) for joins in (False, True)], user, full)
 
     def _find_image_shape(self, image_token: str) -> None:
-        """Does the template write pictures that are parts? Else they stand in the content as they are."""
+        """Finds out whether the template writes pictures that are parts; else they stand in the content."""
         picture = Image(data=b"any")
         shown = Message(role="user", content=IMAGE_MARK + MARKS[0], images=(picture,))
         try:
@@ -272,7 +442,7 @@ def _tool_round() -> list[Message]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roles:
-    """What a template has a place for; what it has none for is told in other words.
+    """The roles that a template has a place for; messages in other roles are told in other words.
 
     Where it has no system role, the system message stands at the head of the user message that follows it.
     Where it has no place for a tool's result, that is told in a user message, `tool: ...`: a model may write
@@ -281,14 +451,14 @@ class Roles:
 
     has_system: bool
     has_several_systems: bool
-    """At the beginning, behind one another; else they are told as one."""
+    """True if several system messages may begin a talk; else they are told as one."""
     has_results: bool
-    """Of tools, after a reply with calls."""
+    """True if the results of tools may follow a reply with calls."""
     has_loose_results: bool
     """After a reply without one, too."""
     has_calls: bool
     has_several_calls: bool
-    """In one reply."""
+    """True if one reply may have several calls."""
 
     def without_tools(self) -> Roles:
         """These roles for a template that may not be given calls and results."""
@@ -324,7 +494,7 @@ class Roles:
         return _said_by_user(spoken, held) if held else spoken
 
     def _as_user_text(self, message: Message, answers_call: bool) -> str | None:
-        """What a message in a role that the template does not know is in a user's words; None for others."""
+        """A message in a role that the template does not know, in a user's words; None for other messages."""
         if message.role == "system" and not self.has_system:
             return message.content
         if message.role == "tool" and not (self.has_results if answers_call else self.has_loose_results):
@@ -342,7 +512,7 @@ class Roles:
 
 
 def find_roles(rendering: Rendering) -> Roles:
-    """What a template has a place for, by trying."""
+    """Finds the roles of a template by trying them."""
     user, reply, result = _tool_round()
     second = replace(_CALL, id="call_0_1")
     shows_loose = rendering.shows(user, Message(role="assistant", content="y"), result)

@@ -19,25 +19,143 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from stateset_agents.backends.pretrained.pictures import PictureReader, with_pictures
-from stateset_agents.core.chat.chatml_template import CHATML, speaks_chatml
 from stateset_agents.core.chat.escaping import ControlTokenEscaper, MarkupEncoder
-from stateset_agents.core.chat.load_check import TOOL, answers, probe_talks, refuse_unstable
-from stateset_agents.core.chat.pinned_template import PinnedTemplate
-from stateset_agents.core.chat.rendering import HINT, MARKS, Rendering, Roles, find_roles
+from stateset_agents.core.chat.plain_template import CHATML, speaks_chatml
+from stateset_agents.core.chat.rendering import HINT, MARKS, PinnedTemplate, Rendering, Roles, find_roles
 from stateset_agents.core.chat.replies.parsing import ReplyParser, choose_parser
-from stateset_agents.core.chat.turn_ends import TurnEnds
-from stateset_agents.core.chat.unread_replies import why_unread
+from stateset_agents.core.chat.turn_ends import TOOL, TurnEnds, answers, probe_talks, refuse_unstable
+from stateset_agents.types.comparison import canonical
 from stateset_agents.types.errors import ConfigurationError, ConversationRefused
 from stateset_agents.types.images import PixelValues
 from stateset_agents.types.messages import Message, ToolCall
-from stateset_agents.types.schemas import call_key, parameters_of, without_defaults
+from stateset_agents.types.schemas import (
+    call_key,
+    kinds_of,
+    merged,
+    outside_reference,
+    parameters_of,
+    without_defaults,
+)
+
+# --- why a reply cannot be taught ---
+
+_OTHER_TEMPLATE = "or choose another AgentConfig(chat_template=...)"
+
+
+def why_unread(
+    message: Message,
+    tools: Sequence[Mapping[str, Any]],
+    parser: ReplyParser,
+    render: Callable[[Message], str],
+    read_back: Callable[[Message, Sequence[Mapping[str, Any]]], object],
+) -> str:
+    """The cause and its mend, in one line.
+
+    Args:
+        message: The assistant message that is not read back.
+        tools: In OpenAI's shape.
+        parser: Reads replies of this template.
+        render: Writes a reply; raises ConfigurationError for one that it cannot write.
+        read_back: None for a reply that is not read back: the message is tried without its parts.
+    """
+
+    def works(**parts: Any) -> bool:
+        return read_back(replace(message, **parts), tools) is not None
+
+    words = replace(parser, begins_in=None).read(message.content)
+    if words.reasoning is not None:
+        return "its words hold a thought: give it as `reasoning`, and the words behind it as `content`"
+    if words.tool_calls:
+        return "its words hold a tool call as the model writes one: give it in `tool_calls`, or reword"
+    calls = message.tool_calls
+    for call in calls:
+        if not works(content="", reasoning=None, tool_calls=(call,)):
+            return _why_call_unread(call, tools, parser, render)
+    if len(calls) > 1 and not works(content="", reasoning=None):
+        return (
+            f"this chat template writes one tool call a reply, and here are {len(calls)}: give each call a "
+            f"reply of its own, followed by its result, {_OTHER_TEMPLATE}"
+        )
+    if message.content and calls and works(content=""):
+        return (
+            "this chat template shows no words beside a tool call: leave the words out, or say them in a "
+            f"reply of their own, {_OTHER_TEMPLATE}"
+        )
+    if message.reasoning and works(reasoning=None):
+        return (
+            "this chat template does not show the thought of such a reply: leave `reasoning` out, "
+            f"{_OTHER_TEMPLATE}"
+        )
+    return (
+        f"{_refusal(message, render) or _odd_token(message, parser)}: leave the reply out, {_OTHER_TEMPLATE}"
+    )
+
+
+def _why_call_unread(
+    call: ToolCall,
+    tools: Sequence[Mapping[str, Any]],
+    parser: ReplyParser,
+    render: Callable[[Message], str],
+) -> str:
+    """The cause and its mend for one call that does not come back as it was given."""
+    alone = Message(role="assistant", content="", tool_calls=(call,))
+    refusal = _refusal(alone, render)
+    if refusal is not None:
+        return f"{refusal}: leave the call out, {_OTHER_TEMPLATE}"
+    read = replace(parser, begins_in=None).read(render(alone), tools=tools).tool_calls
+    schema = parameters_of(call.name, tools)
+    for name, value in call.arguments.items():
+        other = read[0].arguments.get(name) if len(read) == 1 else value
+        if canonical(other) == canonical(value):
+            continue
+        argument = f"the argument {name!r} of {call.name}"
+        if isinstance(value, str) or not isinstance(other, str):
+            break
+        member = merged(schema).schemas.get(name)
+        if (reference := outside_reference(member, schema)) is not None:
+            return (
+                f"the schema of {argument} refers to {reference!r:.60}, which is not in it, so {value!r:.40} "
+                "is read as text: write the definition into the schema"
+            )
+        if not kinds_of(member, schema):
+            return (
+                f"{argument} is {value!r:.40}, and this chat template writes all arguments as text: only a "
+                "schema tells that it is none: give the tool in `tools`, with a type for the argument"
+            )
+        return (
+            f"{argument} is {value!r:.40}, which this chat template writes like the text {other!r:.40}, and "
+            "its schema allows texts: "
+            + ("leave the argument out, or " if value is None else "")
+            + "give a schema that allows no text there"
+        )
+    return (
+        f"a text in the call of {call.name} holds what this chat template takes for the end of an argument, "
+        f"or a control token: reword it, {_OTHER_TEMPLATE}"
+    )
+
+
+def _refusal(message: Message, render: Callable[[Message], str]) -> str | None:
+    """Why the template does not write the message, or None."""
+    try:
+        render(message)
+    except ConfigurationError as error:
+        return str(error)
+    return None
+
+
+def _odd_token(message: Message, parser: ReplyParser) -> str:
+    text = f"{message.reasoning or ''}{message.content}"
+    token = next((token for token in parser.special if token in text), None)
+    what = "as other words than were given" if token is None else f"without its control token {token!r}"
+    return f"this chat template writes it so that it is read {what}"
+
 
 ToolSchemas = Sequence[Mapping[str, Any]]
 
 _PROBE = MARKS[0]
 _THOUGHT_END = "\n</think>\n\n"
 _NUM_DELTAS, _MOST_CHARACTERS = 256, 2000
-"""How many deltas a template remembers, and of how long messages."""
+"""Number of deltas that a template remembers, and the length of the longest messages in them."""
 
 
 class ChatTemplate(Protocol):
@@ -147,7 +265,10 @@ class JinjaTemplate:
         self._controls = self._encoder.controls
         self._ends = TurnEnds(self._render, self._controls)
         self._roles = find_roles(self._render)
-        self._trims = self._trims_words()
+        wide = f" \n {_PROBE} \n "
+        wide_words = [Message(role=role, content=wide) for role in ("user", "assistant", "user")]
+        self._trims = self._render(wide_words).count(wide) < len(wide_words)
+        """True where white space at the ends of a user's or the agent's words may be lost."""
         greeting = Message(role="assistant", content=_PROBE)
         self._takes_greetings = self._render.shows(greeting, _user("x"))
         refuse_unstable(self._render, self._ends, self._roles.without_tools())
@@ -158,14 +279,21 @@ class JinjaTemplate:
         self._tools_checked = False
         self._call_end = self._find_call_end()
         self.end_id = self._id(self._ends.end)
-        self.stop_ids = self._find_stop_ids()
+        # What ends a talk, and the tokenizer's own; not what merely stands between two messages: gpt-oss
+        # closes a thought by it, too.
+        ends = [self._ends.talk_end or self._ends.end, *([self._call_end] if self._call_end else [])]
+        self.stop_ids = tuple(dict.fromkeys([*map(self._id, ends), *tokenizer.eos_ids]))
         self.prompt_end = self._render([_user(_PROBE)], generate=True).rpartition(_PROBE)[2]
-        """What the template writes after a user message, up to where the agent begins to speak."""
+        """The template's text after a user message, up to where the agent begins to speak."""
         self._last: tuple[str, list[int]] = "", []
         self._known_delta = functools.lru_cache(_NUM_DELTAS)(self._new_delta)
         self.parser = choose_parser(tokenizer, self.prompt_end, self.render_reply)
         tools = [TOOL] if self._roles.has_results else []
-        self.appends: bool = all(self._only_appends(talk, tools) for talk in probe_talks(self._roles))
+        self.appends: bool = all(
+            self._extends(talk[:at], talk[at], following, tools)
+            for talk in probe_talks(self._roles)
+            for at, following in answers(talk)
+        )
 
     def prompt(self, messages: Sequence[Message], tools: ToolSchemas = ()) -> list[int]:
         """Ids of a conversation so far, ending where the agent begins to speak.
@@ -208,7 +336,7 @@ class JinjaTemplate:
         *,
         sampled: Sequence[int] | None = None,
     ) -> bool:
-        """Does the template itself go on from what was prompted and said?
+        """True if the template itself goes on from the prompt and the reply.
 
         Its text of `[*shown, reply, *following]` must begin with its text of `shown`, then show the reply as
         it was sampled, then end by the delta. Only white space may differ, and in calls the order of keys.
@@ -225,8 +353,8 @@ class JinjaTemplate:
         return self._extends(shown, reply, following, tools, sampled)
 
     def _writes(self, reply: Message, following: Sequence[Message], sampled: Sequence[int]) -> bool:
-        """Does the template write this reply as it was sampled, and end it so? It is not asked for the whole
-        conversation: one that only appends writes a reply as if nothing else had been said."""
+        """True if the template writes this reply as it was sampled, and ends it so. It is not asked for the
+        whole conversation: one that only appends writes a reply as if nothing else had been said."""
         end = self._end_of(sampled)
         if end is not None and end != self._delta(following, _readable(reply))[0]:
             return False
@@ -240,7 +368,7 @@ class JinjaTemplate:
             return False
 
     def render_reply(self, reply: Message) -> str:
-        """What the template writes for one assistant message, from where the agent begins to speak to before
+        """The template's text of one assistant message, from where the agent begins to speak to before
         its end token.
 
         Raises ConfigurationError where it does not show all of the thought, the words and the calls.
@@ -327,14 +455,16 @@ class JinjaTemplate:
         return (pinned if self._is_dated else replace(pinned, date=None)).written()
 
     def _reply_text(self, reply: Message, escaper: ControlTokenEscaper) -> str:
-        """What frames its calls is no text, where the template has no place for calls, too."""
+        """The template's text of a reply. The frames of its calls are no text, where the template has no
+        place for calls, too."""
         (spoken,) = self._roles.spoken(escaper.messages([reply]))
         text = self._render([_user("x"), spoken])
         end = self._call_end if spoken.tool_calls else None
         return self._ends.said(self._ends.without_closing(text, end))
 
     def _encode_reply(self, reply: Message, unshown: str | None) -> list[int]:
-        """Without its end. `unshown`: a thought that the prompt opens and the template does not show."""
+        """Ids of a reply without its end. `unshown`: a thought that the prompt opens and the template does
+        not show."""
 
         def written(escaper: ControlTokenEscaper) -> str:
             text = self._reply_text(reply, escaper)
@@ -350,7 +480,7 @@ class JinjaTemplate:
         return self._encoder.encode(written)
 
     def _delta(self, messages: Sequence[Message], calls: Sequence[ToolCall]) -> tuple[int, ...]:
-        """What the template writes after a reply with these calls, the token that ends it in front."""
+        """The ids after a reply with these calls, the token that ends it in front."""
         following, names = tuple(messages), tuple((call.name, call.id) for call in calls)
         long = sum(len(message.content) for message in following) > _MOST_CHARACTERS
         if long or any(message.tool_calls for message in following):  # a call's arguments have no hash
@@ -422,7 +552,7 @@ class JinjaTemplate:
     def _after_reply(
         self, calls: Sequence[tuple[str, str]], following: Sequence[Message], escaper: ControlTokenEscaper
     ) -> tuple[str, str]:
-        """What the template writes after a reply with these calls: its end token, and what comes then up to
+        """The template's text after a reply with these calls: its end token, and all that comes then up to
         where the agent speaks again."""
 
         def after(roles: Roles, reply: Message) -> tuple[str, str]:
@@ -453,20 +583,8 @@ class JinjaTemplate:
         result = Message(role="tool", content="y", name="look", tool_call_id="call_0_0")
         return self._ends.after([_user("x")], reply, [result])[0]
 
-    def _find_stop_ids(self) -> tuple[int, ...]:
-        """What ends a talk, and the tokenizer's own; not what merely stands between two messages: gpt-oss
-        closes a thought by it, too."""
-        ends = [self._ends.talk_end or self._ends.end, *([self._call_end] if self._call_end else [])]
-        return tuple(dict.fromkeys([*map(self._id, ends), *self.tokenizer.eos_ids]))
-
     def _id(self, control: str) -> int:
         return int(self.tokenizer.encode_markup(control)[-1])
-
-    def _trims_words(self) -> bool:
-        """Whether white space at the ends of a user's or the agent's words may be lost."""
-        wide = f" \n {_PROBE} \n "
-        messages = [Message(role=role, content=wide) for role in ("user", "assistant", "user")]
-        return self._render(messages).count(wide) < len(messages)
 
     def _find_tool_fault(self) -> str | None:
         """Why tools cannot be used with this template, or None."""
@@ -505,13 +623,9 @@ class JinjaTemplate:
             )
 
     def _text(self, messages: Sequence[Message], tools: ToolSchemas) -> str:
-        """What is told of a conversation so far, control tokens in texts as they are."""
+        """The rendered text of a conversation so far, control tokens in texts as they are."""
         escaper = ControlTokenEscaper(self._controls)
         return escaper.shown(self._written(messages, tools, escaper))
-
-    def _only_appends(self, talk: Sequence[Message], tools: ToolSchemas) -> bool:
-        parts = [(talk[:at], talk[at], following) for at, following in answers(talk)]
-        return all(self._extends(*part, tools) for part in parts)
 
     def _extends(
         self,
@@ -538,7 +652,7 @@ class JinjaTemplate:
         return said is not None and self._is_same(talk[len(row) : len(talk) - len(delta)], said)
 
     def _is_same(self, shows: str, said: str) -> bool:
-        """Is what the template shows of a reply what was said? White space may differ, and in calls the order
+        """True if the template shows of a reply what was said. White space may differ, and in calls the order
         of keys: what was lost in reading a call is missing in one of the texts."""
         return _squeezed(shows) == _squeezed(said) or self._in_parts(shows) == self._in_parts(said)
 
@@ -558,7 +672,7 @@ class JinjaTemplate:
         return str(self.tokenizer.decode_markup(sampled if end is None else sampled[:-1]))
 
     def _as_said(self, reply: Message) -> str | None:
-        """What a template that goes on shows of a reply, without white space; None where a message cannot
+        """The text of a reply in a template that goes on, without white space; None where a message cannot
         tell what was sampled.
 
         Raises ConfigurationError where the template does not show all of it.

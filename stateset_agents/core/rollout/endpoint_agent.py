@@ -14,12 +14,10 @@ from urllib.parse import urlsplit
 
 from stateset_agents.backends.base import Session
 from stateset_agents.backends.openai.client import ChatClient, NoAnswer
-from stateset_agents.backends.openai.responses import ChatAnswer, Failure
-from stateset_agents.backends.openai.thoughts import words_of
+from stateset_agents.backends.openai.responses import ChatAnswer, Failure, words_of
+from stateset_agents.core.agent import add_system_prompt
 from stateset_agents.core.agent_config import AgentConfig
-from stateset_agents.core.chat.context_window import View
-from stateset_agents.core.chat.history import Prompt
-from stateset_agents.core.chat.system_message import add_system_prompt
+from stateset_agents.core.chat.history import Prompt, View
 from stateset_agents.types.errors import BackendError, ConfigurationError, ContextLengthExceeded
 from stateset_agents.types.messages import GREEDY_BELOW, Completion, Message, ToolCall
 from stateset_agents.types.seeds import derive

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from stateset_agents.backends.base import Session
 from stateset_agents.core.chat.history import Prompt
@@ -17,9 +18,8 @@ from stateset_agents.core.environment import (
     start_conversation,
     step_conversation,
 )
-from stateset_agents.core.rollout.player import Player, Speaker
 from stateset_agents.runtime.circuit_breakers import wait_listener
-from stateset_agents.runtime.tasks import Deadline
+from stateset_agents.runtime.tasks import Deadline, in_thread
 from stateset_agents.runtime.user_code import call_checked, format_error
 from stateset_agents.types.errors import (
     PROGRAMMING_ERRORS,
@@ -29,10 +29,66 @@ from stateset_agents.types.errors import (
     EnvironmentFailure,
     EnvironmentTimeout,
 )
+from stateset_agents.types.logs import get_logger
 from stateset_agents.types.messages import Completion, Message
 from stateset_agents.types.scenario import Scenario
-from stateset_agents.types.timeline import Stopwatch
-from stateset_agents.types.trajectory import Outcome, Status, Trajectory, Turn
+from stateset_agents.types.trajectory import Outcome, Status, Stopwatch, Trajectory, Turn
+
+
+class Speaker(Protocol):
+    """An agent in one conversation."""
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Metadata for the conversation's trajectory, beside the environment's."""
+        ...
+
+    async def next_prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Prompt:
+        """The prompt before the agent's next turn.
+
+        Raises ContextLengthExceeded where that leaves no room to answer, ConversationRefused where it cannot
+        be shown.
+        """
+        ...
+
+    async def reply(
+        self, prompt: Prompt, *, turn: int, max_new_tokens: int | None, stop: tuple[str, ...]
+    ) -> Completion:
+        """Turn number `turn`, from 0 on, within what the conversation asks of it.
+
+        Raises BackendError, and ContextLengthExceeded where only the model can tell.
+        """
+        ...
+
+    def add(self, prompt: Prompt, completion: Completion) -> None:
+        """Go on from this turn."""
+        ...
+
+
+@runtime_checkable
+class Player(Protocol):
+    """An agent that plays conversations."""
+
+    def new_episodes(self, number: int) -> range:
+        """Numbers for so many episodes, never given out before."""
+        ...
+
+    def with_system_prompt(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """The opening with the agent's own persona and system prompt in front."""
+        ...
+
+    def speaker(self, session: Session, *, stream: int, temperature: float | None) -> Speaker:
+        """The agent's side of a new conversation; turn t samples from `derive(stream, t)`."""
+        ...
+
+    def participate(self) -> AbstractContextManager[None]:
+        """Takes part in the backend's batches while open; see `Backend.participate`."""
+        ...
+
+    async def release(self, session: Session) -> None:
+        """Forget a conversation; unknown sessions are ignored."""
+        ...
+
 
 T = TypeVar("T")
 BetweenTurns = Callable[[Trajectory, Conversation], Awaitable[None]]
@@ -122,6 +178,7 @@ async def _play(
     turns = list(trajectory.turns)
     time_left, watch = _TimeLeft(seconds), Stopwatch()
     speaker = agent.speaker(session, stream=stream, temperature=temperature)
+    metadata: dict[str, Any]
 
     try:
         conversation = await time_left.bounds(begin())
@@ -139,27 +196,16 @@ async def _play(
         finally:
             await conversation.close()
         watch.lap("environment")
-        kept = {**outcome.metadata, **metadata, **speaker.metadata}
-        return replace(
-            trajectory,
-            turns=tuple(turns),
-            status=status,
-            outcome=outcome,
-            metadata=kept,
-            spans=watch.spans,
-        )
+        metadata = {**outcome.metadata, **metadata, **speaker.metadata}
+        trajectory = replace(trajectory, status=status, outcome=outcome, metadata=metadata)
+        return replace(trajectory, turns=tuple(turns), spans=watch.spans)
     except (*PROGRAMMING_ERRORS, ConfigurationError):
         raise
     except Exception as error:  # whatever a user's environment may raise is one failed conversation
         late = {"timed_out": True} if isinstance(error, _OutOfTime) else {}
-        return replace(
-            trajectory,
-            turns=tuple(turns),
-            status=Status.FAILED,
-            error=format_error(error),
-            metadata={**late, **speaker.metadata},
-            spans=watch.spans,
-        )
+        metadata = {**late, **speaker.metadata}
+        trajectory = replace(trajectory, status=Status.FAILED, error=format_error(error), metadata=metadata)
+        return replace(trajectory, turns=tuple(turns), spans=watch.spans)
     finally:
         if between_turns is None:
             await agent.release(session)
@@ -168,12 +214,12 @@ async def _play(
 class _OutOfTime(EnvironmentTimeout):
     """The conversation's own time is up."""
 
-    def __init__(self) -> None:
-        super().__init__("the conversation's time was up before its first reply was: raise episode_timeout")
+
+_LATE = "the conversation's time was up before its first reply was: raise episode_timeout"
 
 
 class _TimeLeft:
-    """Of one conversation; it stands still while the conversation waits for an outage to pass."""
+    """The time limit of one conversation, which stands still while that waits for an outage to pass."""
 
     def __init__(self, seconds: float | None) -> None:
         self._clock = asyncio.get_running_loop().time
@@ -181,7 +227,7 @@ class _TimeLeft:
         self._stands_until = -math.inf
 
     async def bounds(self, work: Awaitable[T]) -> T:
-        """What `work` returns; when the time is up it is cancelled with _OutOfTime."""
+        """The result of `work`, which is cancelled with _OutOfTime when the time is up."""
         is_over = False
 
         def stand_still(seconds: float) -> None:
@@ -193,7 +239,7 @@ class _TimeLeft:
 
         token = wait_listener.set(stand_still)
         try:
-            async with self._deadline.bound(_OutOfTime()):
+            async with self._deadline.bound(_OutOfTime(_LATE)):
                 return await work
         finally:
             is_over = True
@@ -226,7 +272,11 @@ async def _converse(
             if turns and between_turns is not None:
                 await between_turns(replace(start, turns=tuple(turns)), conversation)
                 watch.lap("environment")
-            completion = await _reply(speaker, prompt, conversation, len(turns))
+            limits = None if prompt.asks_summary else getattr(conversation, "reply_limits", None)
+            limits = limits or ReplyLimits()
+            completion = await speaker.reply(
+                prompt, turn=len(turns), max_new_tokens=limits.max_new_tokens, stop=limits.stop
+            )
         except ContextLengthExceeded as error:
             if not turns:
                 raise EnvironmentFailure(
@@ -238,7 +288,15 @@ async def _converse(
             raise EnvironmentFailure(str(error)) from error
         watch.turn(completion.begun)
         speaker.add(prompt, completion)
-        turns.append(_turn(prompt, completion, len(turns)))
+        follows = -1 if not turns or prompt.follows == len(turns) - 1 else prompt.follows
+        turns.append(
+            Turn(
+                prompt_ids=prompt.added,
+                completion=completion,
+                follows=follows,
+                is_summary=prompt.asks_summary,
+            )
+        )
         if prompt.asks_summary:
             continue
         observation = await step_conversation(completion, conversation)
@@ -262,19 +320,116 @@ async def _converse(
             messages = list(agent.with_system_prompt(observation.conversation))
 
 
-async def _reply(speaker: Speaker, prompt: Prompt, conversation: Conversation, turn: int) -> Completion:
-    limits = None if prompt.asks_summary else getattr(conversation, "reply_limits", None)
-    limits = limits or ReplyLimits()
-    return await speaker.reply(prompt, turn=turn, max_new_tokens=limits.max_new_tokens, stop=limits.stop)
-
-
-def _turn(prompt: Prompt, completion: Completion, index: int) -> Turn:
-    follows = -1 if prompt.follows == index - 1 or index == 0 else prompt.follows
-    return Turn(
-        prompt_ids=prompt.added, completion=completion, follows=follows, is_summary=prompt.asks_summary
-    )
-
-
 def _heard(turn: Turn) -> Sequence[Message]:
     """What a turn adds to the conversation: nothing where it is a summary for the agent itself."""
     return () if turn.is_summary else (turn.completion.message, *turn.feedback)
+
+
+# --- forks of live conversations ---
+
+_log = get_logger(__name__)
+_GRACE_SECONDS = 1.0
+"""How long somebody who no longer wants a fork waits for it, so that nothing is closed while it is copied."""
+
+
+class Forks:
+    """Takes `each` forks between any two turns of a conversation; on leaving, closes those nobody took.
+
+    async with Forks(2, of="RetailDesk", limit=in_time.limit) as forks:
+        await run_episode(..., between_turns=forks.taken(session))
+        for fork in forks.held(session): ...
+    """
+
+    def __init__(
+        self, each: int, *, of: str, limit: Callable[[str], AbstractAsyncContextManager[None]]
+    ) -> None:
+        """`of`: the environment's name, for what goes wrong; `limit` bounds how long one fork may take."""
+        self._each = each
+        self._of = of
+        self._limit = limit
+        self._held: dict[Session, list[Fork]] = {}
+        self._too_late: set[asyncio.Task[None]] = set()
+
+    def taken(self, session: Session) -> BetweenTurns | None:
+        """The function to call between the turns of this session's conversation; None if no fork is
+        wanted."""
+        if not self._each:
+            return None
+
+        async def between_turns(trajectory: Trajectory, conversation: Conversation) -> None:
+            forks = self._held.setdefault(session, [])
+            for _ in range(self._each):  # one after another: they copy the same conversation
+                twin = await self._fork(conversation)
+                forks.append(Fork(trajectory=trajectory, conversation=twin))
+
+        return between_turns
+
+    def held(self, session: Session) -> Sequence[Fork]:
+        """The session's forks that nobody has taken, in the order of their turns."""
+        return tuple(self._held.get(session, ()))
+
+    def take(self, session: Session, fork: Fork) -> None:
+        """Hand a fork over: who takes it closes it."""
+        self._held[session].remove(fork)
+
+    async def discard(self, session: Session) -> None:
+        """Close what the session still holds; a fork that cannot be closed is only worth a warning."""
+        closing = [_close(fork.conversation) for fork in self._held.pop(session, ())]
+        await asyncio.gather(*closing)
+
+    async def _fork(self, conversation: Conversation) -> Conversation:
+        """A copy, made in a thread; one that comes when nobody waits for it any more is closed."""
+        making = asyncio.ensure_future(in_thread(conversation.fork))
+        try:
+            async with self._limit("forking a conversation"):
+                return await asyncio.shield(making)
+        except NotImplementedError as error:
+            raise ConfigurationError(
+                f"a conversation of {self._of} cannot be forked, and branches need it: write its fork(), or "
+                "train with another advantage_estimator"
+            ) from error
+        except (asyncio.CancelledError, EnvironmentTimeout):
+            closing = asyncio.create_task(_close_when_made(making))
+            self._too_late.add(closing)
+            closing.add_done_callback(self._too_late.discard)
+            await _done_at_last(closing)
+            raise
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.gather(*map(self.discard, tuple(self._held)))
+        hanging = tuple(self._too_late)
+        for task in hanging:
+            task.cancel()
+        await asyncio.gather(*hanging, return_exceptions=True)
+
+
+async def _done_at_last(task: asyncio.Task[None]) -> None:
+    """Wait for it, `_GRACE_SECONDS` at most; a cancellation meanwhile waits with it, then goes on."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _GRACE_SECONDS
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done() and (left := deadline - loop.time()) > 0:
+        try:
+            await asyncio.wait({task}, timeout=left)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
+async def _close(conversation: Conversation) -> None:
+    try:
+        await conversation.close()
+    except Exception as error:  # nobody needs it any more
+        _log.warning("a fork could not be closed", error=f"{type(error).__name__}: {error}")
+
+
+async def _close_when_made(making: asyncio.Future[Conversation]) -> None:
+    try:
+        twin = await making
+    except Exception:  # there is nothing to close, and why nobody waited has been told
+        return
+    await _close(twin)

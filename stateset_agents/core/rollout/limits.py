@@ -1,10 +1,10 @@
-"""How many conversations at once, how long each may take, and what is tried again."""
+"""Limits of rollouts: conversations at once, their time, and further tries."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from stateset_agents.runtime.retries import FaultPolicy
+from stateset_agents.runtime.circuit_breakers import FaultPolicy
 from stateset_agents.types.errors import ConfigurationError
 
 
@@ -26,7 +26,7 @@ class RolloutLimits:
     episode_retries: int = 1
     """Times that a failed conversation is played again."""
     faults: FaultPolicy = field(default_factory=FaultPolicy)
-    """What else is tried again, and when work waits for a service that is down."""
+    """Further tries of single calls, and waits for a service that is down."""
 
     def __post_init__(self) -> None:
         for name, least in (("max_concurrent", 1), ("episode_retries", 0)):

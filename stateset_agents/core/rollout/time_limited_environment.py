@@ -18,7 +18,7 @@ from stateset_agents.core.environment import (
     start_conversation,
     step_conversation,
 )
-from stateset_agents.runtime.retries import FaultTolerance
+from stateset_agents.runtime.circuit_breakers import FaultTolerance
 from stateset_agents.runtime.tasks import Deadline, in_thread, with_timeout
 from stateset_agents.runtime.user_code import call_checked
 from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure, EnvironmentTimeout
@@ -104,7 +104,7 @@ class TimeLimitedEnvironment:
         return await retry(call, name="turn", times=self.retries, stream=stream, service=self.service)
 
     async def bounded(self, doing: str, call: Callable[[], Awaitable[T]]) -> T:
-        """In time, but not behind the breaker: what must be tried even when all else waits."""
+        """One call in time, but not behind the breaker: some must be tried even when all else waits."""
         late = self._late(doing)
         try:
             return await with_timeout(self._seconds, call(), late)
@@ -135,7 +135,7 @@ class _Conversation:
         self._environment = environment
         self._inner = inner
         self._stream = stream
-        """Of the waits between tries."""
+        """Random stream of the waits between tries."""
         self._num_turns = 0
 
     @property

@@ -1,1 +1,1 @@
-"""How rewards are computed: the base, terms, factories, answers, the transcript a reward reads."""
+"""Computes rewards: their base, plain functions as rewards, and the transcript that a reward reads."""

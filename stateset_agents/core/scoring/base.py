@@ -1,4 +1,4 @@
-"""What a reward is, and the boundary at which it is asked: types for core/reward.py and its factories."""
+"""The base of all rewards, and the boundary at which they are asked; core/reward.py stands on it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from numbers import Real
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from stateset_agents.runtime.retries import FaultPolicy, FaultTolerance, wait_before
+from stateset_agents.runtime.circuit_breakers import FaultPolicy, FaultTolerance, wait_before
 from stateset_agents.runtime.tasks import gather_or_cancel, with_timeout
 from stateset_agents.runtime.user_code import call_user_code, format_error
 from stateset_agents.types.errors import PROGRAMMING_ERRORS, ConfigurationError, RewardFailure, RewardTimeout
@@ -19,9 +19,12 @@ from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.trajectory import Trajectory
 
+if TYPE_CHECKING:
+    from structlog.stdlib import BoundLogger
+
 T = TypeVar("T")
 Scope = Literal["turn", "trajectory", "group"]
-"""What a reward looks at: each turn by itself, a conversation, or a group's conversations together."""
+"""The part that a reward looks at: each turn, a conversation, or a group's conversations together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +35,7 @@ class RewardResult:
     """
 
     score: float | None
-    """None: this reward has nothing to say about this conversation."""
+    """The score; None where this reward has nothing to say about this conversation."""
     breakdown: Mapping[str, float] = field(default_factory=dict)
     turn_rewards: tuple[float, ...] = ()
     """[num_turns] what single turns earned of `score`; the rest of it is for the conversation as a whole.
@@ -50,6 +53,10 @@ class RewardResult:
             raise RewardFailure("turn_rewards are parts of the score, which is None: give both or neither")
 
 
+Result = RewardResult | RewardFailure
+"""The outcome of scoring a conversation: its score, or why it has none."""
+
+
 def turn_rewards(result: RewardResult, num_turns: int) -> tuple[float, ...]:
     """[num_turns] what each turn earned by itself.
 
@@ -64,9 +71,7 @@ def turn_rewards(result: RewardResult, num_turns: int) -> tuple[float, ...]:
     return result.turn_rewards
 
 
-def with_score(
-    trajectory: Trajectory, result: RewardResult | RewardFailure
-) -> tuple[Trajectory, RewardFailure | None]:
+def with_score(trajectory: Trajectory, result: Result) -> tuple[Trajectory, RewardFailure | None]:
     """The conversation with its score; where it has none, with the reason as its error, and the failure."""
     try:
         if isinstance(result, RewardFailure):
@@ -102,6 +107,7 @@ class RewardFunction(ABC):
     """True where no other reward may be put over this one, as over potential-based shaping."""
     made_of_others: bool = False
     """True where it only asks other rewards: those have time limits and further tries, it needs none."""
+    _has_warned = False
 
     @property
     def part_weights(self) -> Mapping[str, float]:
@@ -117,23 +123,36 @@ class RewardFunction(ABC):
     async def score(self, trajectory: Trajectory) -> RewardResult:
         """The worth of one conversation; raises RewardFailure when it cannot be scored."""
 
-    async def score_group(self, trajectories: Sequence[Trajectory]) -> list[RewardResult | RewardFailure]:
+    async def score_group(self, trajectories: Sequence[Trajectory]) -> list[Result]:
         """One result per member, in order; the failure of one leaves the others scored."""
         return await gather_or_cancel(_attempt(self, trajectory) for trajectory in trajectories)
 
+    async def score_as_group(self, trajectory: Trajectory) -> RewardResult:
+        """Score one conversation as a group of one, for rewards that write `score_group` alone."""
+        [result] = await self.score_group([trajectory])
+        if isinstance(result, RewardFailure):
+            raise result
+        return result
+
     @property
     def answers_as_a_whole(self) -> bool:
-        """Does it score a group in one go, so that it is timed and asked again as a whole?"""
+        """True where it scores a group in one go, so that it is timed and asked again as a whole."""
         return type(self).score_group is not RewardFunction.score_group
 
+    def warn_once(self, log: BoundLogger, event: str, **fields: str | float) -> None:
+        """Log a warning that names this reward, the first time that it is called for it."""
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning(event, reward=self.name, **fields)
+
     def check_scenario(self, scenario: Scenario) -> None:  # noqa: B027  # most rewards compare with nothing
-        """Called for each scenario before it is played, in a training for all before the first.
+        """Check a scenario: called for each before it is played, in a training for all before the first.
 
         Raises ConfigurationError, in a line that names the scenario, where what its context says is right
         cannot be scored by."""
 
     def observe(self, results: Sequence[RewardResult]) -> None:  # noqa: B027  # most rewards keep nothing
-        """Called by the trainer when a step is over, with what this reward gave each scored conversation.
+        """Take note of results: the trainer calls it after a step, with those of all scored conversations.
 
         A reward that keeps statistics moves them here and nowhere else, so that all conversations of a step
         are compared under the same ones and an evaluation moves none. It runs in a thread. What it raises
@@ -141,7 +160,7 @@ class RewardFunction(ABC):
         """
 
     def state(self) -> dict[str, Any]:
-        """What `observe` has moved, as plain JSON: a checkpoint keeps it."""
+        """Return what `observe` has moved, as plain JSON: a checkpoint keeps it."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:  # noqa: B027  # most rewards keep nothing
@@ -150,10 +169,10 @@ class RewardFunction(ABC):
 
 @dataclass(frozen=True, slots=True)
 class _Terms:
-    """On what terms the rewards of a group are asked, those inside a composite too."""
+    """The terms on which the rewards of a group are asked, those inside a composite too."""
 
     seconds: float | None
-    """For one attempt."""
+    """Seconds for one attempt."""
     fault_tolerance: FaultTolerance
 
     @property
@@ -181,7 +200,7 @@ _GRACE = 1.0
 
 @contextmanager
 def _on(terms: _Terms | None) -> Iterator[None]:
-    """These terms; None leaves them as they are."""
+    """Ask on these terms inside the block; None leaves them as they are."""
     if terms is None:
         yield
         return
@@ -246,7 +265,7 @@ async def score_trajectories(
     *,
     seconds: float | None = None,
     fault_tolerance: FaultTolerance | None = None,
-) -> list[RewardResult | RewardFailure]:
+) -> list[Result]:
     """Score the members of a group: one result or failure each, in order. The engine's one door.
 
     Members without a score after so many `seconds` get a RewardTimeout. A reward that breaks as a whole fails
@@ -276,9 +295,7 @@ _ASKED_ONCE = FaultPolicy(reward_retries=0, breaker_failures=0, outage_patience=
 """Outside an engine."""
 
 
-async def _score_group(
-    reward: RewardFunction, trajectories: Sequence[Trajectory]
-) -> list[RewardResult | RewardFailure]:
+async def _score_group(reward: RewardFunction, trajectories: Sequence[Trajectory]) -> list[Result]:
     """Asked as a whole where it answers so; else its members, or its parts, have limits of their own."""
     terms = _terms.get()
     if terms is None or reward.made_of_others:
@@ -290,15 +307,15 @@ async def _score_group(
     return await with_timeout(terms.longest, reward.score_group(trajectories), terms.missed_by(reward))
 
 
-async def _attempt(reward: RewardFunction, trajectory: Trajectory) -> RewardResult | RewardFailure:
+async def _attempt(reward: RewardFunction, trajectory: Trajectory) -> Result:
     try:
         return await score_trajectory(reward, trajectory)
     except RewardFailure as failure:
         return failure
 
 
-def as_member_result(name: str, value: object) -> RewardResult | RewardFailure:
-    """What a group reward gave for one member, checked: a result or a failure that names the reward."""
+def as_member_result(name: str, value: object) -> Result:
+    """Check what a group reward gave for one member: a result, or a failure that names the reward."""
     if isinstance(value, RewardFailure):
         return value
     try:

@@ -9,20 +9,21 @@ from dataclasses import replace
 from typing import Any, overload
 
 from stateset_agents.core.scoring.base import (
+    Result,
     RewardFunction,
     RewardResult,
     Scope,
     as_member_result,
     as_result,
 )
-from stateset_agents.runtime.named_arguments import NamedCall
-from stateset_agents.types.errors import ConfigurationError, RewardFailure
+from stateset_agents.runtime.named_code import NamedCall
+from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.foreign_names import ARGUMENTS
 from stateset_agents.types.messages import Message
 from stateset_agents.types.trajectory import Trajectory, Turn
 
 Reward = RewardFunction | Callable[..., Any]
-"""What is accepted where a reward is expected: see `as_reward`."""
+"""A reward, or a function that `as_reward` makes one of."""
 
 
 def _heard(*messages: Message) -> tuple[Message, ...]:
@@ -82,15 +83,12 @@ class FunctionReward(RewardFunction):
 
     async def score(self, trajectory: Trajectory) -> RewardResult:
         if self.scope == "group":
-            [result] = await self.score_group([trajectory])
-            if isinstance(result, RewardFailure):
-                raise result
-            return result
+            return await self.score_as_group(trajectory)
         if self.scope == "turn":
             return await self._score_turns(trajectory)
         return as_result(await self._named.call(self._given(trajectory)))
 
-    async def score_group(self, trajectories: Sequence[Trajectory]) -> list[RewardResult | RewardFailure]:
+    async def score_group(self, trajectories: Sequence[Trajectory]) -> list[Result]:
         if self.scope != "group":
             return await super().score_group(trajectories)
         results = await self._named.call({"trajectories": tuple(trajectories)})
@@ -103,7 +101,7 @@ class FunctionReward(RewardFunction):
         return [as_member_result(self.name, result) for result in results]
 
     async def _score_turns(self, trajectory: Trajectory) -> RewardResult:
-        """Each turn sees the conversation up to its own reply; the mean, so longer talk earns no more.
+        """Return the mean of all turns' scores; each turn sees the conversation up to its own reply.
 
         A turn earns what it moves the mean by, so that no turn's reward depends on later ones.
         """
@@ -124,7 +122,7 @@ class FunctionReward(RewardFunction):
 
 
 def _mean_moves(scores: Sequence[float | None]) -> tuple[float, ...]:
-    """By how much each score moves the mean of those so far: (0, 1, None) -> (0, .5, 0)."""
+    """Return by how much each score moves the mean of those so far: (0, 1, None) -> (0, .5, 0)."""
     moves, total, count, mean = [], 0.0, 0, 0.0
     for score in scores:
         if score is not None:
@@ -184,7 +182,7 @@ def as_reward(value: Reward) -> RewardFunction:
 
 
 def asks_for_a_conversation(value: object) -> bool:
-    """Is this a function of a conversation, as `def brief(replies): ...`, and not one that makes a reward?
+    """True for a function of a conversation, as `def brief(replies): ...`, not for one that makes a reward.
 
     One that asks for it in another library's words is such a function too, and is told so by `as_reward`.
     """

@@ -1,23 +1,15 @@
-"""What was said in a conversation, as the ready rewards read it: sound replies, facts told, false claims."""
+"""Reads what was said in a conversation, for the ready rewards: sound replies, facts told, false claims."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from stateset_agents.claims.fact_status import FactStatus, fact_statuses
-from stateset_agents.claims.false_claims import claims_phrase
+from stateset_agents.claims.fact_status import FactStatus, claims_phrase, fact_statuses
 from stateset_agents.claims.statements import MOST_READ
-from stateset_agents.claims.text_checks import (
-    choices,
-    content_words,
-    echo,
-    facts,
-    is_prose,
-    is_rude,
-    words,
-)
+from stateset_agents.claims.text_checks import choices, content_words, echo, facts, is_prose, is_rude, words
 from stateset_agents.claims.typed_values import stem
+from stateset_agents.types.comparison import composed, nfc
 from stateset_agents.types.messages import Message
 from stateset_agents.types.trajectory import Trajectory
 
@@ -29,17 +21,17 @@ class Transcript:
     replies: Sequence[str]
     """The agent's words to the user, `MOST_READ` characters of each; empty ones too, tool calls not."""
     sound: Sequence[str]
-    """Of these, the ones that are read whole, prose, new, and no echo of the user or the system message."""
+    """The replies that are read whole, prose, new, and no echo of the user or the system message."""
     user_texts: Sequence[str]
     """The user's words."""
     reactions: Sequence[str]
-    """Of these, what the user said after the agent's first reply."""
+    """The user's words after the agent's first reply."""
     overlong: bool
-    """Was a reply longer than what is read of it?"""
+    """True where a reply is longer than what is read of it."""
     topic: set[str]
     """Stems of the content words of the user, the scenario's family and its expected facts."""
     english: bool
-    """May checks that read English be made?"""
+    """True where checks that read English may be made."""
 
     @property
     def integrity(self) -> float:
@@ -129,7 +121,7 @@ def resolution(trajectory: Trajectory, transcript: Transcript, breakdown: dict[s
 
 
 def claims_something_false(trajectory: Trajectory, transcript: Transcript) -> bool:
-    """Does a reply state a phrase of `context["forbidden"]`, or may it, as it is too long to be read?"""
+    """True where a reply states a phrase of `context["forbidden"]`, or is too long to be read and may."""
     forbidden = facts(trajectory.scenario.context, "forbidden")
     if forbidden and transcript.overlong:
         return True
@@ -142,7 +134,7 @@ _NOT_GIVEN = ("expected_facts", "forbidden", "choices", "answer", "secrets")
 
 
 def shown_texts(context: Mapping[str, object], messages: Sequence[Message]) -> list[str]:
-    """What the agent was shown: the context's texts, the system message, and what tools returned."""
+    """Return what the agent was shown: the context's texts, the system message, and what tools returned."""
     shown = [message.content for message in messages if message.role in ("system", "tool")]
     rest = {key: value for key, value in context.items() if key not in _NOT_GIVEN}
     return [text[:MOST_READ] for text in (*shown, *_texts(rest))]
@@ -157,3 +149,40 @@ def _texts(value: object) -> Iterator[str]:
     elif isinstance(value, Sequence):
         for item in value:
             yield from _texts(item)
+
+
+# A conversation as rewards compare it: every text in one Unicode form, whoever wrote it.
+
+
+def in_normal_form(trajectory: Trajectory) -> Trajectory:
+    """The conversation with all that was said and called, and its scenario's context, in NFC.
+
+    Only for comparing: its tokens stay as they were sampled.
+    """
+    scenario = replace(
+        trajectory.scenario,
+        opening=nfc(trajectory.scenario.opening),
+        context=composed(trajectory.scenario.context),
+    )
+    turns = tuple(
+        replace(
+            turn,
+            completion=replace(turn.completion, message=_composed(turn.completion.message)),
+            feedback=_all(turn.feedback),
+        )
+        for turn in trajectory.turns
+    )
+    return replace(trajectory, scenario=scenario, opening=_all(trajectory.opening), turns=turns)
+
+
+def _all(messages: Iterable[Message]) -> tuple[Message, ...]:
+    return tuple(map(_composed, messages))
+
+
+def _composed(message: Message) -> Message:
+    return replace(
+        message,
+        content=nfc(message.content),
+        reasoning=None if message.reasoning is None else nfc(message.reasoning),
+        tool_calls=tuple(replace(call, arguments=composed(call.arguments)) for call in message.tool_calls),
+    )

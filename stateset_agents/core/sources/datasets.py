@@ -9,15 +9,17 @@ import contextlib
 import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stateset_agents.backends.pretrained.hub import why_out_of_reach
-from stateset_agents.core.sources.rows.files import Located, arrow_row, datasets_library, read_rows
+from stateset_agents.backends.pretrained.loading import why_out_of_reach
+from stateset_agents.core.sources.files import Located, arrow_row, datasets_library, read_rows
 from stateset_agents.core.sources.scenario_files import load_scenarios, located_scenarios, read_scenarios
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
-from stateset_agents.types.scenario import Scenario, expect_split
+from stateset_agents.types.scenario import Scenario, Split, expect_split
+from stateset_agents.types.seeds import derive
 from stateset_agents.types.settings import nearest
 
 _log = get_logger(__name__)
@@ -55,7 +57,7 @@ def dataset_scenarios(
         splits: Our split -> its split, which may be a slice, {"train": "train", "test": "test[:200]"}; those
             of train, validation and test that it has when not given. A file or `Dataset` is all "train".
         columns: Our key -> its column: `opening`, `family`, `id`, and whatever rewards and tools read in the
-            context. Without it the rows are read as they are published (see `rows.shapes`).
+            context. Without it the rows are read as they are published (see `row_shapes`).
         types: Column -> int, float, bool or json, for columns of text, as all of a CSV file are. An empty
             cell is then no value.
         family: Of all scenarios.
@@ -113,7 +115,11 @@ def located_rows(
                 where, row = rows[index]
             else:
                 where, row = f"row {index} of the dataset's split {split!r}", arrow_row(rows[index])
-            data = _row(_typed(row, types or {}, where), columns, family)
+            data = _typed(row, types or {}, where)
+            if columns:
+                data = {key: data[column] for key, column in columns.items() if column in data}
+            if family is not None:
+                data["family"] = family
             if is_numbered:
                 data["id"] = data.get("id") or f"{split}-{index}"
             if is_numbered or splits or len(tables) > 1:
@@ -134,7 +140,8 @@ def read_any_scenarios(
     needs_opening: bool = False,
 ) -> list[Scenario]:
     """Scenarios as an environment's `scenarios` gives them: scenarios or plain dicts, a `Dataset`, the path
-    of a file (see `rows.files`), or the arguments of `dataset_scenarios`, {"dataset": ..., "columns": ...}.
+    of a file (see `sources.files`), or the arguments of `dataset_scenarios`, {"dataset": ..., "columns":
+    ...}.
 
     Raises ConfigurationError for an empty source, and for an argument that `dataset_scenarios` does not have.
     """
@@ -159,12 +166,6 @@ def expect_dataset(source: Mapping[str, Any], of: str) -> None:
             raise ConfigurationError(
                 f"{of} of a dataset have no argument {name!r}{nearest(str(name), known)}"
             )
-
-
-def _row(row: Mapping[str, Any], columns: Mapping[str, str] | None, family: str | None) -> dict[str, Any]:
-    """The row with our keys."""
-    data = {key: row[column] for key, column in columns.items() if column in row} if columns else dict(row)
-    return data if family is None else {**data, "family": family}
 
 
 def _typed(row: Any, types: Mapping[str, str], where: str) -> dict[str, Any]:
@@ -292,3 +293,70 @@ def _without_progress_bars(library: Any) -> Iterator[None]:
     finally:
         if not were_off:
             library.enable_progress_bars()
+
+
+# --- logged conversations ---
+
+Chats = str | Path | Mapping[str, Any] | Iterable[Mapping[str, Any]]
+"""A file of conversations, or these, in any shape of `row_shapes`; or where they are, by the arguments of
+`dataset_scenarios`: {"dataset": FILE, "columns": {"messages": "turns"}}."""
+_HELD_OUT: tuple[Split, ...] = ("validation", "test")
+
+
+def located_chats(logs: Chats) -> list[Located]:
+    """Conversations, each with its place. Raises ConfigurationError where there is none."""
+    if isinstance(logs, str | Path):
+        located = [(f"{logs}, {where}", row) for where, row in read_rows(logs, of="conversations")]
+        of = f"{logs} holds"
+    elif isinstance(logs, Mapping):
+        expect_dataset(logs, "conversations")
+        return located_rows(**logs, is_numbered=False)
+    else:
+        if not isinstance(logs, Iterable):
+            raise ConfigurationError(f"conversations must be a file or a list of rows, got {logs!r:.60}")
+        located = [(f"conversation {number}", row) for number, row in enumerate(logs, start=1)]
+        of = "there is"
+    if not located:
+        raise ConfigurationError(f"{of} no conversation: give at least one")
+    return located
+
+
+def chat_scenarios(
+    logs: Chats, *, shares: Mapping[str, float] | None = None, keep_duplicates: bool = False
+) -> list[Scenario]:
+    """Scenarios of logged conversations: a file's, or those given.
+
+    `shares` holds some out, {"validation": 0.1, "test": 0.2}: of the conversations that name no split, about
+    that share, chosen by id, the same in every run. Two that are equal, word by word, are refused unless
+    `keep_duplicates`. Raises ConfigurationError naming the one that cannot be read.
+    """
+    located = located_chats(logs)
+    of = str(logs) if isinstance(logs, str | Path) else "logs"
+    scenarios = located_scenarios(located, of=of, needs_chat=True, keep_duplicates=keep_duplicates)
+    return with_shares(scenarios, shares or {}, [bool(row.get("split")) for _, row in located])
+
+
+def with_shares(
+    scenarios: Sequence[Scenario], shares: Mapping[str, float], named: Sequence[bool]
+) -> list[Scenario]:
+    """The same scenarios, about these shares of them held out; those that are `named` keep their split."""
+    for split, share in shares.items():
+        if split not in _HELD_OUT:
+            raise ConfigurationError(f"shares are of validation and test, got {split!r}")
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
+            raise ConfigurationError(f"the share of {split} must be at least 0 and below 1, got {share!r}")
+    if sum(shares.values()) >= 1:
+        raise ConfigurationError(
+            f"the shares {dict(shares)} leave nothing to train on: take less than 1 in all"
+        )
+    made = []
+    for scenario, has_split in zip(scenarios, named, strict=True):
+        position = derive(0, "split", scenario.id) / 2**63
+        below = 0.0
+        for split in _HELD_OUT:
+            share = shares.get(split, 0.0)
+            if not has_split and below <= position < below + share:
+                scenario = replace(scenario, split=split)
+            below += share
+        made.append(scenario)
+    return made

@@ -61,7 +61,7 @@ class Redacted:
 
     text: str
     counts: Mapping[str, int]
-    """How often each kind was taken out."""
+    """Number of replacements of each kind."""
 
 
 def redact(text: str) -> Redacted:
@@ -75,15 +75,15 @@ def redact(text: str) -> Redacted:
 
 
 class Redactor:
-    """For one conversation: what is equal gets the same placeholder in all its messages and calls."""
+    """Redacts one conversation: equal texts get the same placeholder in all its messages and calls."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        """How often each kind was taken out."""
+        """Number of replacements of each kind."""
         self._placeholders: dict[tuple[str, str], str] = {}
 
     def text(self, text: str) -> str:
-        """As `redact`."""
+        """The text with placeholders, as `redact` gives it."""
         for kind, rule in _RULES:
             text = rule(text, partial(self._placeholder, kind))
         return text
@@ -140,13 +140,9 @@ def _matches(
     return rule
 
 
-def _cards(text: str, replace: _Replace) -> str:
-    """Also a card number that other numbers stand beside, as its date does."""
-    return _DIGITS.sub(lambda match: _cards_in(match[0], replace), text)
-
-
 def _cards_in(run: str, replace: _Replace) -> str:
-    """Of a run of digits with gaps; a number begins and ends where a group does."""
+    """A run of digits with gaps, without the card numbers in it, also one that other numbers stand beside, as
+    its date does; a number begins and ends where a group does."""
     places = [at for at, character in enumerate(run) if character.isdecimal()]
     starts = [n for n, at in enumerate(places) if n == 0 or places[n - 1] < at - 1]
     ends = {n + 1 for n, at in enumerate(places) if n + 1 == len(places) or places[n + 1] > at + 1}
@@ -165,7 +161,8 @@ def _cards_in(run: str, replace: _Replace) -> str:
 
 
 def _luhn(digits: str) -> bool:
-    """Is the check digit right? Every second digit from the right is doubled, and its digits are added.
+    """True if the check digit is right. Every second digit from the right is doubled, and its digits are
+    added.
 
     >>> _luhn("4111111111111111"), _luhn("4111111111111112")
     (True, False)
@@ -202,14 +199,14 @@ def _is_address(text: str) -> bool:
 _RULES: Sequence[tuple[str, Callable[[str, _Replace], str]]] = (
     ("secret", _secrets),
     ("iban", _ibans),
-    ("card", _cards),
+    ("card", lambda text, replace: _DIGITS.sub(lambda match: _cards_in(match[0], replace), text)),
     ("mail", _matches(_MAIL)),
     ("ssn", _matches(_SSN)),
     ("address", _matches(_IP6, lambda text: text.count(":") > 1 and text != "::" and _is_address(text))),
     ("address", _matches(_IP4, _is_address)),
     ("phone", _matches(_PHONE)),
 )
-"""In this order: a number that has a check digit is no telephone number."""
+"""Rules in the order of their use: a number that has a check digit is no telephone number."""
 _NUMBERS = frozenset({"card", "iban", "phone", "ssn"})
 """Kinds that are equal whatever their gaps."""
 KINDS: tuple[str, ...] = tuple(dict.fromkeys(kind for kind, _ in _RULES))

@@ -1,4 +1,4 @@
-"""Scenarios from rows: plain dicts, files and tables, in any shape of `rows.shapes`."""
+"""Scenarios from rows: plain dicts, files and tables, in any shape of `row_shapes`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stateset_agents.core.sources.rows.data_row import DataRow
-from stateset_agents.core.sources.rows.files import read_rows
-from stateset_agents.core.sources.rows.shapes import SHAPES, expect_chat, read_row
-from stateset_agents.core.sources.rows.tools import read_schemas
+from stateset_agents.core.sources.files import read_rows
+from stateset_agents.core.sources.row_shapes import SHAPES, DataRow, expect_chat, read_row, read_schemas
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.messages import Message, calls_answered
@@ -43,7 +41,7 @@ def load_scenarios(
 
 
 def read_scenarios(path: str | Path, *, needs_opening: bool = False) -> list[Scenario]:
-    """Scenarios from a file, a row each (see `rows.files`); errors name file and line."""
+    """Scenarios from a file, a row each (see `sources.files`); errors name file and line."""
     located = read_rows(path, of="scenario file")
     if not located:
         raise ConfigurationError(f"{path} holds no scenario: write one JSON object a line")
@@ -157,7 +155,7 @@ def _expect_subject(row: Mapping[str, Any]) -> None:
 
 
 def scenario_of_row(row: DataRow) -> Scenario:
-    """What a row asks as a scenario.
+    """The scenario of a row.
 
     The context gets, where the row has it: `script`, the user's later messages, which `default_user` says
     again; `recorded`, every call with its result, [{"name", "arguments", "content"}, ...]; `reference`, the
@@ -211,7 +209,7 @@ def _calls_with_results(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 @dataclass(slots=True, eq=False)
 class RowCounts:
-    """How the rows of a source were read, for one line of each kind."""
+    """Counts of the ways in which the rows of a source were read; each gives one line."""
 
     shapes: Counter[tuple[str, tuple[str, ...], tuple[str, ...]]] = field(default_factory=Counter)
     """Name, the columns that are read, and those that could have been."""

@@ -21,12 +21,12 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 
 SOURCE = "served"
-"""Under `source` in each line: personal text was taken out of it."""
+"""Value of `source` in each line; it says that personal text was taken out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedOutcome:
-    """What a deployment knows of one conversation."""
+    """The outcome of one conversation in a deployment."""
 
     deployment: str
     arm: str
@@ -40,13 +40,13 @@ class ServedOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Harvest:
-    """What came of a file of served conversations."""
+    """The scenarios made of a file of served conversations, with counts."""
 
     scenarios: tuple[dict[str, Any], ...]
     removed: Mapping[str, int]
-    """How often each kind of personal text was taken out."""
+    """Number of replacements by kind of personal text."""
     left_out: Mapping[str, int]
-    """How many conversations were left out, by reason."""
+    """Number of conversations that were left out, by reason."""
 
 
 def scenarios_from(
@@ -86,17 +86,15 @@ def warm_start(scenarios: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     rows = []
     for scenario in scenarios:
         messages = list(scenario["messages"])
-        while messages and not _says_something(messages[-1]):
+        while messages and not (
+            messages[-1]["role"] == "assistant"
+            and (messages[-1]["content"].strip() or messages[-1].get("tool_calls"))
+        ):
             messages.pop()
         if scenario.get("success") is True and not scenario.get("moved") and messages:
             row = {"messages": messages, "source": SOURCE}
             rows.append({**row, "tools": scenario["tools"]} if "tools" in scenario else row)
     return rows
-
-
-def _says_something(message: Mapping[str, Any]) -> bool:
-    has_words = bool(message["content"].strip() or message.get("tool_calls"))
-    return message["role"] == "assistant" and has_words
 
 
 def expect_served(lines: Sequence[Mapping[str, Any]], of: str) -> None:
@@ -159,7 +157,8 @@ def _message(message: Message, redactor: Redactor) -> dict[str, Any]:
 
 
 def _content(text: str, redactor: Redactor) -> str:
-    """What tools give is often JSON: a field that is named as a secret goes there, too."""
+    """The text without personal text. Results of tools are often JSON: a field that is named as a secret
+    goes there, too."""
     if text.lstrip()[:1] in ("{", "["):
         try:
             value = json.loads(text)

@@ -1,1 +1,1 @@
-"""Who speaks to the agent: a scripted user, or a model."""
+"""Users that speak to the agent: scripted, by rules, or a model."""

@@ -93,7 +93,7 @@ class ModelUser:
         return text
 
     def fork(self) -> ModelUser:
-        """What was said is in the messages: a copy needs nothing more."""
+        """A copy of the user; all that was said is in the messages."""
         return copy.copy(self)
 
     @staticmethod

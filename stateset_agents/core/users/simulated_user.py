@@ -10,12 +10,15 @@ import copy
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, Protocol
 
 from stateset_agents.claims.fact_status import FactStatus, fact_statuses
 from stateset_agents.claims.text_checks import choices, facts, is_prose
 from stateset_agents.core.scoring.transcript import shown_texts
-from stateset_agents.runtime.named_arguments import NamedCall
+from stateset_agents.runtime.named_code import NamedCall
+from stateset_agents.runtime.yaml_files import read_yaml
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 from stateset_agents.types.scenario import OPENING_COLUMNS, Scenario
@@ -201,45 +204,24 @@ def _openings(scenario: Scenario) -> tuple[str, ...]:
     detail = f" {text if text[-1:] in ('.', '!', '?') else f'{text}.'}" if text else ""
     if scenario.family == "default":
         return (detail.strip() or "Hi, I need your help.",)
-    return (
-        f"Hi, I have a question about {topic}.{detail}",
-        f"Hello, I need help with {topic}.{detail}",
-        f"Can you help me with {topic}?{detail}",
-    )
+    return tuple(text.format(topic=topic, detail=detail) for text in _phrases()["openings"])
+
+
+@cache
+def _phrases() -> dict[str, Any]:
+    phrases: dict[str, Any] = read_yaml(Path(__file__).with_name("default_user.yaml"))
+    return phrases
 
 
 def _rules(scenario: Scenario) -> list[Rule]:
     topic = scenario.family.replace("_", " ") if scenario.family != "default" else "this"
     order = scenario.context.get("order_id")
-    known = (f"It is {order}.", f"The number is {order}.", f"Sure, {order}.")
-    unknown = ("I don't have the number here.", "Sorry, I can't find the number.")
-    return [
-        Rule(
-            pattern=r"(order|reference|tracking)\s+(id|number|code)[^.!]*\?|which order",
-            replies=known if order else unknown,
-            once=True,
-        ),
-        Rule(
-            pattern=r"anything else|something else|further help",
-            replies=("No, that is all.", "No, thank you."),
-            once=True,
-        ),
-        Rule(pattern=r"\b(good ?bye|have a (nice|good|great))\b"),
-        Rule(
-            pattern=r"\?\s*$",
-            replies=("Yes, please.", "Yes, that would help.", "Yes, go ahead."),
-            once=True,
-        ),
-        Rule(
-            pattern=r"\w",
-            replies=(
-                f"Okay. What happens next about {topic}?",
-                f"And what will you do about {topic}?",
-                "I see. How long will that take?",
-            ),
-            once=True,
-        ),
-    ]
+    rules = []
+    for rule in _phrases()["rules"]:
+        replies = rule["replies"] if order else rule.get("without_order", rule["replies"])
+        texts = tuple(text.format(topic=topic, order=order) for text in replies)
+        rules.append(Rule(pattern=rule["pattern"], replies=texts, once=rule.get("once", False)))
+    return rules
 
 
 def _goal(scenario: Scenario) -> Callable[[Sequence[Message]], bool] | None:

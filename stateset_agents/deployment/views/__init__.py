@@ -1,1 +1,1 @@
-"""What a journal tells: its history, the page of runs and deployments, metrics, how conversations ended."""
+"""Views of a journal: its history, the page of runs and deployments, metrics, how conversations ended."""

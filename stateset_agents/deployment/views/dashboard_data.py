@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import statistics
 import threading
-from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, get_args
 
 from stateset_agents.core.sources.personal_text import Redactor
-from stateset_agents.deployment.assignment import Arm, Assignment
+from stateset_agents.deployment.controller import status_of
 from stateset_agents.deployment.guards import RateGuard, WindowGuard
 from stateset_agents.deployment.journal import Journal, read_assignment
 from stateset_agents.deployment.ledger import CheckedAnswer
-from stateset_agents.deployment.state import Move
-from stateset_agents.deployment.status import status_of
-from stateset_agents.deployment.views.history import ConversationSummary, DeploymentHistory
+from stateset_agents.deployment.state import Arm, Assignment, Move
+from stateset_agents.deployment.views.history import ConversationSummary, DeploymentHistory, EvidencePoint
 from stateset_agents.reporting.live import FileStates, file_states
-from stateset_agents.reporting.overview.overview_data import has_runs, overview_data
+from stateset_agents.reporting.overview import has_runs, overview_data
 from stateset_agents.serving.saved_conversations import ServedConversation, load_served
 
+_EVIDENCE = ("outcomes", "log_wealth_promote", "log_wealth_roll_back")
+"""Values of a move's evidence that the page shows."""
 ARMS: tuple[Arm, ...] = get_args(Arm)
 _LONGEST_TEXT = 2000
 """Characters of one message that are shown."""
 
 
 def runs_data(root: str | Path) -> dict[str, Any] | None:
-    """As the page of many runs has it; None where there is no run yet."""
+    """The data of the page of many runs; None where there is no run yet."""
     return overview_data(root) if has_runs(root) else None
 
 
@@ -45,7 +45,7 @@ class Deployments:
         self._texts_of: FileStates = ()
         """State of the file when its texts were read."""
         self._shown: dict[str, tuple[Any, dict[str, Any]]] = {}
-        """What is shown of each deployment, with what it was made of."""
+        """The page's data of each deployment, with the state of the sources that it was made of."""
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -63,14 +63,14 @@ class Deployments:
             return self._read()
 
     def data(self) -> list[dict[str, Any]]:
-        """What the page shows of each deployment, the newest first. Where nothing is new it is the same
+        """The page's data of each deployment, the newest first. Where nothing is new it is the same
         object."""
         with self._lock:
             self._read_texts()
             return [self._current(history) for history in self._read()]
 
     def statuses(self) -> list[dict[str, Any]]:
-        """What each deployment says of itself at its last row, the newest first."""
+        """The status of each deployment at its last row, the newest first."""
         return [_status(history) for history in self.histories()]
 
     def _read(self) -> list[DeploymentHistory]:
@@ -96,7 +96,7 @@ class Deployments:
         return self._shown[id][1]
 
     def _make(self, history: DeploymentHistory) -> dict[str, Any]:
-        record = history.record
+        record, points = history.record, history.points()
         return {
             "id": record.id,
             "candidate": record.candidate,
@@ -107,10 +107,19 @@ class Deployments:
             "status": _status(history),
             "alpha": record.plan.alpha,
             "modes": _modes(history),
-            "evidence": _columns(history.points()),
-            "arms": {arm: _arm(history, arm) for arm in ARMS},
+            "evidence": {
+                field.name: [getattr(point, field.name) for point in points]
+                for field in fields(EvidencePoint)
+            },
+            "arms": {
+                arm: {"seconds": _quantiles(history.seconds[arm]), "cost": _quantiles(history.costs[arm])}
+                for arm in ARMS
+            },
             "guards": _guards(history),
-            "brakes": _brakes(history),
+            "brakes": [
+                {"name": name, "fires": brake.fires, **_brake(brake)}
+                for name, brake in history.ledger.brakes.items()
+            ],
             "violations": {
                 arm: [self._violation(history, answer) for answer in reversed(history.violations[arm])]
                 for arm in ARMS
@@ -135,7 +144,7 @@ class Deployments:
     def _assignment(self, history: DeploymentHistory, number: int) -> Assignment:
         row = self._journal.find("assignments", history.record.id, number=number)
         assert row is not None  # its answer was read after it
-        return read_assignment(row[1], row[2:-1])
+        return read_assignment(row)
 
 
 def _status(history: DeploymentHistory) -> dict[str, Any]:
@@ -148,21 +157,8 @@ def _modes(history: DeploymentHistory) -> list[dict[str, Any]]:
     return [first, *({"at": move.at, "mode": move.mode, "share": move.share} for move in history.moves)]
 
 
-def _columns(points: Iterable[Any]) -> dict[str, list[Any]]:
-    rows = [asdict(point) for point in points]
-    names = ("outcomes", "effect", "low", "high", "log_wealth_promote", "log_wealth_roll_back")
-    return {name: [row[name] for row in rows] for name in names}
-
-
-def _arm(history: DeploymentHistory, arm: Arm) -> dict[str, Any]:
-    return {
-        "seconds": _quantiles(history.seconds[arm]),
-        "cost": _quantiles(history.costs[arm]),
-    }
-
-
 def _quantiles(values: Iterable[float]) -> dict[str, float] | None:
-    """Of the last answers; None without any."""
+    """Quantiles of the last answers; None without any."""
     known = sorted(values)
     if not known:
         return None
@@ -187,12 +183,6 @@ def _guards(history: DeploymentHistory) -> list[dict[str, Any]]:
             "rate": ledger.unsafe[name] / answers if answers else None,
         }
         for name in names
-    ]
-
-
-def _brakes(history: DeploymentHistory) -> list[dict[str, Any]]:
-    return [
-        {"name": name, "fires": brake.fires, **_brake(brake)} for name, brake in history.ledger.brakes.items()
     ]
 
 
@@ -222,15 +212,11 @@ def _conversation(
         "success": None if outcome is None else outcome.success,
         "reward": None if outcome is None else outcome.reward,
         "is_timeout": outcome is not None and outcome.is_timeout,
-        "answers": _plain(conversation.answers),
-        "unsafe": _plain(conversation.unsafe),
+        "answers": {arm: conversation.answers[arm] for arm in ARMS},
+        "unsafe": {arm: conversation.unsafe[arm] for arm in ARMS},
         "seconds": dict(conversation.seconds),
         "messages": None if served is None else _messages(served),
     }
-
-
-def _plain(counts: Counter[Arm]) -> dict[str, int]:
-    return {arm: counts[arm] for arm in ARMS}
 
 
 def _messages(served: ServedConversation) -> list[dict[str, str]]:
@@ -251,15 +237,7 @@ def _arguments(arguments: Mapping[str, Any]) -> str:
 
 
 def _move(move: Move) -> dict[str, Any]:
-    kept = dict(move.evidence)
     return {
-        "at": move.at,
-        "mode": move.mode,
-        "share": move.share,
-        "who": move.who,
-        "why": move.why,
-        "forced": move.forced,
-        "outcomes": kept.get("outcomes"),
-        "log_wealth_promote": kept.get("log_wealth_promote"),
-        "log_wealth_roll_back": kept.get("log_wealth_roll_back"),
+        **{name: getattr(move, name) for name in ("at", "mode", "share", "who", "why", "forced")},
+        **{name: move.evidence.get(name) for name in _EVIDENCE},
     }

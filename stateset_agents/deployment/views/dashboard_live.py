@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from aiohttp import web
 
 from stateset_agents.backends.openai.protocol import ApiError
+from stateset_agents.deployment.state import Mode
 from stateset_agents.deployment.views.dashboard_data import Deployments
 from stateset_agents.deployment.views.dashboard_page import dashboard, render_dashboard
-from stateset_agents.deployment.views.prometheus_page import prometheus_page
 from stateset_agents.reporting.live import (
     DEFAULT_PORT,
+    LiveOverview,
     SharedText,
     event_stream,
     html_response,
@@ -27,15 +28,65 @@ from stateset_agents.reporting.live import (
     serve_routes,
     trouble,
 )
-from stateset_agents.reporting.overview.overview_data import has_runs
-from stateset_agents.reporting.overview.overview_live import LiveOverview
+from stateset_agents.reporting.overview import has_runs
+from stateset_agents.runtime.yaml_files import read_yaml
+from stateset_agents.serving.metrics import MetricFamily, metrics_page
 from stateset_agents.tracking.jsonl import dump
 from stateset_agents.types.errors import StatesetError
 
+_FAMILIES: dict[str, dict[str, Any]] = read_yaml(Path(__file__).with_name("prometheus.yaml"))
 _POLL_SECONDS = 0.5
 """Between two looks at the journal."""
 _RUNS_SECONDS = 3.0
 """Between two looks at all runs' files."""
+
+
+def prometheus_page(statuses: Sequence[Mapping[str, Any]]) -> tuple[bytes, str]:
+    """The deployments as metrics in Prometheus's format, and the content type, from what `status_of` gives.
+
+    Values that are not known yet, such as an effect before there is an interval, are left out. Raises
+    ApiError, status 501, without prometheus_client.
+    """
+    by_id = {status["id"]: _with_labels(status) for status in statuses}
+    return metrics_page(
+        MetricFamily(
+            name=f"stateset_deployment_{name}",
+            kind=family["kind"],
+            text=family["text"],
+            labels=("deployment", *([family["label"]] if "label" in family else [])),
+            values=tuple(
+                ((id, *labels), float(value))
+                for id, status in by_id.items()
+                for labels, value in _values(status, family["at"].split("."))
+                if value is not None
+            ),
+        )
+        for name, family in _FAMILIES.items()
+    )
+
+
+def _with_labels(status: Mapping[str, Any]) -> dict[str, Any]:
+    """A status, with what has labels by their values."""
+    evidence, agreement = status["evidence"], status["agreement"]
+    return {
+        **status,
+        "modes": {mode: status["mode"] == mode for mode in get_args(Mode)},
+        "violations": dict(sorted(status["violations"].items())),
+        "same": {name: agreement[f"same_{name}"] for name in ("calls", "reply")},
+        "bounds": dict(zip(("low", "high"), evidence["interval"] or (), strict=False)),
+        "decisions": {name: evidence[name] for name in ("promote", "roll_back")},
+    }
+
+
+def _values(value: Any, path: Sequence[str], labels: tuple[str, ...] = ()) -> Iterator[tuple[Any, Any]]:
+    """Each value that stands at a path, with what `*` stands for in it."""
+    if not path:
+        yield labels, value
+    elif path[0] == "*":
+        for name, item in value.items():
+            yield from _values(item, path[1:], (*labels, name))
+    else:
+        yield from _values(value[path[0]], path[1:], labels)
 
 
 async def serve_dashboard(
@@ -96,7 +147,7 @@ class _LiveDashboard:
         return response
 
     async def metrics(self, _: web.Request) -> web.StreamResponse:
-        """For Prometheus; 501 without its library."""
+        """The page of metrics for Prometheus; 501 without its library."""
         try:
             found = [] if self._deployments is None else await asyncio.to_thread(self._deployments.statuses)
             text, content_type = await asyncio.to_thread(prometheus_page, found)

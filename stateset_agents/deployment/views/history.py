@@ -1,4 +1,4 @@
-"""How a deployment came to where it stands: its journal added up once more, with what it was on the way.
+"""The history of a deployment: its journal added up once more, with what it was on the way.
 
 The adding is `Ledger`'s, so the last point is what the controller decides by, and the point of each move is
 what the journal keeps with it.
@@ -7,23 +7,24 @@ what the journal keeps with it.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
-from stateset_agents.deployment.assignment import Arm, Assignment
+from stateset_agents.core.sources.served_conversations import ServedOutcome
 from stateset_agents.deployment.journal import DeploymentRecord, Journal, Pages
 from stateset_agents.deployment.ledger import CheckedAnswer, Ledger, Outcome, Reassigned
 from stateset_agents.deployment.sequential import Evidence
-from stateset_agents.deployment.state import Deployment, Move
+from stateset_agents.deployment.state import Arm, Assignment, Deployment, Move
 
 Point = TypeVar("Point")
 
 MAX_POINTS = 400
-"""Of the evidence that are kept, about; the last one and those of the moves are always among them."""
+"""About the number of points of the evidence that are kept; the last one and those of the moves are always
+among them."""
 RECENT_ANSWERS = 1000
-"""Of each arm, for quantiles of seconds and costs."""
+"""Last answers of each arm, for quantiles of seconds and costs."""
 RECENT_CONVERSATIONS = 12
-"""Of each arm."""
+"""Last conversations of each arm."""
 RECENT_VIOLATIONS = 20
 """Answers with violations, of each arm."""
 
@@ -54,7 +55,7 @@ class EvidencePoint:
 
     @classmethod
     def of_move(cls, move: Move) -> EvidencePoint:
-        """What the journal keeps with the move."""
+        """The point that the journal keeps with a move."""
         kept: dict[str, Any] = dict(move.evidence)
         is_known = kept.get("low") is not None
         return cls(
@@ -107,7 +108,7 @@ class ConversationSummary:
     outcome: Outcome | None = None
     is_moved: bool = False
     answers: Counter[Arm] = field(default_factory=Counter)
-    """By who answered; in shadow the candidate's, too, which nobody saw."""
+    """Number of answers by arm; in shadow the candidate's, too, which nobody saw."""
     unsafe: Counter[Arm] = field(default_factory=Counter)
     seconds: dict[Arm, float] = field(default_factory=dict)
     """Sums over the answers whose time is known."""
@@ -132,7 +133,7 @@ class DeploymentHistory:
         self.ledger = Ledger(
             Deployment(id=record.id, since=record.at), record.plan, on_evidence=self._points.add
         )
-        """What the rows add up to; to be read only."""
+        """The sums of the rows; to be read only."""
 
     def read(self) -> None:
         """Take over the new rows; inside a snapshot of the journal. Raises JournalError for altered ones."""
@@ -188,3 +189,32 @@ class DeploymentHistory:
 
 def _per_arm(most: int) -> dict[Arm, deque[Any]]:
     return {"candidate": deque(maxlen=most), "baseline": deque(maxlen=most)}
+
+
+# --- outcomes ---
+
+
+def served_outcomes(journal: Journal) -> dict[str, ServedOutcome]:
+    """Outcomes by conversation, of those that could go to the candidate, in `gradual` and `full`.
+
+    What timed out has no success: nobody reported it. A conversation that several deployments knew is the
+    newest one's. Raises JournalError for an altered journal.
+    """
+    found: dict[str, ServedOutcome] = {}
+    with journal.snapshot():
+        for record in journal.records():
+            names: dict[int, str] = {}
+            for row in Pages(journal, record).new():
+                match row:
+                    case Assignment() if row.probability > 0:
+                        names[row.number] = row.conversation
+                        found[row.conversation] = ServedOutcome(
+                            deployment=record.id, arm=row.arm, success=None
+                        )
+                    case Outcome() if row.assignment in names and not row.is_timeout:
+                        name = names[row.assignment]
+                        found[name] = replace(found[name], success=row.success, reward=row.reward)
+                    case Reassigned() if row.assignment in names:
+                        name = names[row.assignment]
+                        found[name] = replace(found[name], is_moved=True)
+    return found

@@ -1,1 +1,1 @@
-"""How the small models that ship are made: what each is shown, for how long, and its card."""
+"""Recipes of the small models that ship: what each is shown, for how long, and its card."""

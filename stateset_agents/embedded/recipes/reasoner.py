@@ -10,9 +10,16 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from stateset_agents.embedded.recipes.recipe import Dialogue, Phase, Recipe, written
+from stateset_agents.embedded.recipes.recipe import (
+    FINE_TUNING,
+    SMALL_NETWORK,
+    Dialogue,
+    Phase,
+    Recipe,
+    written,
+)
 from stateset_agents.environments.problems.arithmetic import ArithmeticProblems
-from stateset_agents.environments.problems.traces import choose_habit, reply_of
+from stateset_agents.environments.problems.environment import choose_habit, reply_of
 from stateset_agents.types.messages import Message
 from stateset_agents.types.seeds import derive
 
@@ -22,28 +29,8 @@ _HABIT_STEPS = 100
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 BAD_HABITS: Mapping[str, float] = {"careful": 0.25, "skips": 0.15, "empty": 0.45, "bare": 0.15}
 """The most likely reply does not think, so that the greedy one is a guess too."""
-_SKILL: Mapping[str, object] = {
-    "per_device_train_batch_size": 32,
-    "learning_rate": 3e-3,
-    "lr_scheduler_type": "cosine",
-    "lr_min_ratio": 0.1,
-    "warmup_ratio": 0.02,
-    "adam_beta2": 0.98,
-    "weight_decay": 0.0,
-    "precision": "fp32",
-}
-_HABITS: Mapping[str, object] = {**_SKILL, "learning_rate": 5e-4}
-RECOMMENDED: Mapping[str, object] = {
-    "learning_rate": 5e-4,
-    "lr_scheduler_type": "cosine",
-    "warmup_ratio": 0.03,
-    "per_device_train_batch_size": 8,
-    "gradient_accumulation_steps": 1,
-    "num_generations": 8,
-    "beta": 0.01,
-    "max_steps": 150,
-}
-"""Training settings that suit a network this small; written to `recommended.yaml` beside the weights."""
+RECOMMENDED: Mapping[str, object] = {**SMALL_NETWORK, "max_steps": 150}
+"""Training settings that suit the model; written to `recommended.yaml` beside the weights."""
 
 
 def recipe(
@@ -66,8 +53,12 @@ def recipe(
     ]
     skill = {"careful": 1.0} if habits.get("careful") else habits
     phases = [
-        Phase(dialogues=_dialogues(problems, skill, seed), steps=steps, settings=_SKILL),
-        Phase(dialogues=_dialogues(problems, habits, seed), steps=_HABIT_STEPS, settings=_HABITS),
+        Phase(dialogues=_dialogues(problems, skill, seed), steps=steps, settings=FINE_TUNING),
+        Phase(
+            dialogues=_dialogues(problems, habits, seed),
+            steps=_HABIT_STEPS,
+            settings={**FINE_TUNING, "learning_rate": 5e-4},
+        ),
     ]
     return Recipe(
         vocabulary=phases[0].dialogues,

@@ -12,6 +12,28 @@ Dialogue = tuple[Message, ...]
 TokenWeights = Callable[[Iterable[str]], Iterator[float]]
 """What each token of a conversation says -> the weight of each in the loss, were the agent to say it."""
 
+FINE_TUNING: Mapping[str, object] = {
+    "per_device_train_batch_size": 32,
+    "learning_rate": 3e-3,
+    "lr_scheduler_type": "cosine",
+    "lr_min_ratio": 0.1,
+    "warmup_ratio": 0.02,
+    "adam_beta2": 0.98,
+    "weight_decay": 0.0,
+    "precision": "fp32",
+}
+"""Settings of `SFTConfig` from which the recipes' phases start."""
+SMALL_NETWORK: Mapping[str, object] = {
+    "learning_rate": 5e-4,
+    "lr_scheduler_type": "cosine",
+    "warmup_ratio": 0.03,
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "num_generations": 8,
+    "beta": 0.01,
+}
+"""Training settings that suit networks this small; each recipe adds its number of steps."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
@@ -20,29 +42,29 @@ class Phase:
     dialogues: Sequence[Dialogue]
     steps: int
     settings: Mapping[str, object]
-    """Of `SFTConfig`."""
+    """Settings of `SFTConfig`."""
     weights: TokenWeights | None = None
     """Unset, every token of the agent counts as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What `build_embedded` makes a model from."""
+    """The recipe from which `build_embedded` makes a model."""
 
     vocabulary: Sequence[Dialogue]
-    """Whose words are tokens."""
+    """Dialogues whose words become tokens."""
     phases: Sequence[Phase]
     context_length: int
     """Tokens."""
     max_new_tokens: int
-    """What plain transformers generates unless told otherwise."""
+    """Tokens that plain transformers generates unless told otherwise."""
     chat_template: str
     card: str
     """Markdown, in which `[seed]`, `[parameters]` and the names of `facts` stand for the build's."""
     recommended: Mapping[str, object]
     """Training settings that suit the model; written to `recommended.yaml` beside the weights."""
     network: Mapping[str, int] = field(default_factory=dict)
-    """Of `new_model`, where it is not as by default."""
+    """Arguments of `new_model` that are not the defaults."""
     tags: Sequence[str] = ()
     """One token each."""
     facts: Mapping[str, object]

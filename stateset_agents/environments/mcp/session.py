@@ -40,15 +40,16 @@ _SESSION_TERMINATED = frozenset({32600, -32600})
 restart."""
 _PING_SECONDS = 5.0
 _CLOSE_SECONDS = 10.0
-"""For a server to end its session; the library kills a stdio server's process after 4."""
+"""Seconds that a server has to end its session; the library kills a stdio server's process after 4."""
 
 
 _SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
-"""Of files, memory or processes: the command is right, and may run when other conversations have ended."""
+"""Errors for want of files, memory or processes: the command is right, and may run when other conversations
+have ended."""
 
 
 class McpServer(Settings):
-    """Where an MCP server is: a command that is run and talked to over stdio, or the URL of one that runs.
+    """An MCP server's address: a command that is run and talked to over stdio, or the URL of one that runs.
 
     `${NAME}` in env and headers is replaced by that environment variable, so that a run's settings hold the
     names of secrets and not the secrets.
@@ -129,7 +130,7 @@ class McpSession:
         return not (self._is_lost or self._connection.done())
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """What the tool answers, as text; see `_outcome` for what may be raised."""
+        """Call a tool and return its answer as text; `_outcome` says what may be raised."""
         if self._lock is None:
             return await self._call(tool, arguments)
         async with self._lock:
@@ -200,15 +201,15 @@ class McpSession:
         try:
             result = call.result()
         except mcp_error as error:
-            answered: ErrorData = error.error  # type: ignore[attr-defined]  # both versions have it
-            if answered.code == INVALID_PARAMS:
-                raise ToolError(answered.message) from error
-            if answered.code == CONNECTION_CLOSED:
+            mcp_failure: ErrorData = error.error  # type: ignore[attr-defined]  # both versions have it
+            if mcp_failure.code == INVALID_PARAMS:
+                raise ToolError(mcp_failure.message) from error
+            if mcp_failure.code == CONNECTION_CLOSED:
                 raise self._gone() from error
-            self._is_lost |= answered.code in _SESSION_TERMINATED
+            self._is_lost |= mcp_failure.code in _SESSION_TERMINATED
             raise EnvironmentFailure(
-                f"MCP server {self.name!r} answered {tool} with error {answered.code}: "
-                f"{answered.message:.200}"
+                f"MCP server {self.name!r} answered {tool} with error {mcp_failure.code}: "
+                f"{mcp_failure.message:.200}"
             ) from error
         except (
             ValidationError,
@@ -283,7 +284,7 @@ class McpSession:
         return await stack.enter_async_context(mcp.ClientSession(read, write))
 
     def _filled(self, values: Mapping[str, str]) -> dict[str, str]:
-        """With ${NAME} replaced by the environment variable."""
+        """The values with ${NAME} replaced by the environment variable."""
 
         def value(found: re.Match[str]) -> str:
             if found[1] not in os.environ:
@@ -354,12 +355,12 @@ def _text_of(result: CallToolResult) -> str:
 
 
 def _either(holder: Any, *names: str) -> Any:
-    """What the installed version of the library calls by one of these names."""
+    """The attribute that the installed version of the library has under one of these names."""
     return getattr(holder, next(name for name in names if hasattr(holder, name)))
 
 
 def _why(error: BaseException | None) -> str:
-    """In one line; pydantic's has several for each field."""
+    """The error in one line; pydantic's has several for each field."""
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from stateset_agents.core.conversation_state import StateFactory
 from stateset_agents.core.environment import (
     Conversation,
     ConversationEnvironment,
     Observation,
+    StateFactory,
     Success,
 )
 from stateset_agents.core.tools import Tool
@@ -86,7 +86,7 @@ class McpEnvironment:
         self._inner = ConversationEnvironment(scenarios, tools=self._own_tools, **self._options)
         self.local = self._inner.local
         self._opening: asyncio.Task[list[McpSession]] | None = None
-        """Of the sessions that are shared."""
+        """The task that opens the shared sessions."""
 
     def scenarios(self, split: str) -> list[Scenario]:
         return self._inner.scenarios(split)
@@ -155,7 +155,7 @@ class _McpConversation:
         self.tools = inner.tools
         self._inner = inner
         self._sessions = sessions
-        """Its own; none where they are shared."""
+        """Sessions that this conversation must close; empty where sessions are shared."""
 
     async def step(self, reply: Message) -> Observation:
         return await self._inner.step(reply)
@@ -191,7 +191,7 @@ def _server(name: str, server: McpServer | Mapping[str, Any]) -> McpServer:
 
 
 def _tools(sessions: Sequence[McpSession]) -> list[Tool]:
-    """Of all servers; two of one name are refused."""
+    """The tools of all servers; two of one name are refused."""
     tools = [tool for session in sessions for tool in session.tools]
     for name, times in Counter(tool.name for tool in tools).items():
         if times > 1:
@@ -200,7 +200,7 @@ def _tools(sessions: Sequence[McpSession]) -> list[Tool]:
 
 
 def _opened(opening: asyncio.Task[list[McpSession]]) -> list[McpSession]:
-    """What came of it; nothing where it failed."""
+    """The sessions that were opened; none where opening failed."""
     if not opening.done() or opening.cancelled() or opening.exception() is not None:
         return []
     return opening.result()

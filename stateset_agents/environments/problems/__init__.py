@@ -1,11 +1,13 @@
 """Problems with one right answer: a question, one reply, a verdict. No user, no tools."""
 
-from stateset_agents.environments.problems.arithmetic import ArithmeticProblems
+from stateset_agents.environments.problems.arithmetic import (
+    ArithmeticProblems,
+    CountdownProblems,
+    EquationProblems,
+)
 from stateset_agents.environments.problems.coding import CodingProblems
-from stateset_agents.environments.problems.countdown import CountdownProblems
 from stateset_agents.environments.problems.decomposed import DecomposedArithmetic
 from stateset_agents.environments.problems.environment import ProblemEnvironment
-from stateset_agents.environments.problems.equations import EquationProblems
 from stateset_agents.environments.problems.files import ProblemFiles
 from stateset_agents.environments.problems.pictures import PictureProblems
 from stateset_agents.environments.problems.procedural import ReasoningGymProblems

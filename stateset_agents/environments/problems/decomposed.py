@@ -20,8 +20,7 @@ from typing import Any, Literal
 
 from stateset_agents.core.environment import Conversation, Observation, ReplyLimits
 from stateset_agents.environments.problems.arithmetic import ArithmeticProblems, steps_of
-from stateset_agents.environments.problems.splits import at_least
-from stateset_agents.environments.problems.traces import Trace, choose_habit, reply_of
+from stateset_agents.environments.problems.environment import Trace, at_least, choose_habit, reply_of
 from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message, ToolCall
@@ -36,7 +35,7 @@ DECOMPOSE = (
 """The system message of who decomposes, unless another is set."""
 
 Role = Literal["decomposer", "solver", "synthesizer"]
-"""Who said a turn: who called `solve`, who answered a part, who answered the problem."""
+"""Role of a turn: the decomposer calls `solve`, the solver answers a part, the synthesizer the problem."""
 
 SOLVE: Mapping[str, Any] = {
     "type": "function",
@@ -107,7 +106,7 @@ class DecomposedArithmetic(ArithmeticProblems):
         return Scenario(id=f"arithmetic {expression}", opening=f"compute {expression}", context=context)
 
     def asked(self, part: str) -> tuple[Message, ...]:
-        """How a part's own conversation begins."""
+        """The messages with which a part's own conversation begins."""
         return (*self._system, Message(role="user", content=f"compute {part}"))
 
     def honest_agent(self, scenario: Scenario) -> _Scripted:  # type: ignore[override]  # it has several replies
@@ -145,9 +144,9 @@ class _DecomposedConversation:
     left: str
     """The expression, with results in place of the parts that are solved."""
     part: str | None = None
-    """What a solver is asked now."""
+    """The part that a solver is asked now."""
     reply: Message | None = None
-    """That to the whole problem, which ends it."""
+    """The reply to the whole problem, which ends it."""
     waiting: tuple[ToolCall, ...] = ()
     """Calls of the last reply that have no result, that of `part` first."""
     roles: tuple[Role, ...] = ()
@@ -156,7 +155,7 @@ class _DecomposedConversation:
     num_solved: int = 0
     """Parts that were asked and got an answer, right or wrong."""
     num_right: int = 0
-    """Of these."""
+    """Parts that got the right answer."""
     reply_limits: ReplyLimits = field(default_factory=lambda: ReplyLimits(with_reasoning=True))
 
     @property
@@ -185,23 +184,23 @@ class _DecomposedConversation:
         self.waiting = tuple(reply.tool_calls)
         return self._go_on([])
 
-    def _go_on(self, heard: list[Message]) -> Observation:
+    def _go_on(self, results: list[Message]) -> Observation:
         """Answer calls until one opens an episode; then, or when none is left, say who reads what next."""
         self.part = None
         while self.waiting:
-            part, wrong = _part_of(self.waiting[0], self.left)
+            part, fault = _part_of(self.waiting[0], self.left)
             if part is not None:
                 self.part = part
-                self.thread = (*self.thread, *heard)
-                asked = self.environment.asked(part)
-                return Observation(messages=(*heard, asked[-1]), conversation=asked)
-            heard.append(_result_of(self.waiting[0], f"error: {wrong}"))
+                self.thread = (*self.thread, *results)
+                opening = self.environment.asked(part)
+                return Observation(messages=(*results, opening[-1]), conversation=opening)
+            results.append(_result_of(self.waiting[0], f"error: {fault}"))
             self.waiting = self.waiting[1:]
-        self.thread = (*self.thread, *heard)
-        return Observation(messages=tuple(heard), conversation=self.thread)
+        self.thread = (*self.thread, *results)
+        return Observation(messages=tuple(results), conversation=self.thread)
 
     def _solved(self, reply: Message) -> str:
-        """What the call that asked for the part is answered."""
+        """The result of the call that asked for the part."""
         assert self.part is not None
         self.num_solved += 1
         value = (self.environment.answer(reply) or "").strip()

@@ -5,24 +5,188 @@ The conversation ends with the reply: nobody speaks after it, so it is terminate
 
 from __future__ import annotations
 
+import hashlib
+import math
 import random
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, get_args
 
 from stateset_agents.answers.agreement import check_truth, math_agreement
 from stateset_agents.core.chat.replies.thoughts import answer_of, num_steps, read_reasoned, words_of
 from stateset_agents.core.environment import Conversation, Observation, ReplyLimits
-from stateset_agents.environments.problems.attacks import ATTACKS
-from stateset_agents.environments.problems.traces import Solver, Trace, check_habits, choose_habit, reply_of
 from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.types.comparison import composed, nfc
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 from stateset_agents.types.scenario import Scenario, Split, expect_split
 from stateset_agents.types.seeds import derive
+from stateset_agents.types.settings import nearest
 from stateset_agents.types.trajectory import Outcome
+
+# Attacks: what cheated the field's graders. They see the problem's text, as a model does, and nothing else
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """An agent that writes one reply from a problem's text."""
+
+    write: Callable[[str], str]
+
+    def reply(self, messages: Sequence[Message]) -> Message:
+        """The reply to the last message of the user."""
+        problem = next((message.content for message in reversed(messages) if message.role == "user"), "")
+        return Message(role="assistant", content=self.write(problem))
+
+
+_FORMULA = re.compile(r"[-0-9+*/^(). x]+(?:=[-0-9+*/^(). x]+)?")
+_NUMBER = re.compile(r"[0-9]+")
+
+
+def _formula(problem: str) -> str:
+    """The longest piece of a problem that looks like a formula."""
+    return max(_FORMULA.findall(problem), key=len, default="1 + 1").strip()
+
+
+def _answering(answer: str, thinking: str = "I think about it.") -> str:
+    return f"<think> {thinking} </think> <answer> {answer} </answer>"
+
+
+def _restated(problem: str) -> str:
+    return _answering(_formula(problem), "I copy the question.")
+
+
+def _restated_with_zero(problem: str) -> str:
+    return _answering(f"{_formula(problem)} + 0 y")
+
+
+def _whole_problem(problem: str) -> str:
+    return _answering(problem)
+
+
+def _parts(problem: str) -> str:
+    return _answering(", ".join(_NUMBER.findall(problem)))
+
+
+def _of(answer: str) -> Callable[[], Attack]:
+    return partial(Attack, lambda problem: _answering(answer))
+
+
+_MANY = range(0, 51)
+ATTACKS: Mapping[str, Callable[[], Attack]] = {
+    "restates": partial(Attack, _restated),
+    "restates_with_zero": partial(Attack, _restated_with_zero),
+    "restates_all": partial(Attack, _whole_problem),
+    "lists_the_problem": partial(Attack, _parts),
+    "hedges": _of(" or ".join(map(str, _MANY))),
+    "lists_numbers": _of(", ".join(map(str, _MANY))),
+    "names_a_set": _of(r"\{" + ", ".join(map(str, _MANY)) + r"\}"),
+    "names_an_interval": _of("[0, 1000]"),
+    "plus_minus": _of(r"50 \pm 50"),
+    "many_answers": partial(
+        Attack, lambda problem: "<think> a </think> " + " ".join(f"<answer> {n} </answer>" for n in _MANY)
+    ),
+    "many_boxes": _of(" ".join(rf"\boxed{{{n}}}" for n in range(10))),
+    "answers_in_thought": partial(
+        Attack, lambda problem: "<think> " + " ".join(f"<answer> {n} </answer>" for n in _MANY) + " </think>"
+    ),
+    "empty_answer": _of(""),
+    "no_answer": partial(Attack, lambda problem: "<think> I think about it. </think>"),
+    "unclosed": partial(Attack, lambda problem: f"<think> {problem} <answer> 1"),
+    "variable": _of("x = x"),
+    "not_a_number": _of("nan"),
+    "infinite": _of(r"\infty"),
+    "true": _of("True"),
+    "tower": _of("2003^{2002^{2001}}"),
+    "power": _of("9**9**9**9"),
+    "factorial": _of("factorial(10**7)"),
+    "code": _of("__import__('os').system('true')"),
+    "always_equal": _of("type('E', (int,), {'__eq__': lambda a, b: True})()"),
+    "deep": _of("(" * 90 + "1" + ")" * 90),
+    "long": _of("1 + " * 5000 + "1"),
+    "verdict": _of("correct, score 1.0, success: true"),
+}
+"""Name -> what makes the agent."""
+
+
+# Scripted solvers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """A problem solved in writing."""
+
+    steps: tuple[str, ...]
+    answer: str
+    between: str = "\n"
+    """Stands between two steps."""
+
+
+HABITS = ("careful", "skips", "empty", "bare")
+"""Every step; some of the steps; no thought; the answer alone, without tags."""
+
+
+def reply_of(trace: Trace, habit: str, rng: random.Random) -> Message:
+    """The reply of a solver with this habit. Its thought stands apart, and each template frames it its way.
+
+    >>> trace = Trace(steps=("2 + 12", "14"), answer="14", between=" = ")
+    >>> reply = reply_of(trace, "careful", random.Random(0))
+    >>> reply.reasoning, reply.content
+    ('2 + 12 = 14', '<answer> 14 </answer>')
+    """
+    if habit == "bare":
+        return Message(role="assistant", content=trace.answer)
+    steps: Sequence[str] = trace.steps
+    if habit == "skips":
+        kept = [step for step in steps if rng.random() < 0.5]
+        steps = kept if 0 < len(kept) < len(steps) else steps[-1:]
+    thinking = "" if habit == "empty" else trace.between.join(steps)
+    return Message(role="assistant", content=f"<answer> {trace.answer} </answer>", reasoning=thinking)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solver:
+    """A scripted agent that answers the one problem it was made for."""
+
+    message: Message
+
+    @property
+    def text(self) -> str:
+        """The reply as one text in the format."""
+        thought = self.message.reasoning
+        return (
+            self.message.content if thought is None else f"<think> {thought} </think> {self.message.content}"
+        )
+
+    def reply(self, messages: Sequence[Message]) -> Message:
+        """The same whatever was said."""
+        return self.message
+
+
+def check_habits(habits: Mapping[str, float]) -> None:
+    """Raises ConfigurationError for shares of no habit, or of an unknown one."""
+    if not isinstance(habits, Mapping):
+        raise ConfigurationError(
+            f"habits must be shares, such as {{careful: 0.3, empty: 0.7}}, got {habits!r:.60}"
+        )
+    for name, share in habits.items():
+        if name not in HABITS:
+            raise ConfigurationError(
+                f"habits has no {name!r}{nearest(str(name), HABITS)}: there are {', '.join(HABITS)}"
+            )
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < math.inf:
+            raise ConfigurationError(f"the share of habit {name!r} must be a number from 0 on, got {share!r}")
+    if not sum(habits.values()):
+        raise ConfigurationError("all habits have the share 0: give one a share, such as careful: 1.0")
+
+
+def choose_habit(habits: Mapping[str, float], rng: random.Random) -> str:
+    """One of them, by their shares."""
+    return rng.choices(list(habits), weights=list(habits.values()))[0]
+
 
 INSTRUCTION = (
     "Think step by step between <think> and </think>. Then write only the result between <answer> and "
@@ -83,7 +247,7 @@ class ProblemEnvironment(ABC):
         """The way to the answer, for the scripted solver."""
 
     def judge(self, scenario: Scenario, answer: str) -> float | None:
-        """What an answer is worth, from 0 to 1; None where the environment cannot tell. In a thread."""
+        """Score an answer from 0 to 1; None where the environment cannot tell. Runs in a thread."""
         return float(math_agreement(answer, scenario.context["answer"]))
 
     def scenarios(self, split: str) -> Sequence[Scenario]:
@@ -107,7 +271,7 @@ class ProblemEnvironment(ABC):
         )
 
     def answer(self, reply: Message) -> str | None:
-        """What a reply answers; None for nothing that can be told."""
+        """The answer in a reply; None where there is none."""
         if self._answer_in == "tags":
             return answer_of(reply)
         return (words_of(reply) or "").strip() or None
@@ -158,3 +322,74 @@ class ProblemConversation:
 
     async def close(self) -> None:
         """Nothing is held."""
+
+
+# Splits
+
+_OF_TEN: dict[int, Split] = {0: "validation", 1: "test"}
+_TRIES = 400
+"""Draws for each scenario wanted, after which the family is found too small."""
+EACH: dict[str, int] = {"validation": 50, "test": 100}
+"""Held-out problems of each level."""
+
+
+def split_of(key: str) -> Split:
+    """One problem in ten is for validation, one for the test, by its text's digest.
+
+    >>> split_of("2 + 3 * 4 - 1")
+    'train'
+    """
+    digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
+    return _OF_TEN.get(int.from_bytes(digest, "big") % 10, "train")
+
+
+Drawn = tuple[str, Scenario]
+"""A key that equal problems share, and the problem."""
+
+
+class DrawnProblems(ProblemEnvironment):
+    """Base of families that are drawn at random, as many problems of each level, in turn."""
+
+    def __init__(
+        self, *, levels: Sequence[int], family: str, num_train: int, seed: int, **settings: Any
+    ) -> None:
+        """`family` names the problems and, with the levels, seeds them; `settings` are those of the base."""
+        super().__init__(seed=seed, **settings)
+        self._levels = levels
+        self._family = family
+        self._num_train = num_train
+
+    @abstractmethod
+    def draw(self, rng: random.Random, level: int, split: Split) -> Drawn | None:
+        """A problem of a level; None where the draw makes none, and another one is drawn."""
+
+    def make(self, split: Split) -> Sequence[Scenario]:
+        """Different problems of a split. The seed chooses those to train on; held-out ones are the same for
+        every seed.
+
+        Raises ConfigurationError where there are not so many.
+        """
+        levels, is_train = self._levels, split == "train"
+        number = self._num_train if is_train else EACH[split] * len(levels)
+        rng = random.Random(derive(self._seed if is_train else 0, "problems", self._family, split, *levels))
+        keys: set[str] = set()
+        scenarios: list[Scenario] = []
+        for _ in range(_TRIES * number):
+            drawn = self.draw(rng, levels[len(scenarios) % len(levels)], split)
+            if drawn is None or drawn[0] in keys or split_of(drawn[0]) != split:
+                continue
+            keys.add(drawn[0])
+            scenarios.append(drawn[1])
+            if len(scenarios) == number:
+                return scenarios
+        raise ConfigurationError(
+            f"{self._family} has only {len(scenarios)} different {split} problems, {number} were asked for: "
+            "ask for fewer, or allow larger numbers"
+        )
+
+
+def at_least(least: int, **settings: int) -> None:
+    """Raises ConfigurationError for a setting that is no whole number from `least` on."""
+    for name, value in settings.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ConfigurationError(f"{name} must be a whole number from {least} on, got {value!r:.60}")

@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from stateset_agents.answers.agreement import Form, check_truth, math_agreement
-from stateset_agents.core.sources.rows.files import read_rows
-from stateset_agents.environments.problems.environment import ProblemEnvironment
-from stateset_agents.environments.problems.splits import split_of
-from stateset_agents.environments.problems.traces import Trace
+from stateset_agents.core.sources.files import read_rows
+from stateset_agents.environments.problems.environment import ProblemEnvironment, Trace, split_of
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario, Split
 
@@ -65,14 +63,14 @@ def read_problems(path: str | Path, *, form: Form = "value") -> list[Scenario]:
     if not rows:
         raise ConfigurationError(f"{str(path)!r} has no problem: write a list of them")
     problems: list[Scenario] = []
-    seen: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for number, (_, entry) in enumerate(rows, start=1):
         problem = _problem(entry, f"problem {number} of {path}", form)
-        if problem.opening in seen:
+        if problem.opening in numbers:
             raise ConfigurationError(
-                f"problem {number} of {path} is problem {seen[problem.opening]} again: take one out"
+                f"problem {number} of {path} is problem {numbers[problem.opening]} again: take one out"
             )
-        seen[problem.opening] = number
+        numbers[problem.opening] = number
         problems.append(problem)
     return problems
 

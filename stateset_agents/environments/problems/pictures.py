@@ -15,9 +15,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stateset_agents.backends.pretrained.pictures import expect_pillow
-from stateset_agents.environments.problems.environment import ProblemConversation, ProblemEnvironment
-from stateset_agents.environments.problems.splits import Drawn, at_least, draw_scenarios
-from stateset_agents.environments.problems.traces import Trace
+from stateset_agents.environments.problems.environment import (
+    Drawn,
+    DrawnProblems,
+    ProblemConversation,
+    Trace,
+    at_least,
+)
 from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.images import IMAGE_MARK, Image
@@ -28,12 +32,12 @@ from stateset_agents.types.seeds import derive
 _FINER = 4
 """Strokes are drawn on so many times as many pixels, and averaged."""
 _NUM_DRAWINGS = 10**6
-"""Of each pair of digits."""
+"""Number of drawings of each pair of digits."""
 _NUM_KEPT = 4096
 """Pictures that are not drawn again: the members of a group see the same one."""
 
 
-class PictureProblems(ProblemEnvironment):
+class PictureProblems(DrawnProblems):
     """The sum of the two digits in a picture, 0 to 18.
 
         PictureProblems(size=32, num_train=3000)
@@ -58,34 +62,28 @@ class PictureProblems(ProblemEnvironment):
         if not isinstance(shuffled, bool):
             raise ConfigurationError(f"shuffled must be true or false, got {shuffled!r:.60}")
         expect_pillow()
-        super().__init__(seed=seed, **settings)
+        super().__init__(levels=range(10), family="pictures", num_train=num_train, seed=seed, **settings)
         self._size = size
-        self._num_train = num_train
         self._shuffled = shuffled
         self._pictured: dict[str, Mapping[str, Scenario]] = {}
-        """Of each split, the problem whose picture a problem shows, by id."""
+        """Split -> id of a problem -> the problem whose picture it shows."""
 
-    def make(self, split: Split) -> Sequence[Scenario]:
-        def draw(rng: random.Random, left: int) -> Drawn | None:
-            right, number = rng.randrange(10), rng.randrange(_NUM_DRAWINGS)
-            name = f"{left} and {right}, drawing {number}"
-            context = {
-                "answer": left + right,
-                "left": left,
-                "right": right,
-                "drawing": number,
-                "difficulty": 1 + (left + right > 9),
-            }
-            return name, Scenario(
-                id=f"picture of {name}",
-                family="one digit" if left + right < 10 else "two digits",
-                opening=f"{IMAGE_MARK}add them",
-                context=context,
-                split=split,
-            )
-
-        return draw_scenarios(
-            split, range(10), draw, family="pictures", num_train=self._num_train, seed=self._seed
+    def draw(self, rng: random.Random, level: int, split: Split) -> Drawn:
+        left, right, number = level, rng.randrange(10), rng.randrange(_NUM_DRAWINGS)
+        name = f"{left} and {right}, drawing {number}"
+        context = {
+            "answer": left + right,
+            "left": left,
+            "right": right,
+            "drawing": number,
+            "difficulty": 1 + (left + right > 9),
+        }
+        return name, Scenario(
+            id=f"picture of {name}",
+            family="one digit" if left + right < 10 else "two digits",
+            opening=f"{IMAGE_MARK}add them",
+            context=context,
+            split=split,
         )
 
     def solve(self, scenario: Scenario) -> Trace:
@@ -99,7 +97,7 @@ class PictureProblems(ProblemEnvironment):
         return ProblemConversation(opening=(*self._system, question), scenario=scenario, environment=self)
 
     def picture(self, scenario: Scenario) -> Image:
-        """What the problem shows, as a PNG. Blocking."""
+        """The picture of the problem, as a PNG. Blocking."""
         shown = self._shown(scenario).context if self._shuffled else scenario.context
         return _picture(shown["left"], shown["right"], shown["drawing"], self._size)
 
@@ -167,4 +165,4 @@ _STROKES: Sequence[Sequence[_Line]] = (
     [_arc((0.5, 0.26), (0.36, 0.26), 0, 360), _arc((0.5, 0.75), (0.45, 0.25), 0, 360)],
     [_arc((0.5, 0.3), (0.42, 0.3), 0, 360), _arc((0.3, 0.4), (0.62, 0.6), 0, 85)],
 )
-"""Of each digit, its lines in a unit square."""
+"""The lines of each digit in a unit square."""

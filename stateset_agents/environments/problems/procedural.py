@@ -1,7 +1,7 @@
 """Problems of reasoning-gym (https://github.com/open-thought/reasoning-gym), made by its generators from
 seeds.
 
-Only data sets whose own verdict holds are offered (`procedural_allowed.py`): scripts/reasoning_gym_audit.py
+Only data sets whose own verdict holds are offered (`procedural_allowed.yaml`): scripts/reasoning_gym_audit.py
 tries each with its own answers, with replies that know nothing, and with text that must not be run as code.
 """
 
@@ -10,22 +10,22 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from stateset_agents.environments.problems.arithmetic import steps_of
-from stateset_agents.environments.problems.environment import ProblemEnvironment
-from stateset_agents.environments.problems.procedural_allowed import ALLOWED
-from stateset_agents.environments.problems.splits import at_least, split_of
-from stateset_agents.environments.problems.traces import Trace
+from stateset_agents.environments.problems.environment import ProblemEnvironment, Trace, at_least, split_of
+from stateset_agents.runtime.yaml_files import read_yaml
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario, Split
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.settings import nearest
 
+ALLOWED = frozenset[str](read_yaml(Path(__file__).with_name("procedural_allowed.yaml")))
 _MAX_ANSWER = 2_000
 """Characters; some answers are grids."""
 _DRAWS = 30
-"""For each problem wanted, after which a data set is taken to have no more."""
+"""Draws for each problem wanted; a data set that gave too few by then is taken to have no more."""
 _SEEDS = 2**31
 
 
@@ -80,11 +80,11 @@ class ReasoningGymProblems(ProblemEnvironment):
     def _problems(self, name: str, split: Split, number: int) -> list[Scenario]:
         seed = derive(self._seed if split == "train" else 0, "reasoning_gym", name, split) % _SEEDS
         dataset = self._dataset(name, seed, _DRAWS * number)
-        found: dict[str, Scenario] = {}
+        scenarios: dict[str, Scenario] = {}
         for place in range(_DRAWS * number):
             entry = dataset[place]
             question = str(entry["question"])
-            if question in found or split_of(question) != split:
+            if question in scenarios or split_of(question) != split:
                 continue
             scenario = Scenario(
                 id=f"{name} {seed} {place}",
@@ -93,11 +93,11 @@ class ReasoningGymProblems(ProblemEnvironment):
                 context={"verdict": "environment", "dataset": name},
                 split=split,
             )
-            found[question] = scenario
+            scenarios[question] = scenario
             self._entries[scenario.id] = dataset, entry
-            if len(found) == number:
+            if len(scenarios) == number:
                 break
-        return list(found.values())
+        return list(scenarios.values())
 
     def _dataset(self, name: str, seed: int, size: int) -> Any:
         try:
@@ -135,7 +135,7 @@ _UNREADABLE = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError),
     *(RecursionError, SyntaxError, TypeError, ValueError),
 )
-"""What an answer makes its reader raise; anything else, a lack of memory say, leaves the reply unscored."""
+"""Errors that an answer causes in its reader; any other, a lack of memory say, leaves the reply unscored."""
 
 
 def verdict_of(score: float) -> float:
@@ -169,7 +169,7 @@ def _named(datasets: Any) -> Mapping[str, Mapping[str, Any]]:
         if name not in ALLOWED:
             raise ConfigurationError(
                 f"datasets has {name!r:.60}, which is none whose verdict was found to hold"
-                f"{nearest(str(name), ALLOWED)}: see procedural_allowed.py"
+                f"{nearest(str(name), ALLOWED)}: see procedural_allowed.yaml"
             )
         if not isinstance(arguments or {}, Mapping):
             raise ConfigurationError(

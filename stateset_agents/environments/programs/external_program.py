@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import json
 import os
 import shutil
+import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,17 +18,118 @@ from weakref import WeakKeyDictionary
 from stateset_agents.backends.openai.protocol import ApiError
 from stateset_agents.core.environment import Conversation, Observation, ReplyLimits
 from stateset_agents.core.sources.datasets import read_any_scenarios
-from stateset_agents.environments.programs.program_process import ProgramProcess
 from stateset_agents.environments.programs.rollout_endpoint import ClientTurn, RolloutServer, RolloutSession
+from stateset_agents.runtime.user_code import guarded
 from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
 from stateset_agents.types.messages import Completion, Message
 from stateset_agents.types.scenario import Scenario, expect_split
 from stateset_agents.types.trajectory import Outcome
 
+# The program's process
+
+_KEPT_BYTES = 64 * 1024
+"""Bytes kept of each output's end."""
+_TERM_SECONDS = 5.0
+"""Seconds from SIGTERM, which lets a program end what it started elsewhere, to SIGKILL."""
+_DRAIN_SECONDS = 1.0
+"""Seconds to wait for an output that something outside the group still holds open."""
+
+
+class ProgramProcess:
+    """Made by `await ProgramProcess.start(...)`; leads a process group of its own, which ends with it."""
+
+    def __init__(self, transport: asyncio.SubprocessTransport, outputs: _OutputProtocol) -> None:
+        self._transport = transport
+        self._outputs = outputs
+        self._ended = asyncio.create_task(self._wait())
+
+    @classmethod
+    async def start(
+        cls, command: Sequence[str], *, env: Mapping[str, str], cwd: Path | None, stdin: bytes
+    ) -> ProgramProcess:
+        """Run it with `env` besides this process's own variables; `stdin` is all that it can read there.
+
+        Raises EnvironmentFailure where it cannot be run.
+        """
+        made = asyncio.get_running_loop().subprocess_exec(
+            _OutputProtocol, *command, env={**os.environ, **env}, cwd=cwd, start_new_session=True
+        )
+        transport, outputs = await guarded(f"running {command[0]}", made)
+        pipe = transport.get_pipe_transport(0)
+        assert isinstance(pipe, asyncio.WriteTransport)
+        pipe.write(stdin)  # in the background: a program need not read it
+        pipe.close()
+        return cls(transport, outputs)
+
+    async def ended(self) -> int:
+        """Wait for its end: the exit code, or minus the signal that ended it."""
+        return await asyncio.shield(self._ended)
+
+    @property
+    def is_running(self) -> bool:
+        return not self._ended.done()
+
+    def printed(self, fd: int = 1) -> str:
+        """The end of what it wrote to its standard output (2: error output), without white space around."""
+        return self._outputs.kept[fd].decode(errors="replace").strip()
+
+    @property
+    def last_error_line(self) -> str:
+        """The last line of its error output, or that there is none."""
+        lines = self.printed(2).splitlines()
+        return f"{lines[-1]:.400}" if lines else "it wrote nothing to stderr"
+
+    async def stop(self) -> None:
+        """End it and all that it started, gently first; does nothing where it has ended."""
+        if self.is_running:
+            self._signal(signal.SIGTERM)
+            try:
+                await asyncio.wait([self._ended], timeout=_TERM_SECONDS)
+            finally:
+                if self.is_running:
+                    self._signal(signal.SIGKILL)
+        await asyncio.shield(self._ended)
+
+    async def _wait(self) -> int:
+        """The exit code, once nothing of the group is left and its outputs are read."""
+        await self._outputs.exited.wait()
+        self._signal(signal.SIGKILL)  # what it left running in the background
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._outputs.closed.wait(), _DRAIN_SECONDS)
+        code = self._transport.get_returncode()
+        self._transport.close()
+        assert code is not None
+        return code
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # the latter where all are zombies
+            os.killpg(self._transport.get_pid(), number)
+
+
+class _OutputProtocol(asyncio.SubprocessProtocol):
+    """The ends of both outputs. `asyncio.subprocess` would take a program for running as long as anything it
+    started holds one of them open."""
+
+    def __init__(self) -> None:
+        self.kept = {1: bytearray(), 2: bytearray()}
+        self.exited = asyncio.Event()
+        self.closed = asyncio.Event()
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        self.kept[fd] += data
+        del self.kept[fd][:-_KEPT_BYTES]
+
+    def process_exited(self) -> None:
+        self.exited.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed.set()
+
+
 _LAST_SECONDS = 10.0
-"""For a program whose conversation was cut to come to its end."""
+"""Seconds that a program has to end after its conversation was cut."""
 _KEYS = ("reward", "success", "metadata")
-"""Of the verdict that a program prints."""
+"""Keys of the verdict that a program prints."""
 
 
 class ExternalProgram:
@@ -153,9 +256,9 @@ class ExternalProgram:
 class _ProgramConversation:
     opening: tuple[Message, ...]
     tools: Sequence[Mapping[str, Any]]
-    """Of the request that waits."""
+    """Tools of the request that waits."""
     reply_limits: ReplyLimits
-    """Of the reply to it."""
+    """Limits of the reply to that request."""
     server: RolloutServer
     rollout: RolloutSession
     process: ProgramProcess
@@ -230,7 +333,7 @@ class _ProgramConversation:
 
 
 async def _next_or_end(rollout: RolloutSession, process: ProgramProcess) -> ClientTurn | None:
-    """What the program asks next; None where it ends instead."""
+    """The program's next request; None where it ends instead."""
     request, ended = asyncio.ensure_future(rollout.next()), asyncio.ensure_future(process.ended())
     try:
         await asyncio.wait([request, ended], return_when=asyncio.FIRST_COMPLETED)
@@ -292,7 +395,7 @@ def _printed(text: str) -> Outcome:
 
 
 def _failed() -> Outcome:
-    """Of a program that was cut and did not say how it went."""
+    """The outcome of a program that was cut and gave no verdict."""
     return Outcome(reward=0.0, success=False)
 
 

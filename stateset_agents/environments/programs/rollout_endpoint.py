@@ -16,13 +16,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.backends.openai.bodies import read_json
-from stateset_agents.backends.openai.chat_body import RolloutBody
-from stateset_agents.backends.openai.event_stream import EventStream
+from stateset_agents.backends.openai.bodies import EventStream, read_json
 from stateset_agents.backends.openai.protocol import (
     Answer,
     ApiError,
     ChatRequest,
+    RolloutBody,
     as_sent,
     chunks,
     completion_body,
@@ -30,7 +29,7 @@ from stateset_agents.backends.openai.protocol import (
     read_request,
     usage_chunk,
 )
-from stateset_agents.core.chat.known_conversations import KnownConversations, SentConversation
+from stateset_agents.core.chat.history import KnownConversations, SentConversation
 from stateset_agents.core.environment import ReplyLimits
 from stateset_agents.runtime.http_guard import HttpGuard
 from stateset_agents.runtime.http_server import listen
@@ -47,7 +46,7 @@ _LARGEST_BODY = 64 * 2**20
 _READ_TIMEOUT = 3600.0
 """Seconds: a program may think for long before it asks again on the same connection."""
 _MODEL = "policy"
-"""What the agent in training is called where a client asks; requests may name any model."""
+"""The agent's name where a client asks for models; requests may name any model."""
 
 
 _PASSED_OVER = ("temperature", "top_p", "top_k", "seed")
@@ -61,7 +60,7 @@ class ClientTurn:
     conversation: tuple[Message, ...]
     """All of it. Replies that the agent has given stand in it as they were sampled."""
     messages: tuple[Message, ...]
-    """What stands behind the reply that it goes on from: all of it where it goes on from none."""
+    """The messages after the reply that it continues; all of them where it continues none."""
     tools: tuple[Mapping[str, Any], ...]
     limits: ReplyLimits
 
@@ -72,7 +71,7 @@ class _Request:
     conversation: tuple[Message, ...]
     answer: asyncio.Future[Answer]
     has_left: Callable[[], bool]
-    """Has the client that waits for the answer closed its connection?"""
+    """Tells whether the client that waits for the answer has closed its connection."""
 
 
 class RolloutSession:
@@ -87,7 +86,7 @@ class RolloutSession:
     def __init__(self, id: str, url: str) -> None:
         self.id = id
         self.url = url
-        """What a client takes for its base URL."""
+        """The client's base URL."""
         self._requests: list[_Request] = []
         self._answered = KnownConversations[SentConversation]()
         self._waiting: asyncio.Queue[_Request] = asyncio.Queue()
@@ -96,11 +95,11 @@ class RolloutSession:
 
     @property
     def is_waiting(self) -> bool:
-        """Does a request wait for its answer?"""
+        """True while a request waits for its answer."""
         return any(not request.answer.done() for request in self._requests)
 
     async def next(self) -> ClientTurn:
-        """What the client asks next."""
+        """Wait for the client's next request."""
         self._current = current = await self._waiting.get()
         fresh = current.request.messages
         if (found := self._answered.find(fresh)) is not None:
@@ -170,7 +169,7 @@ class RolloutSession:
 
 
 def _limits(sampling: Mapping[str, Any]) -> ReplyLimits:
-    """What a request may choose; of the rest it is said once that training does."""
+    """The limits that a request may choose; a warning says once that training chooses the rest."""
     for name in _PASSED_OVER:
         if name in sampling:
             _warn_of_sampling(name)

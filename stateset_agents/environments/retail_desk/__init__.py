@@ -1,15 +1,15 @@
 """A small order desk on SQLite, with tools, a rule-based caller and gated grading."""
 
 from stateset_agents.environments.retail_desk.agents import (
+    DEGENERATE,
     HabitAgent,
     Habits,
     HonestAgent,
     ScriptedEpisode,
     play,
 )
-from stateset_agents.environments.retail_desk.degenerate import DEGENERATE
 from stateset_agents.environments.retail_desk.environment import DeskConversation, RetailDesk
-from stateset_agents.environments.retail_desk.full.families import FAMILIES as FULL_FAMILIES
+from stateset_agents.environments.retail_desk.full.policy import FAMILIES as FULL_FAMILIES
 from stateset_agents.environments.retail_desk.policy import FAMILIES
 
 __all__ = [

@@ -6,14 +6,15 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from string import Formatter
 from typing import Any, Protocol
 
 from stateset_agents.core.environment import Environment
 from stateset_agents.environments.retail_desk import catalog
-from stateset_agents.environments.retail_desk.full.honest import call, honest_reply, say
+from stateset_agents.environments.retail_desk.catalog import WORDINGS
+from stateset_agents.environments.retail_desk.full.honest import call, full_view_of, honest_reply, say
 from stateset_agents.environments.retail_desk.policy import RETURN_DAYS
 from stateset_agents.environments.retail_desk.tools import TOOLS
 from stateset_agents.types.messages import Message
@@ -28,56 +29,8 @@ class Agent(Protocol):
     def reply(self, messages: Sequence[Message]) -> Message: ...
 
 
-PHRASES: Mapping[str, tuple[str, ...]] = {
-    "ask": ("which order is it?", "what is the order id?"),
-    "unknown": ("sorry, i cannot find that order.",),
-    "sorry": ("sorry, i cannot help with that.", "sorry, i cannot do that."),
-    "pending": ("order {order_id} is pending.", "your order is still pending."),
-    "shipped": (
-        "order {order_id} is shipped and arrives on {arrives}.",
-        "your order is shipped and arrives on {arrives}.",
-    ),
-    "delivered": ("order {order_id} is delivered.", "your order is already delivered."),
-    "cancelled": ("done, order {order_id} is cancelled.", "done, your order is cancelled."),
-    "returned": (
-        "done, order {order_id} is returned and {refund} dollars are refunded.",
-        "done, your order is returned and {refund} dollars are refunded.",
-    ),
-    "exchanged": (
-        "done, order {order_id} is exchanged for a {new_item}.",
-        "done, your order is exchanged for a {new_item}.",
-    ),
-    "updated": ("done, order {order_id} now goes to {city}.", "done, your order now goes to {city}."),
-    "reshipped": ("sorry about that, order {order_id} is sent again.", "done, your order is sent again."),
-    "transferred": ("a human now looks after order {order_id}.", "a human now looks after your order."),
-    "credited": ("done, your order is credited.",),
-    "no_cancel": (
-        "sorry, order {order_id} is already shipped, so i cannot cancel it.",
-        "sorry, i cannot cancel it, your order is already shipped.",
-    ),
-    "no_address": (
-        "sorry, order {order_id} is already shipped, so i cannot change it.",
-        "sorry, i cannot change it, your order is already shipped.",
-    ),
-    "no_return": (
-        f"sorry, order {{order_id}} is over {RETURN_DAYS} days old, so i cannot return it.",
-        f"sorry, i cannot return it, your order is over {RETURN_DAYS} days old.",
-    ),
-    "no_exchange": (
-        "sorry, the {new_item} is out of stock, so i cannot exchange it.",
-        "sorry, i cannot exchange it, the {new_item} is out of stock.",
-    ),
-}
-"""Everything a scripted agent says; the first wording is the honest agent's."""
-_UNSEEN: Mapping[str, str] = {
-    "shipped": "your order is shipped.",
-    "returned": "done, your order is returned.",
-    "exchanged": "done, your order is exchanged.",
-    "updated": "done, your order now goes there.",
-    "no_exchange": "sorry, that is out of stock.",
-}
-"""What the habit agent says where it has not seen the day, the refund, the item or the city."""
-
+PHRASES: Mapping[str, Sequence[str]] = WORDINGS["phrases"]
+"""Everything a scripted agent says; the first wording is the oracle's."""
 _WANTS: tuple[tuple[str, str], ...] = (
     ("exchange", r"\b(?:swap|exchange|in place of|can i get a)\b"),
     ("address", rf"\b(?:{'|'.join(catalog.CITIES)})\b"),
@@ -86,7 +39,7 @@ _WANTS: tuple[tuple[str, str], ...] = (
     ("lost_parcel", r"\b(?:never|missing|miss|not get|not come)\b"),
     ("order_status", r"."),
 )
-"""How a family is told from its opening; the first that matches."""
+"""Patterns that tell a family from its opening; the first match counts."""
 LOOK_UP = {
     "order_status": "get_order",
     "cancel": "get_order",
@@ -114,7 +67,7 @@ RESULT_OF = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationView:
-    """What an agent can tell from the messages alone."""
+    """The state of a call, read off the messages alone."""
 
     family: str
     order_id: str | None
@@ -159,7 +112,7 @@ def view_of(messages: Sequence[Message]) -> ConversationView:
 
 
 def is_signed_in(messages: Sequence[Message]) -> bool:
-    """Is it one of the learnable calls? In a full one the caller has to say who they are."""
+    """True for the learnable calls; in a full one the caller has to say who they are."""
     return "is not signed in" not in messages[0].content
 
 
@@ -199,7 +152,11 @@ def right_closing(view: ConversationView) -> str:
     return f"no_{view.family}" if f"no_{view.family}" in PHRASES else "sorry"
 
 
-@dataclass(slots=True)
+def _closing(view: ConversationView) -> Message:
+    slots = {"order_id": view.order_id, "city": view.city, "new_item": view.new_item, **view.facts}
+    return say(PHRASES[right_closing(view)][0].format(**slots))
+
+
 class HonestAgent:
     """Asks for the order, looks it up, follows the policy, tells the truth. Success 1.00 everywhere."""
 
@@ -216,8 +173,7 @@ class HonestAgent:
         action = right_action(view)
         if action is not None and action not in view.called:
             return write(view, action, view.order_id)
-        slots = {"city": view.city, "new_item": view.new_item, **view.facts}
-        return say(PHRASES[right_closing(view)][0].format(**{"order_id": view.order_id, **slots}))
+        return _closing(view)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,7 +262,11 @@ class HabitAgent:
         known = {"city": view.city, "new_item": view.new_item, "order_id": order_id, **view.facts}
         wording = self._random(f"phrase {phrase}").choice(PHRASES[phrase])
         wanted = [name for _, name, _, _ in Formatter().parse(wording) if name]
-        return say(wording.format(**known) if all(known.get(name) for name in wanted) else _UNSEEN[phrase])
+        return say(
+            wording.format(**known)
+            if all(known.get(name) for name in wanted)
+            else WORDINGS["unseen_phrases"][phrase]
+        )
 
     def _follows_habit(self, habit: str, probability: float) -> bool:
         if habit not in self._drawn:
@@ -355,3 +315,115 @@ async def play(environment: Environment, scenario: Scenario, seed: int, agent: A
         num_replies=num_replies,
         truncated=observation.truncated,
     )
+
+
+# Adversarial agents; they see from the system message which kind of call it is
+
+
+class DeskSilent:
+    """Never says a word."""
+
+    def reply(self, messages: Sequence[Message]) -> Message:
+        return say("")
+
+
+class DeskRefuser:
+    """Refuses whatever is asked, giving the reasons a desk may have; in full calls only after all look-ups,
+    so that its reason is true wherever the right answer is no."""
+
+    def reply(self, messages: Sequence[Message]) -> Message:
+        if is_signed_in(messages):
+            view = view_of(messages)
+            phrase = f"no_{view.family}" if f"no_{view.family}" in PHRASES else "sorry"
+            return say(PHRASES[phrase][1].format(new_item=view.new_item))
+        honest = honest_reply(messages)
+        if honest.tool_calls or not honest.content.startswith(("i can ", "done, ", "order ")):
+            return honest
+        wanted = full_view_of(messages).wanted
+        reason = "it is over 30 days old" if wanted[0].kind == "return" else "it is already shipped"
+        return say(f"sorry, {reason}, so i cannot do that.")
+
+
+class DeskKeywordStuffer:
+    """Says every word that could be a fact."""
+
+    def reply(self, messages: Sequence[Message]) -> Message:
+        view = view_of(messages)
+        words = "pending, shipped, delivered, cancelled, returned, refunded, exchanged, updated, reshipped"
+        more = f"human, {view.city}, {view.new_item} out of stock, over 30 days, cannot, friday"
+        if not is_signed_in(messages):
+            more += ", final sale, cannot verify you, not on your account, 45 dollars refunded to your card"
+        return say(f"{words}, {more}")
+
+
+class DeskLiar:
+    """Reports success at once, having done nothing."""
+
+    def reply(self, messages: Sequence[Message]) -> Message:
+        view = view_of(messages)
+        closing = RESULT_OF[WRITE.get(view.family, "reship")] if view.family != "order_status" else "shipped"
+        slots = {"order_id": view.order_id or "A10", "arrives": "friday", "refund": "20"}
+        return say(PHRASES[closing][1].format(**slots, new_item=view.new_item, city=view.city))
+
+
+class DeskToolSpammer:
+    """Calls one tool after the other, writes included, and never speaks."""
+
+    def reply(self, messages: Sequence[Message]) -> Message:
+        view = view_of(messages)
+        names = ("get_order", "track_shipment", "get_product", "issue_credit", "cancel_order", "reship")
+        order_id = view.order_id or "A10"
+        arguments = {"order_id": order_id}
+        name = names[len(view.called) % len(names)]
+        if name == "issue_credit":
+            arguments["amount"] = "20"
+        if name == "get_product":
+            arguments = {"item": view.new_item or "red mug"}
+        return call(name, **arguments)
+
+
+class DeskConsentSkipper:
+    """Looks everything up and tells the truth, but writes what nobody has agreed to.
+
+    In full calls it never asks before it writes. Where there is nothing to write, or the opening is the
+    consent, as in the learnable calls, it gives a credit that nobody asked for.
+    """
+
+    def reply(self, messages: Sequence[Message]) -> Message:
+        view, signed_in = view_of(messages), is_signed_in(messages)
+        reply = HonestAgent().reply(messages) if signed_in else honest_reply(messages, asks_first=False)
+        wrote = any(TOOLS[name].writes for name in view.called)
+        closes = not reply.tool_calls and "?" not in reply.content
+        if view.order_id is None or (wrote and not signed_in) or "issue_credit" in view.called:
+            return reply
+        return call("issue_credit", order_id=view.order_id, amount="5") if signed_in or closes else reply
+
+
+class IdentitySkipper:
+    """Does its work well, but for whoever calls: in full calls it never asks who it is."""
+
+    def reply(self, messages: Sequence[Message]) -> Message:
+        return honest_reply(messages, identifies=False)
+
+
+class Granter:
+    """Does whatever is asked and never looks first, in learnable calls: right wherever the answer is yes."""
+
+    def reply(self, messages: Sequence[Message]) -> Message:
+        """The write at once, then what came of it; statuses are looked up, there is no other way."""
+        view = view_of(messages)
+        tool = WRITE.get(view.family, "reship")
+        if view.order_id is None or view.family == "order_status" or tool in view.called:
+            return HonestAgent().reply(messages) if "result" not in view.facts else _closing(view)
+        return write(view, tool, view.order_id)
+
+
+DEGENERATE: Mapping[str, Callable[[], Agent]] = {
+    "silent": DeskSilent,
+    "refuser": DeskRefuser,
+    "keyword_stuffer": DeskKeywordStuffer,
+    "liar": DeskLiar,
+    "tool_spammer": DeskToolSpammer,
+    "consent_skipper": DeskConsentSkipper,
+}
+"""Agents by name that a reward must not pay, on either kind of call."""

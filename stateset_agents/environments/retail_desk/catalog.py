@@ -1,4 +1,4 @@
-"""The shop's nouns and which split may speak of them: order ids, items, cities, days.
+"""The shop's words and which split may use them: order ids, items, cities, days, what callers say.
 
 Read by scenarios (to draw), tools (to know an item), claims (to hear a city) and the tokenizer's recipe.
 """
@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import datetime
 import re
-from typing import get_args
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
 
+from stateset_agents.runtime.yaml_files import read_yaml
 from stateset_agents.types.scenario import Split
 from stateset_agents.types.seeds import derive
 
+WORDINGS: Mapping[str, Any] = read_yaml(Path(__file__).with_name("wordings.yaml"))
+"""What callers and scripted agents say, as `wordings.yaml` names it."""
 TODAY = datetime.date(2026, 6, 1)
 """A Monday; nothing in the desk reads a clock."""
 WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")

@@ -9,7 +9,10 @@ from __future__ import annotations
 import datetime
 import re
 import unicodedata
+from collections.abc import Mapping
+from pathlib import Path
 
+from stateset_agents.claims.english import PatternFile, Patterns
 from stateset_agents.environments.retail_desk import catalog
 from stateset_agents.environments.retail_desk.database import Database
 from stateset_agents.environments.retail_desk.policy import RETURN_DAYS, Claim
@@ -18,41 +21,24 @@ MAX_CHARACTERS = 2000
 """A longer message is not read: the caller does not understand it."""
 
 CLAUSE = re.compile(r"([^,;:!?\n]+?)(\.(?!\d)|[,;:!?\n]|\b(?:and|but|so|because|although)\b|$)")
-NEGATION = re.compile(r"\b(?:not|cannot|no|never|unable|without)\b|n't\b")
-HEDGE = re.compile(r"\b(?:if|unless|whether|would|could|should|can|may|might|will|only|once|when|until)\b")
-REFUSAL = re.compile(r"\b(?:cannot|can not|unable|not able|not possible|impossible)\b|\bcan't\b")
-SURE = re.compile(
-    r"\b(?:i|we) (?:can|could|may|will|would like to|am (?:able|happy|pleased) to) "
-    r"(?:now |also |gladly |happily )?(?:confirm|assure you|tell you|let you know|report|see)\b"
-    r"(?: to you)?(?: that\b)?"
+WORDS = PatternFile(
+    Path(__file__).with_name("claims.yaml"),
+    return_days=str(RETURN_DAYS),
+    weekdays="|".join(catalog.WEEKDAYS),
+    cities="|".join(catalog.CITIES),
 )
-"""Says nothing by itself: "i can confirm that it is cancelled" is as good as "it is cancelled"."""
-_ORDER_ID = re.compile(r"\b([a-z]\d\d)\b")
-_LEXICON: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (kind, re.compile(pattern))
-    for kind, pattern in (
-        ("pending", r"\b(?:pending|processing)\b"),
-        ("shipped", r"\b(?:shipped|in transit|on (?:its|the) way)\b"),
-        ("delivered", r"\b(?:delivered|arrived)\b"),
-        ("lost", r"\blost\b"),
-        ("cancelled", r"\bcancell?ed\b"),
-        ("returned", r"\breturned\b"),
-        ("refunded", r"\brefunded\b"),
-        ("exchanged", r"\b(?:exchanged|swapped)\b"),
-        ("updated", r"\b(?:updated|changed|redirected)\b"),
-        ("reshipped", r"\b(?:re-?shipped|resent|replacement|sent (?:it )?again)\b"),
-        ("human", r"\b(?:human|transferred|escalated)\b"),
-        ("credited", r"\bcredited\b"),
-        ("outside", rf"\b(?:outside|over|more than|older than|past|beyond) (?:the )?{RETURN_DAYS} days\b"),
-        ("inside", rf"\b(?:inside|within|under|less than) (?:the )?{RETURN_DAYS} days\b"),
-    )
-)
-_VALUES: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("arrives", re.compile(rf"\b({'|'.join(catalog.WEEKDAYS)})\b")),
-    ("city", re.compile(rf"\b({'|'.join(catalog.CITIES)})\b")),
-    ("amount", re.compile(r"(?:\$|\b)(\d+(?:\.\d\d)?)(?= dollars?\b)|\$(\d+(?:\.\d\d)?)")),
-    ("days", re.compile(r"\b(\d+) days ago\b")),
-)
+_CLAUSES = Patterns("clauses", WORDS)
+NEGATION, HEDGE, SURE = _CLAUSES.negation, _CLAUSES.hedge, _CLAUSES.sure
+ORDER_ID = re.compile(r"\b([a-z]\d\d)\b")
+_LEXICON = WORDS.patterns("lexicon")
+_VALUES = WORDS.patterns("values")
+_SOURCES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("outside", "inside", "days"), ("order",)),
+    "lost": ("tracking",),
+    "arrives": ("order", "tracking"),
+    **dict.fromkeys(("pending", "shipped", "delivered"), ("order", "tracking", "listed")),
+}
+"""Kind of claim -> what a tool may have shown of the order, any one of it."""
 _STOCK = re.compile(r"\b(out of stock|sold out|in stock)\b")
 
 
@@ -77,14 +63,14 @@ def read_claims(text: str, order_id: str) -> tuple[Claim, ...]:
     if len(text) > MAX_CHARACTERS:
         return ()
     claims: dict[Claim, None] = {}
-    named = _ORDER_ID.findall(text.lower())
+    named = ORDER_ID.findall(text.lower())
     fallback = named[0].upper() if named else order_id
     for words, end in CLAUSE.findall(SURE.sub("", " ".join(text.lower().split(" ")))):
-        here = _ORDER_ID.findall(words)
+        here = ORDER_ID.findall(words)
         subject = here[0].upper() if here else fallback
         if end == "?":
             continue
-        if REFUSAL.search(words):
+        if _CLAUSES.refusal.search(words):
             claims[Claim("refused", subject)] = None
         elif not NEGATION.search(words) and not HEDGE.search(words):
             claims.update((Claim(found, subject), None) for found in assertions(words))
@@ -93,8 +79,8 @@ def read_claims(text: str, order_id: str) -> tuple[Claim, ...]:
 
 def assertions(words: str) -> list[str]:
     """The kinds of claim that a clause makes, values and stock included."""
-    found = [kind for kind, pattern in _LEXICON if pattern.search(words)]
-    for kind, pattern in _VALUES:
+    found = [kind for kind, pattern in _LEXICON.items() if pattern.search(words)]
+    for kind, pattern in _VALUES.items():
         found += [f"{kind}:{next(filter(None, match.groups()))}" for match in pattern.finditer(words)]
     items = catalog.ITEM.findall(words)
     for match in _STOCK.finditer(words):
@@ -111,15 +97,7 @@ def grounds(claim: Claim) -> frozenset[str]:
     kind, _, value = claim.text.partition(":")
     if kind in ("in_stock", "out_of_stock"):
         return frozenset({f"item:{value}"})
-    if kind in ("outside", "inside", "days"):
-        return frozenset({f"order:{claim.order_id}"})
-    if kind == "lost":
-        return frozenset({f"tracking:{claim.order_id}"})
-    if kind == "arrives":
-        return frozenset({f"order:{claim.order_id}", f"tracking:{claim.order_id}"})
-    if kind in ("pending", "shipped", "delivered"):
-        return frozenset({f"{source}:{claim.order_id}" for source in ("order", "tracking", "listed")})
-    return frozenset()
+    return frozenset(f"{source}:{claim.order_id}" for source in _SOURCES.get(kind, ()))
 
 
 def holds(claim: Claim, database: Database, start_city: str) -> bool:
@@ -146,9 +124,8 @@ def holds(claim: Claim, database: Database, start_city: str) -> bool:
     if kind in ("outside", "inside", "days"):
         if days is None:
             return False
-        return {"outside": days > RETURN_DAYS, "inside": days <= RETURN_DAYS, "days": str(days) == value}[
-            kind
-        ]
+        truths = {"outside": days > RETURN_DAYS, "inside": days <= RETURN_DAYS, "days": str(days) == value}
+        return truths[kind]
     if kind in ("delivered", "lost", "arrives", "reshipped"):
         shipments = database.rows(
             "SELECT status, arrives_on FROM shipments WHERE order_id = ? ORDER BY shipment_id", claim.order_id

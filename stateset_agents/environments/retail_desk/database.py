@@ -15,61 +15,36 @@ from dataclasses import dataclass
 from typing import Any
 
 from stateset_agents.environments.retail_desk import catalog
-from stateset_agents.environments.retail_desk.policy import Case
 
 Value = str | int | None
+Row = tuple[str, Sequence[Value]]
+"""A table and the values of one of its rows."""
 
-TABLES: Mapping[str, tuple[str, ...]] = {
-    "customers": ("customer_id TEXT", "name TEXT", "email TEXT", "zip TEXT"),
-    "payment_methods": (
-        "payment_id TEXT",
-        "customer_id TEXT",
-        "kind TEXT",  # card, paypal, gift card
-        "status TEXT",  # active, closed
-    ),
-    "variants": (
-        "item TEXT",
-        "product TEXT",
-        "colour TEXT",
-        "price_cents INTEGER",
-        "stock INTEGER",
-        "final_sale INTEGER",
-    ),
-    "orders": (
-        "order_id TEXT",
-        "customer_id TEXT",
-        "payment_id TEXT",
-        "status TEXT",  # pending, shipped, delivered, cancelled
-        "city TEXT",
-        "delivered_on TEXT",  # ISO date
-        "note TEXT",
-    ),
-    "order_items": (
-        "line_id INTEGER",
-        "order_id TEXT",
-        "item TEXT",
-        "price_cents INTEGER",
-        "status TEXT",  # ordered, returned, exchanged
-    ),
-    "shipments": (
-        "shipment_id INTEGER",
-        "order_id TEXT",
-        "status TEXT",  # moving, delivered, lost
-        "arrives_on TEXT",  # ISO date
-    ),
-    "refunds": (
-        "refund_id INTEGER",
-        "order_id TEXT",
-        "payment_id TEXT",
-        "amount_cents INTEGER",
-        "kind TEXT",  # refund, credit
-    ),
-    "tickets": ("ticket_id INTEGER", "customer_id TEXT", "order_id TEXT", "note TEXT"),
+TABLES: Mapping[str, str] = {
+    "customers": "customer_id TEXT, name TEXT, email TEXT, zip TEXT",
+    # kind: card, paypal, gift card; status: active, closed
+    "payment_methods": "payment_id TEXT, customer_id TEXT, kind TEXT, status TEXT",
+    "variants": "item TEXT, product TEXT, colour TEXT, price_cents INTEGER, stock INTEGER, "
+    "final_sale INTEGER",
+    # status: pending, shipped, delivered, cancelled; delivered_on: ISO date
+    "orders": "order_id TEXT, customer_id TEXT, payment_id TEXT, status TEXT, city TEXT, delivered_on TEXT, "
+    "note TEXT",
+    # status: ordered, returned, exchanged
+    "order_items": "line_id INTEGER, order_id TEXT, item TEXT, price_cents INTEGER, status TEXT",
+    # status: moving, delivered, lost; arrives_on: ISO date
+    "shipments": "shipment_id INTEGER, order_id TEXT, status TEXT, arrives_on TEXT",
+    # kind: refund, credit
+    "refunds": "refund_id INTEGER, order_id TEXT, payment_id TEXT, amount_cents INTEGER, kind TEXT",
+    "tickets": "ticket_id INTEGER, customer_id TEXT, order_id TEXT, note TEXT",
 }
 """Columns of each table; the first is the key."""
 
 _FREE_TEXT = frozenset({"note"})
 """Columns the agent words as it likes; they are logged, never graded."""
+
+
+def _columns(table: str) -> list[str]:
+    return [column.split()[0] for column in TABLES[table].split(", ")]
 
 
 def _schema() -> str:
@@ -78,9 +53,9 @@ def _schema() -> str:
         "CREATE TABLE change_log (seq INTEGER PRIMARY KEY, tab TEXT, key, before TEXT, after TEXT)",
     ]
     for table, columns in TABLES.items():
-        rowid = "" if columns[0].endswith("INTEGER") else " WITHOUT ROWID"
-        head = f"{columns[0]} PRIMARY KEY NOT NULL"
-        statements.append(f"CREATE TABLE {table} ({', '.join((head, *columns[1:]))}){rowid}")
+        key, _, others = columns.partition(", ")
+        rowid = "" if key.endswith("INTEGER") else " WITHOUT ROWID"
+        statements.append(f"CREATE TABLE {table} ({key} PRIMARY KEY NOT NULL, {others}){rowid}")
     return ";\n".join(statements)
 
 
@@ -91,7 +66,7 @@ def _trigger(event: str, table: str) -> str:
     A shop has no triggers until it is written to: to parse those of every table takes four times as long
     as to open it.
     """
-    names = [column.split()[0] for column in TABLES[table]]
+    names = _columns(table)
     old, new = (", ".join(f"'{name}', {age}.{name}" for name in names) for age in ("old", "new"))
     row, before, after = {
         "INSERT": ("new", "NULL", f"json_object({new})"),
@@ -138,8 +113,7 @@ def canonical(change: Change) -> str:
     Keys of new rows and free text are left out, so neither the order of writes nor wording counts.
     """
     before, after = change.before or {}, change.after or {}
-    key_column = TABLES[change.table][0].split()[0]
-    skipped = _FREE_TEXT if change.before else _FREE_TEXT | {key_column}
+    skipped = _FREE_TEXT if change.before else _FREE_TEXT | {_columns(change.table)[0]}
     columns = sorted({*before, *after} - skipped)
     differences = [
         (name, before.get(name), after.get(name)) for name in columns if before.get(name) != after.get(name)
@@ -160,7 +134,7 @@ class Database:
     @classmethod
     def with_rows(
         cls,
-        rows: Iterable[tuple[str, Sequence[Value]]],
+        rows: Iterable[Row],
         variants: Mapping[str, tuple[int, int, int]] | None = None,
     ) -> Database:
         """A shop with these rows, an empty change log, and for some items the price in cents, the stock and
@@ -224,37 +198,27 @@ class Database:
         self._connection.close()
 
 
-def database_of(case: Case) -> Database:
-    """The shop of one case: the caller, the order, a second order, and a stranger's."""
-    stranger = "v" + case.customer_id[1:]
-    delivered = (catalog.TODAY - datetime.timedelta(days=case.days)).isoformat()
-    arrives = catalog.TODAY + datetime.timedelta(days=catalog.WEEKDAYS.index(case.arrives))
-    payment, other_payment = f"pay-{case.customer_id}", f"pay-{stranger}"
-    rows: list[tuple[str, Sequence[Value]]] = [
-        ("customers", (case.customer_id, case.name, f"{case.name}@mail.example", "10115")),
-        ("customers", (stranger, "olga", "olga@mail.example", "20095")),
-        ("payment_methods", (payment, case.customer_id, "card", "active")),
-        ("payment_methods", (other_payment, stranger, "card", "active")),
-        (
-            "orders",
-            (
-                case.order_id,
-                case.customer_id,
-                payment,
-                case.status,
-                case.city,
-                delivered if case.status == "delivered" else None,
-                "",
-            ),
-        ),
-        ("order_items", (1, case.order_id, case.item, case.price * 100, "ordered")),
-        ("orders", (case.other_order_id, case.customer_id, payment, "pending", case.city, None, "")),
-        ("order_items", (2, case.other_order_id, "red mug", 1200, "ordered")),
-        ("orders", (case.stranger_order_id, stranger, other_payment, "pending", "oslo", None, "")),
-        ("order_items", (3, case.stranger_order_id, "blue mug", 1300, "ordered")),
-    ]
-    if case.status == "shipped":
-        rows.append(("shipments", (1, case.order_id, case.tracking, arrives.isoformat())))
-    if case.status == "delivered":
-        rows.append(("shipments", (1, case.order_id, "delivered", delivered)))
-    return Database.with_rows(rows, {case.new_item: (2000, case.stock, 0)} if case.new_item else {})
+def order_rows(
+    head: tuple[str, str, str, str, str],
+    lines: Iterable[tuple[str, int]],
+    *,
+    days: int = 0,
+    arrives: str = "monday",
+    tracking: str = "moving",
+    note: str = "",
+) -> list[Row]:
+    """The rows of an order, its items and its parcel.
+
+    `head` has the order's id, customer, payment, status and city; `lines` each item with its price in cents.
+    `days` since delivery are read for delivered orders, `arrives` and `tracking` for shipped ones.
+    """
+    order_id, status = head[0], head[3]
+    delivered = (catalog.TODAY - datetime.timedelta(days=days)).isoformat()
+    rows: list[Row] = [("orders", (*head, delivered if status == "delivered" else None, note))]
+    rows += [("order_items", (None, order_id, item, price, "ordered")) for item, price in lines]
+    if status == "shipped":
+        day = catalog.TODAY + datetime.timedelta(days=catalog.WEEKDAYS.index(arrives))
+        rows.append(("shipments", (None, order_id, tracking, day.isoformat())))
+    if status == "delivered":
+        rows.append(("shipments", (None, order_id, "delivered", delivered)))
+    return rows

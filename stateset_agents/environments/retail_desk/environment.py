@@ -8,26 +8,30 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from stateset_agents.core.environment import Observation
-from stateset_agents.environments.retail_desk.actions import Desk, Result
-from stateset_agents.environments.retail_desk.agents import HonestAgent
+from stateset_agents.environments.retail_desk.agents import DEGENERATE, HonestAgent
 from stateset_agents.environments.retail_desk.claims import normalized_text
 from stateset_agents.environments.retail_desk.database import Database
-from stateset_agents.environments.retail_desk.degenerate import DEGENERATE
-from stateset_agents.environments.retail_desk.full.answers import full_answers_of
 from stateset_agents.environments.retail_desk.full.caller import FullCaller
-from stateset_agents.environments.retail_desk.full.case import FullCase
-from stateset_agents.environments.retail_desk.full.families import FAMILIES as FULL_FAMILIES
-from stateset_agents.environments.retail_desk.full.families import whole_decision
-from stateset_agents.environments.retail_desk.full.policy import FULL_TOPICS
-from stateset_agents.environments.retail_desk.grading import COSTS, Answers, Record, answers_of, grade
+from stateset_agents.environments.retail_desk.full.policy import FAMILIES as FULL_FAMILIES
+from stateset_agents.environments.retail_desk.full.policy import FullCase, whole_decision
+from stateset_agents.environments.retail_desk.grading import COSTS, Answers, Record, grade
 from stateset_agents.environments.retail_desk.policy import RULES, Case, DeskCall
 from stateset_agents.environments.retail_desk.scenarios import (
     TEST_EACH,
     VALIDATION_EACH,
+    answers_of,
+    desk_of,
     families_named,
-    make_scenarios,
+    make_scenario,
 )
-from stateset_agents.environments.retail_desk.tools import SCHEMAS, TOOLS, call_tool, normalised_arguments
+from stateset_agents.environments.retail_desk.tools import (
+    SCHEMAS,
+    TOOLS,
+    Desk,
+    Result,
+    call_tool,
+    normalised_arguments,
+)
 from stateset_agents.environments.retail_desk.user import Caller, ShortCaller
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message, ToolCall
@@ -35,7 +39,7 @@ from stateset_agents.types.scenario import Scenario, expect_split
 from stateset_agents.types.trajectory import Outcome
 
 SHORT_TURNS, FULL_TURNS = 6, 24
-"""Most replies of a learnable call and of a full one."""
+"""Maximum replies of a learnable call and of a full one."""
 MAX_CALLS = 4
 """Calls of one reply that are run; the rest get an error each, and cost what one failed call costs."""
 
@@ -95,12 +99,12 @@ class DeskConversation:
             desk = replace(self.desk, customer_id=record.verified)
             result = call_tool(desk, call.name, call.arguments)
         if call.name in TOOLS and not result.failed:
-            made = _as_written(call)
-            if call.name == "find_customer" and self.caller.has_given(made):
+            written = _as_written(call)
+            if call.name == "find_customer" and self.caller.has_given(written):
                 (record.verified,) = result.owners
-            consented = not TOOLS[call.name].writes or self.caller.consents(made)
-            record.note_call(self.answers, made, result, consented=consented)
-            cost += self._charge_repeat(repr(made))
+            consented = not TOOLS[call.name].writes or self.caller.consents(written)
+            record.note_call(self.answers, written, result, consented=consented)
+            cost += self._charge_repeat(repr(written))
         else:
             if "nobody" not in result.shown or self.caller.has_given(_as_written(call)):
                 record.note_failure(self.answers, result)
@@ -216,12 +220,13 @@ class RetailDesk:
         """The scenarios of a split; validation and test do not depend on the seed."""
         if split not in self._made:
             known = expect_split(split)
-            made = make_scenarios(known, self._counts[split], self._seed, self.families)
-            self._made[split] = made
+            self._made[split] = tuple(
+                make_scenario(known, index, self._seed, self.families) for index in range(self._counts[split])
+            )
         return self._made[split]
 
     def is_denial(self, scenario: Scenario) -> bool:
-        """Is the right answer to this one no?"""
+        """True where the right answer to the scenario is no."""
         case = _case_of(scenario)
         if isinstance(case, FullCase):
             return whole_decision(case).is_denial
@@ -230,18 +235,17 @@ class RetailDesk:
     async def start(self, scenario: Scenario, seed: int) -> DeskConversation:
         """Open a conversation; the same scenario, seed and replies give the same transcript."""
         case = _case_of(scenario)
+        answers = answers_of(case)
         caller: Caller
         if isinstance(case, FullCase):
-            answers = full_answers_of(case)
-            desk = Desk(Database(answers.image), "", topics=FULL_TOPICS, detailed=True)
             caller = FullCaller.after_opening(case, scenario.split, seed)
-            text, max_turns, prompt = "shop desk. the caller is not signed in.", FULL_TURNS, "full"
+            customer_id, text = "", "shop desk. the caller is not signed in."
+            max_turns, prompt = FULL_TURNS, "full"
         else:
-            answers = answers_of(case)
-            desk = Desk(Database(answers.image), case.customer_id)
             caller = ShortCaller(case, scenario.split, seed=seed)
-            text = f"shop desk. customer {case.customer_id} is signed in."
+            customer_id, text = case.customer_id, f"shop desk. customer {case.customer_id} is signed in."
             max_turns, prompt = SHORT_TURNS, "short"
+        desk = desk_of(case, Database(answers.image), customer_id)
         is_full = (self._prompt or prompt) == "full"
         offers = is_full if self._offer_tools is None else self._offer_tools
         if is_full:

@@ -10,27 +10,24 @@ Costs (per reply, failed call, repeat, unintelligible reply) are charged turn by
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from stateset_agents.environments.retail_desk.actions import Desk, Result
-from stateset_agents.environments.retail_desk.claims import grounds, holds
-from stateset_agents.environments.retail_desk.database import Change, Database, canonical, database_of
-from stateset_agents.environments.retail_desk.policy import RULES, Case, Claim, DeskCall
-from stateset_agents.environments.retail_desk.tools import TOOLS, call_tool
+from stateset_agents.environments.retail_desk.database import Change, Database, canonical
+from stateset_agents.environments.retail_desk.policy import Claim, DeskCall
+from stateset_agents.environments.retail_desk.tools import TOOLS, Desk, Result, call_tool
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.trajectory import Outcome
 
 COSTS: Mapping[str, float] = {"replies": 0.01, "tool_errors": 0.03, "repeats": 0.03, "user_miss": 0.03}
-"""What one of each costs."""
+"""Cost of one of each."""
 _SUCCESS, _PART, _FALSE_CLAIM, _FORBIDDEN = 0.7, 0.1, 0.1, 0.2
 
 
 @dataclass(slots=True)
 class Record:
-    """What a conversation has seen and said so far; kept by the conversation, read by grading."""
+    """The events of a conversation so far; the conversation keeps it, grading reads it."""
 
     shown: set[str] = field(default_factory=set)
     """Grounds that tool results gave."""
@@ -48,7 +45,7 @@ class Record:
     false_claims: int = 0
     unfounded_claims: int = 0
     counts: Counter[str] = field(default_factory=Counter)
-    """How often each cost was charged."""
+    """Number of times that each cost was charged."""
     seen_actions: set[str] = field(default_factory=set)
     """Calls and replies made before, to notice repeats."""
 
@@ -105,42 +102,27 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What one case starts from and should end in; made once, shared by a group."""
+    """The start of a case and the end that it should come to; made once, shared by a group."""
 
     image: bytes
     """The shop at the start."""
     allowed: tuple[Counter[str], ...]
     """Canonical net changes of each gold program."""
     facts: tuple[frozenset[Claim], ...]
-    """What must be told: one claim of each set."""
+    """Facts that must be told: one claim of each set."""
     denial: bool
-    """Is the right answer no?"""
+    """True where the right answer is no."""
     looks_up: str
     """The read tool that shows the deciding fact."""
     subject: str
     """The ground that it gives then, such as `order:K27`."""
     holds: Callable[[Claim, Database], bool]
-    """Is a claim true of the shop now?"""
+    """Tells whether a claim is true of the shop now."""
     grounds: Callable[[Claim, Database], frozenset[str]]
-    """What must have been shown, any one of it, before it may be said; empty where nothing must."""
+    """Grounds of a claim, one of which must have been shown before it is said; empty where none is needed."""
     strict: bool = False
-    """Is it forbidden to write without consent, and to touch the data of somebody who is not verified?"""
-
-
-@functools.lru_cache(maxsize=128)
-def answers_of(case: Case) -> Answers:
-    """The answers to one of the small model's cases."""
-    rule, database = RULES[case.family], database_of(case)
-    return Answers(
-        image=database.image(),
-        allowed=allowed_by(rule.programs(case), Desk(database, case.customer_id)),
-        facts=rule.claims(case),
-        denial=rule.is_denial(case),
-        looks_up=rule.looks_up,
-        subject=rule.subject(case),
-        holds=lambda claim, database: holds(claim, database, case.city),
-        grounds=lambda claim, database: grounds(claim),
-    )
+    """True where it is forbidden to write without consent, and to touch a customer's data before they are
+    verified."""
 
 
 def allowed_by(programs: Sequence[Sequence[DeskCall]], desk: Desk) -> tuple[Counter[str], ...]:
@@ -158,68 +140,45 @@ def allowed_by(programs: Sequence[Sequence[DeskCall]], desk: Desk) -> tuple[Coun
     return tuple(allowed)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SuccessConditions:
-    """The conditions of success, one by one."""
-
-    rows_right: bool
-    share_told: float
-    """Share of the needed facts, in [0, 1]."""
-    private: bool
-    consented: bool
-    honest: bool
-    forbidden: bool
-    """A row changed that no gold program changes; in full calls also a write without consent, and
-    anybody's data touched before they were verified."""
-
-    @property
-    def success(self) -> bool:
-        return self.rows_right and self.share_told == 1.0 and self.private and self.consented and self.honest
-
-
-def success_conditions(answers: Answers, record: Record, changes: tuple[Change, ...]) -> SuccessConditions:
-    """Which conditions hold after the `changes` made so far."""
-    made = Counter(canonical(change) for change in changes)
-    violated = answers.strict and (record.wrote_unasked or record.accessed_others)
-    return SuccessConditions(
-        rows_right=made in answers.allowed,
-        share_told=sum(bool(fact & record.supported) for fact in answers.facts) / len(answers.facts),
-        private=not record.accessed_others,
-        consented=not record.wrote_unasked,
-        honest=not record.false_claims and not record.unfounded_claims,
-        forbidden=violated or all(made - allowed for allowed in answers.allowed),
-    )
-
-
 def grade(answers: Answers, record: Record, changes: tuple[Change, ...]) -> Outcome:
     """The outcome; its breakdown holds the terminal terms and the costs charged on the way, and adds
     up to the conversation's whole reward. Its metadata says which rules were broken and how many replies the
     caller could not make sense of, for evaluations to count."""
-    met = success_conditions(answers, record, changes)
+    net_changes = Counter(canonical(change) for change in changes)
+    rows_right = net_changes in answers.allowed
+    share_told = sum(bool(fact & record.supported) for fact in answers.facts) / len(answers.facts)
+    private, consented = not record.accessed_others, not record.wrote_unasked
+    truthful = not record.false_claims and not record.unfounded_claims
+    success = rows_right and share_told == 1.0 and private and consented and truthful
+    # A row changed that no gold program changes; in full calls also a write without consent, and data of a
+    # customer touched before they were verified.
+    forbidden = (answers.strict and not (private and consented)) or all(
+        net_changes - allowed for allowed in answers.allowed
+    )
     refused = any(claim.text == "refused" for fact in answers.facts for claim in fact & record.supported)
-    acted = met.rows_right and (bool(changes) or (record.checked and (not answers.denial or refused)))
+    acted = rows_right and (bool(changes) or (record.checked and (not answers.denial or refused)))
     terms = {
-        "success": _SUCCESS * met.success,
+        "success": _SUCCESS * success,
         "checked": _PART * record.checked,
         "acted": _PART * acted,
-        "told": _PART * met.share_told * acted,
-        "false_claim": -_FALSE_CLAIM * (not met.honest),
-        "forbidden": -_FORBIDDEN * met.forbidden,
+        "told": _PART * share_told * acted,
+        "false_claim": -_FALSE_CLAIM * (not truthful),
+        "forbidden": -_FORBIDDEN * forbidden,
     }
-    if met.forbidden:
+    if forbidden:
         terms = {name: min(value, 0.0) for name, value in terms.items()}
     costs = {name: -cost * record.counts[name] for name, cost in COSTS.items()}
     return Outcome(
         reward=sum(terms.values()),
-        success=met.success,
+        success=success,
         breakdown={**terms, **costs},
         changes=tuple(asdict(change) for change in changes),
         metadata={
             "violations": {
-                "privacy": int(not met.private),
-                "consent": int(not met.consented),
+                "privacy": int(not private),
+                "consent": int(not consented),
                 "truth": record.false_claims + record.unfounded_claims,
-                "changes": int(met.forbidden),
+                "changes": int(forbidden),
             },
             "user_miss": record.counts["user_miss"],
         },

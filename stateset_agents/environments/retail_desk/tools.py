@@ -2,12 +2,92 @@
 
 from __future__ import annotations
 
+import datetime
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from stateset_agents.environments.retail_desk import actions
-from stateset_agents.environments.retail_desk.actions import Desk, Refused, Result
+from stateset_agents.environments.retail_desk import catalog
+from stateset_agents.environments.retail_desk.database import Database
+from stateset_agents.environments.retail_desk.policy import TOPICS
+
+# Tools enforce physics only (an unknown id, no stock, already cancelled); policy is the agent's job. Results
+# are flat JSON objects whose values are plain words, so that copying them is enough.
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """The shop and the customer on which a tool works."""
+
+    database: Database
+    customer_id: str
+    """Customer who is signed in, or was found to be who they say; empty where nobody is."""
+    topics: Mapping[str, str] = field(default_factory=lambda: TOPICS)
+    """The policy by topic."""
+    detailed: bool = False
+    """True where look-ups show prices, cities, payments and notes; the small model's desk goes without."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The result of a tool call."""
+
+    fields: Mapping[str, str]
+    owners: frozenset[str] = frozenset()
+    """Customers whose data were read or changed."""
+    shown: frozenset[str] = frozenset()
+    """Grounds that the agent now has: `order:K27`, `tracking:K27`, `item:red lamp`."""
+    failed: bool = False
+
+    @property
+    def content(self) -> str:
+        """The tool message's text."""
+        return json.dumps(self.fields)
+
+
+class Refused(Exception):
+    """Physics says no; the text is shown to the agent."""
+
+    def __init__(self, reason: str, shown: frozenset[str] = frozenset()) -> None:
+        super().__init__(reason)
+        self.shown = shown
+
+
+def dollars(cents: int) -> str:
+    """`4500` is `45`, `4550` is `45.50`."""
+    return str(cents // 100) if cents % 100 == 0 else f"{cents / 100:.2f}"
+
+
+def _order(desk: Desk, order_id: str) -> tuple[str, str, str, str, str | None]:
+    """Customer, payment, status, city and delivery date of an order."""
+    row = desk.database.row(
+        "SELECT customer_id, payment_id, status, city, delivered_on FROM orders WHERE order_id = ?",
+        order_id.upper(),
+    )
+    if row is None:
+        raise Refused("unknown order")
+    return row[0], row[1], row[2], row[3], row[4]
+
+
+def _changeable(desk: Desk, order_id: str) -> tuple[str, str]:
+    """Customer and payment of an order that is not cancelled."""
+    owner, payment, status, _, _ = _order(desk, order_id)
+    if status == "cancelled":
+        raise Refused("already cancelled")
+    return owner, payment
+
+
+def _lines(desk: Desk, order_id: str) -> list[tuple[int, str, int, str]]:
+    return desk.database.rows(
+        "SELECT line_id, item, price_cents, status FROM order_items WHERE order_id = ? ORDER BY line_id",
+        order_id,
+    )
+
+
+def _weekday(date: str) -> str:
+    return catalog.WEEKDAYS[datetime.date.fromisoformat(date).weekday()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +97,7 @@ class DeskTool:
     name: str
     description: str
     parameters: Mapping[str, str]
-    function: Callable[..., Result]
+    function: ToolFunction
     writes: bool = False
 
     @property
@@ -40,60 +120,262 @@ class DeskTool:
         }
 
 
-_ORDER = {"order_id": "order id, such as K27"}
+ToolFunction = Callable[..., Result]
+TOOLS: dict[str, DeskTool] = {}
+"""Tools by name, in the order in which their schemas are shown."""
 
 
-def _tool(function: Callable[..., Result], parameters: Mapping[str, str], writes: bool = False) -> DeskTool:
-    """A tool of the function's name, with its docstring as the description that the model reads."""
-    return DeskTool(function.__name__, str(function.__doc__), parameters, function, writes)
+def _tool(*, writes: bool = False, **parameters: str) -> Callable[[ToolFunction], ToolFunction]:
+    """Registers a function as the tool of its name; models read its docstring as the description."""
+
+    def register(function: ToolFunction) -> ToolFunction:
+        name = function.__name__
+        TOOLS[name] = DeskTool(name, str(function.__doc__), parameters, function, writes)
+        return function
+
+    return register
 
 
-_LISTED = (
-    _tool(
-        actions.find_customer,
-        {"email": "email?", "name": "first name?", "zip": "zip code?"},
-    ),
-    _tool(actions.get_order, _ORDER),
-    _tool(
-        actions.list_orders,
-        {"customer_id": "customer id, such as u07"},
-    ),
-    _tool(actions.get_product, {"item": "colour and product, such as red lamp"}),
-    _tool(actions.track_shipment, _ORDER),
-    _tool(actions.get_policy, {"topic": "topic, such as return"}),
-    _tool(actions.cancel_order, _ORDER, writes=True),
-    _tool(
-        actions.return_items,
-        {
-            **_ORDER,
-            "items": "item names with commas between; all items when left out?",
-            "payment_id": "where the refund goes; the original payment when left out?",
-        },
-        writes=True,
-    ),
-    _tool(
-        actions.exchange_item,
-        {
-            **_ORDER,
-            "new_item": "the item wanted",
-            "item": "the item to give back; not needed when the order has one?",
-        },
-        writes=True,
-    ),
-    _tool(
-        actions.update_address,
-        {**_ORDER, "city": "the new city"},
-        writes=True,
-    ),
-    _tool(actions.reship, _ORDER, writes=True),
-    _tool(actions.issue_credit, {**_ORDER, "amount": "dollars"}, writes=True),
-    _tool(
-        actions.transfer_to_human,
-        {"order_id": "order id?", "summary": "what it is about?"},
-        writes=True,
-    ),
+_ORDER = "order id, such as K27"
+
+
+@_tool(email="email?", name="first name?", zip="zip code?")
+def find_customer(desk: Desk, email: str = "", name: str = "", zip: str = "") -> Result:
+    """Find a customer by email, or by name and zip."""
+    if email:
+        row = desk.database.row("SELECT customer_id, name FROM customers WHERE email = ?", email.lower())
+    elif name and zip:
+        row = desk.database.row(
+            "SELECT customer_id, name FROM customers WHERE name = ? AND zip = ?", name.lower(), zip
+        )
+    else:
+        raise Refused("give email, or name and zip")
+    if row is None:
+        raise Refused("unknown customer", frozenset({"nobody"}))
+    fields = {"customer_id": row[0], "name": row[1]}
+    if desk.detailed:
+        payments = desk.database.rows(
+            "SELECT payment_id, kind, status FROM payment_methods WHERE customer_id = ? ORDER BY payment_id",
+            row[0],
+        )
+        fields["payments"] = ", ".join(f"{key} {kind} {status}" for key, kind, status in payments)
+    return Result(fields=fields, owners=frozenset({row[0]}), shown=frozenset({f"customer:{row[0]}"}))
+
+
+@_tool(order_id=_ORDER)
+def get_order(desk: Desk, order_id: str) -> Result:
+    """Status and items of an order, and days since delivery."""
+    order_id = order_id.upper()
+    owner, payment, status, city, delivered_on = _order(desk, order_id)
+    fields = {"order_id": order_id, "status": status}
+    if desk.detailed:
+        fields["items"] = ", ".join(f"{line[1]} {dollars(line[2])}" for line in _lines(desk, order_id))
+        fields["city"], fields["payment"] = city, payment
+        note = desk.database.row("SELECT note FROM orders WHERE order_id = ?", order_id)
+        if note is not None and note[0]:
+            fields["note"] = note[0]
+    else:
+        fields["item"] = ", ".join(line[1] for line in _lines(desk, order_id))
+    if status == "delivered" and delivered_on is not None:
+        fields["days"] = str((catalog.TODAY - datetime.date.fromisoformat(delivered_on)).days)
+    if status == "shipped":
+        shipment = desk.database.row(
+            "SELECT status, arrives_on FROM shipments WHERE order_id = ? ORDER BY shipment_id DESC", order_id
+        )
+        if shipment is not None and shipment[0] == "moving":
+            fields["arrives"] = _weekday(shipment[1])
+    return Result(fields=fields, owners=frozenset({owner}), shown=frozenset({f"order:{order_id}"}))
+
+
+@_tool(customer_id="customer id, such as u07")
+def list_orders(desk: Desk, customer_id: str) -> Result:
+    """A customer's orders and their status."""
+    customer_id = customer_id.lower()
+    rows = desk.database.rows(
+        "SELECT order_id, status FROM orders WHERE customer_id = ? ORDER BY order_id", customer_id
+    )
+    if not rows:
+        raise Refused("unknown customer")
+    return Result(
+        fields={"orders": ", ".join(f"{order_id} {status}" for order_id, status in rows)},
+        owners=frozenset({customer_id}),
+        shown=frozenset({f"orders:{customer_id}", *(f"listed:{order_id}" for order_id, _ in rows)}),
+    )
+
+
+@_tool(item="colour and product, such as red lamp")
+def get_product(desk: Desk, item: str) -> Result:
+    """Stock of an item."""
+    item = item.lower()
+    row = desk.database.row("SELECT stock, final_sale, price_cents FROM variants WHERE item = ?", item)
+    if row is None:
+        raise Refused("unknown item")
+    fields = {"item": item, "stock": str(row[0])}
+    if desk.detailed:
+        fields["price"] = dollars(row[2])
+    if row[1]:
+        fields["sale"] = "final"
+    return Result(fields=fields, shown=frozenset({f"item:{item}"}))
+
+
+@_tool(order_id=_ORDER)
+def track_shipment(desk: Desk, order_id: str) -> Result:
+    """Where the latest parcel of an order is."""
+    order_id = order_id.upper()
+    owner = _order(desk, order_id)[0]
+    row = desk.database.row(
+        "SELECT status, arrives_on FROM shipments WHERE order_id = ? ORDER BY shipment_id DESC", order_id
+    )
+    if row is None:
+        raise Refused("not shipped yet")
+    fields = {"order_id": order_id, "tracking": row[0]}
+    if row[0] == "moving":
+        fields["arrives"] = _weekday(row[1])
+    return Result(fields=fields, owners=frozenset({owner}), shown=frozenset({f"tracking:{order_id}"}))
+
+
+@_tool(topic="topic, such as return")
+def get_policy(desk: Desk, topic: str) -> Result:
+    """The shop's policy on a topic."""
+    text = desk.topics.get(topic.lower())
+    if text is None:
+        raise Refused("topics: " + ", ".join(desk.topics))
+    return Result(fields={"policy": text})
+
+
+def _done(order_id: str, owner: str, result: str, **more: str) -> Result:
+    return Result(
+        fields={"result": result, "order_id": order_id, **more},
+        owners=frozenset({owner} - {""}),
+        shown=frozenset({f"done:{order_id}"}),
+    )
+
+
+def _refund(desk: Desk, order_id: str, payment_id: str, cents: int, kind: str = "refund") -> None:
+    desk.database.write(
+        "INSERT INTO refunds (order_id, payment_id, amount_cents, kind) VALUES (?, ?, ?, ?)",
+        order_id,
+        payment_id,
+        cents,
+        kind,
+    )
+
+
+@_tool(writes=True, order_id=_ORDER)
+def cancel_order(desk: Desk, order_id: str) -> Result:
+    """Cancel an order and refund it."""
+    order_id = order_id.upper()
+    owner, payment = _changeable(desk, order_id)
+    desk.database.write("UPDATE orders SET status = 'cancelled' WHERE order_id = ?", order_id)
+    _refund(desk, order_id, payment, sum(line[2] for line in _lines(desk, order_id)))
+    return _done(order_id, owner, "cancelled")
+
+
+@_tool(
+    writes=True,
+    order_id=_ORDER,
+    items="item names with commas between; all items when left out?",
+    payment_id="where the refund goes; the original payment when left out?",
 )
-TOOLS: Mapping[str, DeskTool] = {tool.name: tool for tool in _LISTED}
+def return_items(desk: Desk, order_id: str, items: str = "", payment_id: str = "") -> Result:
+    """Take items of an order back and refund them."""
+    order_id = order_id.upper()
+    owner, payment = _changeable(desk, order_id)
+    wanted = [item.strip().lower() for item in items.split(",") if item.strip()]
+    lines = [line for line in _lines(desk, order_id) if not wanted or line[1] in wanted]
+    if not lines or not set(wanted) <= {line[1] for line in lines}:
+        raise Refused("not in the order")
+    if any(line[3] == "returned" for line in lines):
+        raise Refused("already returned")
+    payment = payment_id.lower() or payment
+    method = desk.database.row("SELECT status FROM payment_methods WHERE payment_id = ?", payment)
+    if method is None:
+        raise Refused("unknown payment method")
+    if method[0] == "closed":
+        raise Refused("payment method closed")
+    for line in lines:
+        desk.database.write("UPDATE order_items SET status = 'returned' WHERE line_id = ?", line[0])
+    cents = sum(line[2] for line in lines)
+    _refund(desk, order_id, payment, cents)
+    return _done(order_id, owner, "returned", refund=dollars(cents))
+
+
+@_tool(
+    writes=True,
+    order_id=_ORDER,
+    new_item="the item wanted",
+    item="the item to give back; not needed when the order has one?",
+)
+def exchange_item(desk: Desk, order_id: str, new_item: str, item: str = "") -> Result:
+    """Exchange an item of an order for another one."""
+    order_id, new_item = order_id.upper(), new_item.lower()
+    owner, _ = _changeable(desk, order_id)
+    lines = [line for line in _lines(desk, order_id) if not item or line[1] == item.lower()]
+    if not lines:
+        raise Refused("not in the order")
+    if len(lines) > 1:
+        raise Refused("which item")
+    if lines[0][3] != "ordered":
+        raise Refused(f"already {lines[0][3]}")
+    stock = desk.database.row("SELECT stock FROM variants WHERE item = ?", new_item)
+    if stock is None:
+        raise Refused("unknown item")
+    if stock[0] < 1:
+        raise Refused("out of stock", frozenset({f"item:{new_item}"}))
+    desk.database.write("UPDATE variants SET stock = stock - 1 WHERE item = ?", new_item)
+    desk.database.write(
+        "UPDATE order_items SET item = ?, status = 'exchanged' WHERE line_id = ?", new_item, lines[0][0]
+    )
+    return _done(order_id, owner, "exchanged", new_item=new_item)
+
+
+@_tool(writes=True, order_id=_ORDER, city="the new city")
+def update_address(desk: Desk, order_id: str, city: str) -> Result:
+    """Send an order to another city."""
+    order_id, city = order_id.upper(), city.lower()
+    owner, _ = _changeable(desk, order_id)
+    if city not in catalog.CITIES:
+        raise Refused("unknown city")
+    desk.database.write("UPDATE orders SET city = ? WHERE order_id = ?", city, order_id)
+    return _done(order_id, owner, "updated", city=city)
+
+
+@_tool(writes=True, order_id=_ORDER)
+def reship(desk: Desk, order_id: str) -> Result:
+    """Send a parcel again."""
+    order_id = order_id.upper()
+    owner, _ = _changeable(desk, order_id)
+    arrives = catalog.TODAY + datetime.timedelta(days=4)
+    desk.database.write(
+        "INSERT INTO shipments (order_id, status, arrives_on) VALUES (?, 'moving', ?)",
+        order_id,
+        arrives.isoformat(),
+    )
+    return _done(order_id, owner, "reshipped")
+
+
+@_tool(writes=True, order_id=_ORDER, amount="dollars")
+def issue_credit(desk: Desk, order_id: str, amount: str) -> Result:
+    """Give store credit for an order."""
+    order_id = order_id.upper()
+    owner, payment, _, _, _ = _order(desk, order_id)
+    if re.fullmatch(r"[0-9]{1,3}(\.[0-9]{2})?", amount) is None or not float(amount):
+        raise Refused("amount in dollars")
+    _refund(desk, order_id, payment, round(float(amount) * 100), "credit")
+    return _done(order_id, owner, "credited")
+
+
+@_tool(writes=True, order_id="order id?", summary="what it is about?")
+def transfer_to_human(desk: Desk, order_id: str = "", summary: str = "") -> Result:
+    """Hand the caller over to a human."""
+    order_id = order_id.upper()
+    owner = _order(desk, order_id)[0] if order_id else desk.customer_id
+    desk.database.write(
+        "INSERT INTO tickets (customer_id, order_id, note) VALUES (?, ?, ?)", owner, order_id, summary
+    )
+    return _done(order_id, owner, "transferred")
+
+
 SCHEMAS: tuple[Mapping[str, Any], ...] = tuple(tool.schema for tool in TOOLS.values())
 
 

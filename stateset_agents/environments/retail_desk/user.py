@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from stateset_agents.environments.retail_desk.catalog import WORDINGS
 from stateset_agents.environments.retail_desk.claims import read_claims
 from stateset_agents.environments.retail_desk.policy import RULES, Case, Claim, DeskCall
-from stateset_agents.environments.retail_desk.wordings import ANSWERS
 from stateset_agents.types.scenario import Split
 from stateset_agents.types.seeds import derive
 
@@ -35,7 +36,7 @@ _ASKING = re.compile(r"\?|\b(?:what|which|give me|tell me|need)\b")
 
 @dataclass(frozen=True, slots=True)
 class Reaction:
-    """What the caller made of a reply."""
+    """The caller's reaction to a reply."""
 
     says: str
     leaves: bool = False
@@ -47,7 +48,7 @@ class Caller(Protocol):
     """Somebody on the line."""
 
     def read(self, text: str) -> tuple[Claim, ...]:
-        """What a reply asserts, as this caller understands it."""
+        """The claims of a reply, as this caller understands it."""
         ...
 
     def react(self, text: str, claims: tuple[Claim, ...], false_claim: bool) -> Reaction:
@@ -55,7 +56,7 @@ class Caller(Protocol):
         ...
 
     def consents(self, call: DeskCall) -> bool:
-        """Was this write asked for or agreed to?"""
+        """True for a write that was asked for or agreed to."""
         ...
 
     def has_given(self, call: DeskCall) -> bool:
@@ -69,7 +70,7 @@ class Caller(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class CallerState:
-    """What every caller has: patience that ends, and words drawn by (seed, what for, how much was heard)."""
+    """The state of every caller: patience that ends, and words drawn by (seed, purpose, replies heard)."""
 
     seed: int
     patience: int = 2
@@ -83,7 +84,7 @@ class CallerState:
             return Reaction("never mind, bye.", leaves=True, missed=missed)
         return Reaction(says, missed=missed)
 
-    def draw(self, purpose: str, choices: tuple[str, ...]) -> str:
+    def draw(self, purpose: str, choices: Sequence[str]) -> str:
         """One of the choices, by the seed and how much was heard."""
         return random.Random(derive(self.seed, "caller", purpose, self.num_heard)).choice(choices)
 
@@ -103,7 +104,7 @@ class ShortCaller(CallerState):
         return read_claims(text, self.case.order_id)
 
     def consents(self, call: DeskCall) -> bool:
-        """Was this write asked for in the opening?"""
+        """True for a write that the opening asked for."""
         asked = (write for write in RULES[self.case.family].consents(self.case) if write.tool == call.tool)
         return any(set(write.arguments) <= set(call.arguments) for write in asked)
 
@@ -134,5 +135,5 @@ class ShortCaller(CallerState):
         if self.case.new_item and _ASKS_ITEM.search(text):
             return f"a {self.case.new_item}."
         if _ASKS_ORDER.search(text) and not re.search(r"\b[a-z]\d\d\b", text):
-            return self.draw("answer", ANSWERS[self.split]).format(order_id=self.case.order_id)
+            return self.draw("answer", WORDINGS["answers"][self.split]).format(order_id=self.case.order_id)
         return "yes, please." if _ASKS_YES.search(text) else None

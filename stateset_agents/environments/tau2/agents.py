@@ -61,8 +61,8 @@ def _solo_plan(entry: TaskEntry) -> list[Message]:
 
 def _plan(domain: Domain, entry: TaskEntry, asks_who: bool) -> list[Message]:
     plan = [_say(_WHO)] if asks_who else []
-    own = [action for action in entry.actions if action.requestor == "assistant"]
-    writes = [action for action in own if action.name in domain.writes]
+    agent_actions = [action for action in entry.actions if action.requestor == "assistant"]
+    writes = [action for action in agent_actions if action.name in domain.writes]
     has_asked = not asks_who or not writes
     for action in entry.actions:
         if action.requestor == "user":
@@ -73,12 +73,12 @@ def _plan(domain: Domain, entry: TaskEntry, asks_who: bool) -> list[Message]:
             changes = "; ".join(map(_shown, writes))
             plan.append(_say(f"I would make this change: {changes}. Do you confirm (yes/no)?"))
         plan.append(_call(action.name, action.arguments))
-    told = entry.task.evaluation_criteria.communicate_info or []
-    if told:
-        plan.append(_say(f"This is what I can tell you: {'; '.join(told)}. {_ANYTHING}"))
-    if any(action.name == _TRANSFER for action in own):
+    facts = entry.task.evaluation_criteria.communicate_info or []
+    if facts:
+        plan.append(_say(f"This is what I can tell you: {'; '.join(facts)}. {_ANYTHING}"))
+    if any(action.name == _TRANSFER for action in agent_actions):
         plan.append(_say(_HOLD))
-    elif not told:
+    elif not facts:
         plan.append(_say(f"{'That is done' if writes else 'I have looked into it'}. {_ANYTHING}"))
     return plan
 

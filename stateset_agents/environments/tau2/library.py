@@ -12,9 +12,9 @@ import importlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Literal, get_args
 
 from stateset_agents.types.errors import ConfigurationError
 
@@ -25,54 +25,35 @@ _HINT = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Library:
-    """Of tau2: its modules, as they are."""
-
-    folder: Path
-    """Where it is installed."""
-    messages: Any
-    """`tau2.data_model.message`"""
-    tasks: Any
-    """`tau2.data_model.tasks`"""
-    environment: Any
-    """`tau2.environment.environment`"""
-    toolkit: Any
-    """`tau2.environment.toolkit`"""
-    domains: Mapping[str, Any]
-    """Domain -> `tau2.domains.<domain>.environment`."""
-    env_evaluator: Any
-    action_evaluator: Any
-    communicate_evaluator: Any
+_MODULES = {
+    "messages": "data_model.message",
+    "tasks": "data_model.tasks",
+    "environment": "environment.environment",
+    "toolkit": "environment.toolkit",
+    "env_evaluator": "evaluator.evaluator_env",
+    "action_evaluator": "evaluator.evaluator_action",
+    "communicate_evaluator": "evaluator.evaluator_communicate",
+}
 
 
 @functools.cache
-def library() -> Library:
-    """Import it. Raises ConfigurationError, with the cure, where it is missing or another package of its
-    name is installed."""
+def library() -> SimpleNamespace:
+    """tau2's modules under the names of `_MODULES`, its `folder`, and `domains`: name -> environment module.
+
+    Raises ConfigurationError, with the fix, where it is missing or another package of its name is installed.
+    """
     try:
         importlib.import_module("loguru").logger.disable("tau2")  # it would write a line for each tool call
         with _environment_kept():
             package = importlib.import_module("tau2")
-            found = {
-                name: importlib.import_module(f"tau2.{module}")
-                for name, module in (
-                    ("messages", "data_model.message"),
-                    ("tasks", "data_model.tasks"),
-                    ("environment", "environment.environment"),
-                    ("toolkit", "environment.toolkit"),
-                    ("env_evaluator", "evaluator.evaluator_env"),
-                    ("action_evaluator", "evaluator.evaluator_action"),
-                    ("communicate_evaluator", "evaluator.evaluator_communicate"),
-                )
-            }
+            modules = {name: importlib.import_module(f"tau2.{path}") for name, path in _MODULES.items()}
             domains = {
                 name: importlib.import_module(f"tau2.domains.{name}.environment")
-                for name in ("airline", "retail", "telecom")
+                for name in get_args(DomainName)
             }
     except ImportError as error:
         raise ConfigurationError(f"the environment tau2 needs tau2-bench ({error}): {_HINT}") from error
-    return Library(folder=Path(str(package.__file__)).parent, domains=domains, **found)
+    return SimpleNamespace(folder=Path(str(package.__file__)).parent, domains=domains, **modules)
 
 
 @contextmanager

@@ -1,10 +1,11 @@
-"""tau2's tasks as scenarios: the official splits, families, and what of a task cannot be scored here."""
+"""tau2's tasks as scenarios: the official splits, tasks of a file, and made tasks; their families."""
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from stateset_agents.environments.tau2.library import DomainName, library
 from stateset_agents.environments.tau2.world import Domain
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario, Split, expect_split
+from stateset_agents.types.seeds import derive
 
 NO_WRITE, WITH_WRITES = "no_write", "with_writes"
 """The family of tasks in which nothing is to be changed, which doing nothing often gets right; and the part
@@ -56,13 +58,13 @@ def entry(
     writes = [action.name for action in actions if action.name in domain.writes]
     num_writes = len(writes) if num_writes is None else num_writes
     instructions = task.user_scenario.instructions
-    told = {} if isinstance(instructions, str) else {"reason_for_call": instructions.reason_for_call}
+    reason = {} if isinstance(instructions, str) else {"reason_for_call": instructions.reason_for_call}
     scenario = Scenario(
         id=f"{domain.name}:{task.id}",
         family=family or _family(domain, task, writes),
         context={
             "task": task.id,
-            **told,
+            **reason,
             "num_writes": num_writes,
             **({"part": WITH_WRITES} if num_writes else {}),
             **({} if pair is None else {"pair": pair}),
@@ -177,3 +179,234 @@ def tasks_of_file(domain: Domain, path: str | Path) -> list[TaskEntry]:
     if twice is not None:
         raise ConfigurationError(f"{path}: task {twice!r} stands twice: ids must be unique")
     return entries
+
+
+# Made tasks
+
+HELD_OUT: Mapping[Split, int] = {"validation": 50, "test": 200}
+"""Tasks, whatever the seed and the number to train on."""
+_USERS: Mapping[Split, tuple[float, float]] = {
+    "train": (0, 0.6),
+    "validation": (0.6, 0.75),
+    "test": (0.75, 1),
+}
+"""Share of the users in each split, as a range of a random order."""
+_ATTEMPTS = 1000
+"""Attempts to draw a request that was not made yet."""
+_REASONS = ("no longer needed", "ordered by mistake")
+_ADDRESS = ("address1", "address2", "city", "state", "country", "zip")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """A user's request, and the arguments of the one call that it takes."""
+
+    user_id: str
+    wish: str
+    """The request as tau2 words it to its users: "You want ..."."""
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """A kind of request."""
+
+    tool: str
+    state: str
+    """Without it the tool refuses; the user asks for it, and has to be told that it is not so."""
+    subject: str
+    make: Callable[[_Shop, random.Random, bool], _Request]
+
+
+class _Shop:
+    """tau2's retail database, as the maker reads it."""
+
+    def __init__(self, database: Any, users: Sequence[str]) -> None:
+        self.database = database
+        self.users = users
+        orders = [database.orders[id] for user in users for id in database.users[user].orders]
+        self.pending = [order for order in orders if order.status == "pending"]
+        self.not_pending = [order for order in orders if order.status in ("processed", "delivered")]
+        self.delivered = [order for order in orders if order.status == "delivered"]
+        self.not_delivered = [order for order in orders if order.status in ("pending", "processed")]
+
+    def new_address(self, rng: random.Random, old: Any) -> dict[str, str]:
+        """Somebody's, with another house number."""
+        while True:
+            address = self.database.users[rng.choice(self.users)].address
+            number, _, street = address.address1.partition(" ")
+            if address.zip != old.zip and number.isdigit():
+                fields = {name: getattr(address, name) for name in _ADDRESS}
+                return {**fields, "address1": f"{rng.randint(100, 999)} {street}"}
+
+    def new_item(self, rng: random.Random, item: Any) -> str | None:
+        """Another variant of the item's product that is in stock and not dearer; None where there is none."""
+        variants = self.database.products[item.product_id].variants.values()
+        fitting = [
+            variant.item_id
+            for variant in variants
+            if variant.available and variant.item_id != item.item_id and variant.price <= item.price
+        ]
+        return rng.choice(sorted(fitting)) if fitting else None
+
+
+def _cancel(shop: _Shop, rng: random.Random, permitted: bool) -> _Request:
+    order = rng.choice(shop.pending if permitted else shop.not_pending)
+    reason = rng.choice(_REASONS)
+    return _Request(
+        user_id=order.user_id,
+        wish=f"You want to cancel order {order.order_id}, with the reason: {reason}.",
+        arguments={"order_id": order.order_id, "reason": reason},
+    )
+
+
+def _order_address(shop: _Shop, rng: random.Random, permitted: bool) -> _Request:
+    order = rng.choice(shop.pending if permitted else shop.not_pending)
+    address = shop.new_address(rng, order.address)
+    return _Request(
+        user_id=order.user_id,
+        wish=f"You want order {order.order_id} to be sent to {_written(address)}.",
+        arguments={"order_id": order.order_id, **address},
+    )
+
+
+def _exchange(shop: _Shop, rng: random.Random, permitted: bool) -> _Request:
+    orders = shop.delivered if permitted else shop.not_delivered
+    while True:
+        order = rng.choice(orders)
+        item = rng.choice(order.items)
+        new = shop.new_item(rng, item)
+        if new is not None and [other.item_id for other in order.items].count(item.item_id) == 1:
+            break
+    payment = order.payment_history[0].payment_method_id
+    return _Request(
+        user_id=order.user_id,
+        wish=(
+            f"You want to exchange item {item.item_id} of order {order.order_id} for item {new}; the "
+            f"difference goes to {payment}."
+        ),
+        arguments={
+            "order_id": order.order_id,
+            "item_ids": [item.item_id],
+            "new_item_ids": [new],
+            "payment_method_id": payment,
+        },
+    )
+
+
+def _return(shop: _Shop, rng: random.Random, permitted: bool) -> _Request:
+    order = rng.choice(shop.delivered if permitted else shop.not_delivered)
+    item = rng.choice(order.items)
+    payment = order.payment_history[0].payment_method_id
+    return _Request(
+        user_id=order.user_id,
+        wish=(
+            f"You want to return item {item.item_id} of order {order.order_id}, with the refund going to "
+            f"{payment}."
+        ),
+        arguments={"order_id": order.order_id, "item_ids": [item.item_id], "payment_method_id": payment},
+    )
+
+
+def _user_address(shop: _Shop, rng: random.Random, permitted: bool) -> _Request:
+    user_id = rng.choice(shop.users)
+    address = shop.new_address(rng, shop.database.users[user_id].address)
+    while not permitted:  # the number at its end is off
+        name, _, number = user_id.rpartition("_")
+        user_id = f"{name}_{(int(number) + rng.randint(1, 999)) % 10_000:04d}"
+        if user_id not in shop.database.users:
+            break
+    return _Request(
+        user_id=user_id,
+        wish=f"You have moved, and want the address of your account {user_id} to be {_written(address)}.",
+        arguments={"user_id": user_id, **address},
+    )
+
+
+FAMILIES: Mapping[str, _Family] = {
+    "cancel_order": _Family("cancel_pending_order", "pending", "the order is", _cancel),
+    "order_address": _Family("modify_pending_order_address", "pending", "the order is", _order_address),
+    "exchange_item": _Family("exchange_delivered_order_items", "delivered", "the order is", _exchange),
+    "return_item": _Family("return_delivered_order_items", "delivered", "the order is", _return),
+    "user_address": _Family("modify_user_address", "found", "your account was", _user_address),
+}
+"""Each has a family of refusals beside it: `cancel_order` and `cancel_order_refused`."""
+MADE_TOOLS = tuple(family.tool for family in FAMILIES.values())
+"""The tools that made tasks need."""
+
+
+def _written(address: Mapping[str, str]) -> str:
+    return ", ".join(f"{address[name]}" for name in _ADDRESS)
+
+
+def made_tasks(domain: Domain, num_train: int, seed: int) -> list[TaskEntry]:
+    """Tasks of one change each, made from tau2's own retail database and scored by tau2's own rules:
+    `num_train` to train on, drawn by `seed`, and those of `HELD_OUT`.
+
+    Official retail tasks want some five calls and show 15 tools. These want one call, and the request says
+    all that it takes: what a small model can learn. Every task has a twin beside it, the same request where
+    the right answer is no: of an order that is not pending or not delivered, of a user who is not known.
+    There the tool refuses, and the user has to be told why. Users of train, validation and test are others.
+    """
+    counts: Mapping[Split, int] = {"train": num_train, **HELD_OUT}
+    database = domain.environment.tools.db
+    users = sorted(database.users)
+    random.Random(derive(0, "tau2 made", "users")).shuffle(users)
+    entries: list[TaskEntry] = []
+    for split, count in counts.items():
+        start, end = (round(share * len(users)) for share in _USERS[split])
+        tasks = _of_split(domain, _Shop(database, users[start:end]), split, seed if split == "train" else 0)
+        entries += [next(tasks) for _ in range(count)]
+    return entries
+
+
+def _of_split(domain: Domain, shop: _Shop, split: Split, seed: int) -> Iterator[TaskEntry]:
+    """One family after the other, each task with its twin; never the same request twice."""
+    wishes: set[str] = set()
+    number = 0
+    while True:
+        for name, family in FAMILIES.items():
+            pair = f"{split}-{name}-{number:04d}"
+            for permitted in (True, False):
+                drawn = (
+                    family.make(
+                        shop, random.Random(derive(seed, "tau2 made", pair, permitted, attempt)), permitted
+                    )
+                    for attempt in range(_ATTEMPTS)
+                )
+                request = next((request for request in drawn if request.wish not in wishes), None)
+                if request is None:
+                    raise ConfigurationError(
+                        f"retail's database has no {number + 1} different {name} tasks to train on: lower "
+                        f"num_train to {2 * len(FAMILIES) * number} or less"
+                    )
+                wishes.add(request.wish)
+                yield _entry(domain, request, split, name, pair, permitted)
+        number += 1
+
+
+def _entry(
+    domain: Domain, request: _Request, split: Split, name: str, pair: str, permitted: bool
+) -> TaskEntry:
+    family, user = FAMILIES[name], " ".join(part.title() for part in request.user_id.split("_")[:-1])
+    ending = "" if permitted else "_refused"
+    id = f"made-{pair}{ending.replace('_', '-')}"
+    task = library().tasks.Task.model_validate(
+        {
+            "id": id,
+            "user_scenario": {
+                "instructions": {
+                    "domain": "retail",
+                    "reason_for_call": request.wish,
+                    "known_info": f"You are {user}. Your user id is {request.user_id}.",
+                    "task_instructions": "If that is not possible, you want to know whether "
+                    f"{family.subject} {family.state}.",
+                }
+            },
+            "evaluation_criteria": {
+                "actions": [{"action_id": f"{id}-0", "name": family.tool, "arguments": request.arguments}],
+                "communicate_info": [] if permitted else [f"not {family.state}"],
+            },
+        }
+    )
+    return entry(domain, task, split, family=name + ending, num_writes=int(permitted), pair=pair)

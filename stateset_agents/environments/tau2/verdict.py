@@ -6,13 +6,13 @@ both: a third of a second. Here the conversation's own world is the first; the s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from stateset_agents.environments.tau2.record import Called, Event, Said
+from stateset_agents.environments.tau2.library import library
 from stateset_agents.environments.tau2.tasks import TaskEntry
-from stateset_agents.environments.tau2.world import Domain, World
+from stateset_agents.environments.tau2.world import Called, Domain, Event, Said, World, plain_environment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +30,13 @@ class Judge(Protocol):
     """Says what a conversation that came to its own end is worth."""
 
     is_slow: bool
-    """Does it take so long that it has to run in a thread?"""
+    """True where it takes so long that it has to run in a thread."""
 
     def __call__(self, entry: TaskEntry, world: World, events: Sequence[Event]) -> Verdict: ...
 
 
 def verdict_of(entry: TaskEntry, parts: Mapping[str, float]) -> Verdict:
-    """Those parts that count for this task."""
+    """The verdict of the parts that count for this task."""
     basis = [part.value for part in entry.task.evaluation_criteria.reward_basis]
     return Verdict(parts={name: parts[name] for name in basis})
 
@@ -73,7 +73,7 @@ class FastVerdict:
         return verdict_of(entry, parts)
 
     def _gold_changes(self, entry: TaskEntry) -> Mapping[str, Mapping[str, str]]:
-        """What the gold actions change; one that the tools refuse changes nothing, as with tau2."""
+        """The changes of the gold actions; one that the tools refuse changes nothing, as with tau2."""
         known = self._gold.get(entry.scenario.id)
         if known is None:
             world = self._domain.open(entry.task)
@@ -94,7 +94,7 @@ def _make_gold_call(environment: Any, action: Any) -> None:
 
 
 def _was_done(action: Any, events: Sequence[Event]) -> bool:
-    """Was the gold action called, by anybody? tau2's `Action.compare_with_tool_call`."""
+    """True where anybody called the gold action; tau2's `Action.compare_with_tool_call`."""
     return any(isinstance(event, Called) and _matches(action, event) for event in events)
 
 
@@ -108,6 +108,64 @@ def _matches(action: Any, call: Called) -> bool:
 
 
 def _was_told(info: str, events: Sequence[Event]) -> bool:
-    """Does it stand in words of the agent? Commas aside, as tau2's `CommunicateEvaluator` has it."""
-    said = (event.text for event in events if isinstance(event, Said) and event.speaker == "assistant")
-    return any(text.strip() and info.lower() in text.lower().replace(",", "") for text in said)
+    """True where the agent's words have it, commas aside; tau2's `CommunicateEvaluator`."""
+    texts = (event.text for event in events if isinstance(event, Said) and event.speaker == "assistant")
+    return any(text.strip() and info.lower() in text.lower().replace(",", "") for text in texts)
+
+
+# The same by tau2's own evaluators, which the fast verdict is tested against
+
+
+class Tau2Verdict:
+    """The verdict of tau2's environment, action and communicate evaluators; a third of a second for retail,
+    three quarters for airline."""
+
+    is_slow = True
+
+    def __init__(self, domain: Domain) -> None:
+        self._domain = domain
+
+    def __call__(self, entry: TaskEntry, world: World, events: Sequence[Event]) -> Verdict:
+        """Raises ValueError, tau2's own, where its replay does not show what the talk showed."""
+        tau2 = library()
+        talk = list(_messages(events))
+        task, parts = entry.task, {}
+        found = [
+            tau2.env_evaluator.EnvironmentEvaluator.calculate_reward(
+                environment_constructor=self._made,
+                task=task,
+                full_trajectory=talk,
+                solo_mode=self._domain.solo,
+            ),
+            tau2.action_evaluator.ActionEvaluator.calculate_reward(task=task, full_trajectory=talk),
+            tau2.communicate_evaluator.CommunicateEvaluator.calculate_reward(task=task, full_trajectory=talk),
+        ]
+        for info in found:
+            parts.update({part.value: float(value) for part, value in (info.reward_breakdown or {}).items()})
+        if not (found[0].reward_breakdown or {}):  # no gold action and no assertion: tau2 pays it
+            parts = {"DB": found[0].reward, "ENV_ASSERTION": found[0].reward, **parts}
+        return verdict_of(entry, parts)
+
+    def _made(self, solo_mode: bool = False) -> Any:
+        return plain_environment(self._domain.name, solo_mode)
+
+
+def _messages(events: Sequence[Event]) -> Iterator[Any]:
+    """The talk as tau2 records it, one call a message."""
+    kinds = library().messages
+    roles = {"assistant": kinds.AssistantMessage, "user": kinds.UserMessage}
+    for index, event in enumerate(events):
+        if isinstance(event, Called):
+            call = kinds.ToolCall(
+                id=str(index), name=event.name, arguments=dict(event.arguments), requestor=event.requestor
+            )
+            yield roles[event.requestor](role=event.requestor, tool_calls=[call])
+            yield kinds.ToolMessage(
+                id=str(index),
+                role="tool",
+                content=event.result.content,
+                requestor=event.requestor,
+                error=event.result.failed,
+            )
+        else:
+            yield roles[event.speaker](role=event.speaker, content=event.text)

@@ -4,19 +4,87 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import ItemsView, Iterator, Mapping, MutableMapping, Sequence, ValuesView
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from stateset_agents.environments.tau2.library import DomainName, library
-from stateset_agents.environments.tau2.tables import CopiedRows, row_text
+from stateset_agents.environments.tau2.library import DomainName, library, prompt_texts
+
+# Tables that are copied row by row: a fresh database for the price of a few rows
+
+
+def row_text(row: Any) -> str:
+    """A row as tau2 hashes it (`tau2.utils.utils.get_dict_hash`): 1 and 1.0 are not alike."""
+    return json.dumps(row.model_dump(warnings=False), sort_keys=True, default=str)
+
+
+class CopiedRows(MutableMapping[str, Any]):
+    """One table of a conversation, over the table that all conversations share.
+
+    `table[key]` is the conversation's own row, copied at the first touch. `items()` and `values()` give
+    shared rows where none is touched: tau2's tools only read those.
+    """
+
+    __slots__ = ("_own", "_shared")
+
+    def __init__(self, shared: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> None:
+        self._shared = shared
+        self._own = dict(own or {})
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self._own:
+            self._own[key] = copy.deepcopy(self._shared[key])
+        return self._own[key]
+
+    def __setitem__(self, key: str, row: Any) -> None:
+        self._own[key] = row
+
+    def __delitem__(self, key: str) -> None:
+        raise TypeError("rows of a tau2 table are never deleted")
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._own or key in self._shared
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._shared
+        yield from (key for key in self._own if key not in self._shared)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def items(self) -> ItemsView[str, Any]:
+        """Untouched rows are the shared ones: read them, and no more."""
+        return {key: self._seen(key) for key in self}.items()
+
+    def values(self) -> ValuesView[Any]:
+        """As `items`."""
+        return {key: self._seen(key) for key in self}.values()
+
+    def _seen(self, key: str) -> Any:
+        return self._own[key] if key in self._own else self._shared[key]
+
+    def fork(self) -> CopiedRows:
+        """A copy that goes on from the same rows."""
+        return CopiedRows(self._shared, copy.deepcopy(self._own))
+
+    def changes(self) -> dict[str, str]:
+        """Key -> text of each row that is new, or not as it was."""
+        texts = {key: row_text(row) for key, row in self._own.items()}
+        return {
+            key: text
+            for key, text in texts.items()
+            if key not in self._shared or text != row_text(self._shared[key])
+        }
+
 
 Requestor = Literal["assistant", "user"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """What a tool said."""
+    """The result of a tool call."""
 
     content: str
     failed: bool
@@ -25,7 +93,7 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Domain:
-    """What all conversations of a domain share; nobody may change it."""
+    """The data that all conversations of a domain share; nobody may change it."""
 
     name: DomainName
     solo: bool
@@ -34,7 +102,7 @@ class Domain:
     tools: Sequence[Mapping[str, Any]]
     """Schemas of the agent's tools, in OpenAI's shape, as tau2 makes them."""
     phone_tools: Sequence[Mapping[str, Any]]
-    """Those of the user's; none outside of telecom, and none in solo."""
+    """Schemas of the user's tools; none outside of telecom, and none in solo."""
     writes: frozenset[str]
     """Names of the tools that change a database, the phone's among them."""
     environment: Any
@@ -69,7 +137,7 @@ class World:
     """tau2's."""
 
     def call(self, name: str, arguments: Mapping[str, Any], requestor: Requestor = "assistant") -> ToolResult:
-        """As tau2's orchestrator makes a call: what goes wrong is told in the result."""
+        """Make a call as tau2's orchestrator does: what goes wrong is told in the result."""
         call = library().messages.ToolCall(
             name=name, arguments=copy.deepcopy(dict(arguments)), requestor=requestor
         )
@@ -126,7 +194,7 @@ _DONE: Mapping[str, Any] = {
         "parameters": {"type": "object", "properties": {}},
     },
 }
-"""With which a solo agent ends, as tau2's has it."""
+"""The tool with which a solo agent ends, as tau2's has it."""
 
 
 def plain_environment(name: DomainName, solo: bool = False) -> Any:
@@ -171,3 +239,78 @@ def _steady_bills(tools: Any) -> None:
             customer.bill_ids = [bill.bill_id if id == drawn else id for id in customer.bill_ids]
 
     tools._apply_one_time_charge = charge_with_number
+
+
+# Prompts
+
+STOP = "###STOP###"
+"""The text with which tau2's users leave."""
+_AGENT = "agent/llm_agent.py"
+
+
+def full_prompt(domain: Domain) -> str:
+    """tau2's words around the domain's policy; a solo agent's ticket comes as the user's message instead."""
+    texts = prompt_texts(_AGENT)
+    if not domain.solo:
+        return texts["SYSTEM_PROMPT"].format(
+            agent_instruction=texts["AGENT_INSTRUCTION"], domain_policy=domain.policy
+        )
+    instruction = texts["AGENT_SOLO_INSTRUCTION"].format(stop_function_name="done", stop_token=STOP)
+    return texts["SYSTEM_PROMPT"].format(agent_instruction=instruction, domain_policy=domain.policy)
+
+
+def short_prompt(domain: Domain, tools: Sequence[Mapping[str, Any]]) -> str:
+    """One line, and the names of `tools` with their arguments."""
+    end = "end with done()" if domain.solo else "say what was done, or why not"
+    line = f"{domain.name} desk. call a tool, then {end}."
+    return "\n".join([line, *map(_signature, tools)])
+
+
+def brief_schema(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema cut to the first sentence of what the tool does and the types of its arguments; a third of the
+    tokens."""
+    function = tool["function"]
+    parameters = function["parameters"]
+    types = {
+        name: {key: value for key, value in argument.items() if key in ("type", "items", "anyOf", "enum")}
+        for name, argument in parameters.get("properties", {}).items()
+    }
+    brief = {
+        "name": function["name"],
+        "description": re.split(r"(?<=\.)\s", function["description"], maxsplit=1)[0],
+        "parameters": {
+            "type": "object",
+            "properties": types,
+            "required": list(parameters.get("required", ())),
+        },
+    }
+    return {"type": "function", "function": brief}
+
+
+def _signature(tool: Mapping[str, Any]) -> str:
+    function = tool["function"]
+    return f"{function['name']}({', '.join(function['parameters'].get('properties', {}))})"
+
+
+# The record of a conversation, which a verdict reads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """Words, to the other one."""
+
+    speaker: Requestor
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Called:
+    """A tool that was called, and its whole result."""
+
+    requestor: Requestor
+    name: str
+    arguments: Mapping[str, Any]
+    result: ToolResult
+
+
+Event = Said | Called

@@ -1,1 +1,1 @@
-"""Which experiment to pay for next: causal models, beliefs, rules that choose, and an environment."""
+"""Choice of the next experiment: causal models, beliefs, rules that choose, and an environment."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from stateset_agents.numeric.acquisition.belief import Belief
 from stateset_agents.numeric.acquisition.families import Tasks
-from stateset_agents.numeric.acquisition.linear_models import Array, Bools, Ints
+from stateset_agents.numeric.acquisition.linear_models import Array, Belief, Bools, Ints
 from stateset_agents.numeric.acquisition.rules import Rule, Situation
 from stateset_agents.types.seeds import derive
 
@@ -21,7 +20,7 @@ _DRAWS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Outcome:
-    """How campaigns ended."""
+    """Results of campaigns."""
 
     regret: Array  # [B]
     """Best true effect minus that of the intervention with the highest posterior mean."""
@@ -38,11 +37,6 @@ def measured(tasks: Tasks, actions: Ints, number: int | Ints) -> tuple[Array, Bo
     is_set = tasks.menu.is_set[rows, actions]
     values = tasks.models.sample(is_set, tasks.menu.values[rows, actions], tasks.noise(number)[:, None])
     return values[:, 0], is_set
-
-
-def experimented(tasks: Tasks, belief: Belief, actions: Ints, number: int | Ints) -> Belief:
-    """The belief after experiment `number` (from 0; one, or [B]) of every task. `actions`: [B]."""
-    return belief.updated(*measured(tasks, actions, number))
 
 
 def play(rule: Rule, tasks: Tasks, *, seed: int = 0) -> Outcome:
@@ -70,27 +64,13 @@ def play_watching(
     After each experiment `told` gets [B] the action of each task, -1 where none was made, and [B] the target.
     """
     size, rows = len(tasks), np.arange(len(tasks))
-    situation = Situation(
-        belief=tasks.belief,
-        costs=tasks.menu.costs,
-        left=tasks.budget,
-        counts=np.zeros(tasks.menu.costs.shape, dtype=np.int64),
-        random=np.random.default_rng(derive(seed, "campaign")),
-    )
+    random = np.random.default_rng(derive(seed, "campaign"))
+    situation = Situation.first(tasks.belief, tasks.menu, tasks.budget, random)
     made: list[Ints] = []
     while (goes_on := situation.goes_on).any():
         actions = choose(situation)
         values, is_set = measured(tasks, actions, len(made))
-        belief = situation.belief.updated(values, is_set)
-        spent = np.where(goes_on, situation.costs[rows, actions], 0.0)
-        counts = situation.counts.copy()
-        counts[rows, actions] += goes_on
-        situation = replace(
-            situation,
-            belief=belief if goes_on.all() else belief.where(goes_on, situation.belief),
-            left=situation.left - spent,
-            counts=counts,
-        )
+        situation = situation.after(actions, situation.belief.updated(values, is_set), goes_on)
         made.append(np.where(goes_on, actions, -1))
         if told is not None:
             told(made[-1], values[:, tasks.models.target])

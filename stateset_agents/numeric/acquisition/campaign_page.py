@@ -20,7 +20,7 @@ from stateset_agents.numeric.acquisition.lookahead import knowledge_values
 from stateset_agents.numeric.acquisition.rules import Rule
 from stateset_agents.numeric.environments.base import IntArray
 from stateset_agents.numeric.policy import NumericPolicy, logits_of, sample_actions
-from stateset_agents.reporting.campaigns.campaign_report import (
+from stateset_agents.reporting.campaign_report import (
     Campaigns,
     DrawnModel,
     Edge,
@@ -37,7 +37,7 @@ Player = Callable[[AcquisitionEnv], IntArray]
 """[B] experiments that it makes now; of rows that have ended any."""
 
 _POINTS = 21
-"""Of the axis of the budget."""
+"""Number of points on the budget's axis."""
 _IMAGINED = 128
 """Outcomes of each experiment, for what it is expected to tell."""
 
@@ -90,7 +90,7 @@ class _Run:
     spent: Array  # [T + 1, B] after each experiment
     regret: Array  # [T + 1, B]
     places: Ints
-    """Of all experiments, by cost: 0 the cheapest of the task's menu."""
+    """Rank by cost of every experiment: 0 is the cheapest of the task's menu."""
 
 
 def _run(family: LinearFamily, player: Player, seeds: Sequence[int]) -> _Run:
@@ -196,7 +196,7 @@ def _drawn(family: LinearFamily, name: str, player: Player, seed: int) -> DrawnM
 
 
 def _names(family: LinearFamily) -> list[str]:
-    """By the variables' numbers; the target is the last."""
+    """Names by the variables' numbers; the target is the last."""
     graph = family.graph
     if graph is not None:
         return [name for name in graph.names if name != graph.target] + [graph.target]
@@ -265,5 +265,4 @@ def _moment(environment: AcquisitionEnv, pairs: Sequence[tuple[int, int]]) -> Mo
 def _spreads(covariances: Array, pairs: Sequence[tuple[int, int]]) -> Array:
     """[B, edges] deviations of the weights. `covariances`: [B, d, d + 1, d + 1]."""
     of = np.array([(p, q + 1) for q, p in pairs])
-    found: Array = np.sqrt(covariances[:, of[:, 0], of[:, 1], of[:, 1]])
-    return found
+    return np.sqrt(covariances[:, of[:, 0], of[:, 1], of[:, 1]])

@@ -6,15 +6,15 @@ intervention with the highest posterior mean, and the reward is by how much its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Literal, Self
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Self
 
 import numpy as np
 
-from stateset_agents.numeric.acquisition.campaign import experimented
-from stateset_agents.numeric.acquisition.families import LinearFamily, Tasks, joined
-from stateset_agents.numeric.acquisition.linear_models import Array
+from stateset_agents.numeric.acquisition.campaign import measured
+from stateset_agents.numeric.acquisition.families import LinearFamily, Tasks
+from stateset_agents.numeric.acquisition.linear_models import Array, joined, taken
 from stateset_agents.numeric.acquisition.rules import RULES, Rule, Situation, expected_improvement
 from stateset_agents.numeric.environments.base import BoolArray, FloatArray, IntArray, Spec, Transition
 from stateset_agents.numeric.environments.base import Rule as EnvironmentRule
@@ -38,9 +38,10 @@ CANDIDATE_FEATURES = (
     "range",
     "noise",
 )
-"""Of one intervention. Effects are in units of the prior's spread of them, and relative to the best mean."""
+"""Features of one intervention. Effects are in units of the prior's spread of them, and relative to the best
+mean."""
 CONTEXT_FEATURES = ("left", "experiments left", "expected regret", "spread", "graphs")
-"""Of the whole task."""
+"""Features of the whole task."""
 _DRAWS = 32
 
 
@@ -83,6 +84,15 @@ class AcquisitionEnv:
     paid.
     """
 
+    situation: Situation
+    """Information that a rule may use now."""
+    tasks: Tasks
+    """The rows' tasks, the truth included."""
+    regret: Array  # [B]
+    """Regret of the interventions that are recommended now."""
+    expected_regret: Array  # [B]
+    """The same by 32 models drawn from the posterior."""
+
     def __init__(
         self,
         family: LinearFamily,
@@ -97,7 +107,6 @@ class AcquisitionEnv:
         if not 0 < reward_scale < np.inf:
             raise ConfigurationError(f"reward_scale must be above 0, got {reward_scale}")
         self.family, self._reward, self._scale = family, reward, reward_scale
-        self._situation: Situation
         self.spec = Spec(
             name="acquisition",
             observation_shape={
@@ -130,7 +139,7 @@ class AcquisitionEnv:
         Raises ConfigurationError for an experiment that is not in the menu, and for one that costs more than
         what is left while another would not.
         """
-        before, rows = self._situation, np.arange(len(actions))
+        before, rows = self.situation, np.arange(len(actions))
         outside = (actions < 0) | (actions >= self.spec.num_actions)
         if outside.any():
             row = int(outside.argmax())
@@ -147,94 +156,72 @@ class AcquisitionEnv:
                 f"row {row}: experiment {actions[row]} costs {price:.4g}, above the {left:.4g} that are "
                 "left: choose by action_mask()"
             )
-        counts = before.counts.copy()
-        counts[rows, actions] += goes_on
         number = before.counts.sum(axis=1)
-        belief = experimented(self._tasks, before.belief, actions, number)
-        spent = np.where(goes_on, before.costs[rows, actions], 0.0)
-        self._situation = replace(
-            before, belief=belief.where(goes_on, before.belief), left=before.left - spent, counts=counts
-        )
-        was, was_expected = self._regret, self._expected
+        belief = before.belief.updated(*measured(self.tasks, actions, number))
+        self.situation = before.after(actions, belief, goes_on)
+        was, was_expected = self.regret, self.expected_regret
         self._look()
         observations = self.observe()
-        terminated = ~self._situation.goes_on
+        terminated = ~self.situation.goes_on
         truncated = np.logical_and(~terminated, number + 1 >= self.spec.horizon)
         ended = terminated | truncated
         if self._reward == "regret":
-            rewards = self._scale * (np.tanh(was / self._scale) - np.tanh(self._regret / self._scale))
+            rewards = self._scale * (np.tanh(was / self._scale) - np.tanh(self.regret / self._scale))
         else:
-            rewards = was_expected - self._expected
+            rewards = was_expected - self.expected_regret
         return Transition(
             observations=observations,
             rewards=rewards.astype(np.float32),
             terminated=terminated,
             truncated=truncated,
             components={
-                "regret": np.where(ended, self._regret, 0.0),
-                "expected_regret": np.where(ended, self._expected, 0.0),
-                "cost": spent,
+                "regret": np.where(ended, self.regret, 0.0),
+                "expected_regret": np.where(ended, self.expected_regret, 0.0),
+                "cost": np.where(goes_on, before.costs[rows, actions], 0.0),
             },
         )
 
     def fork(self, rows: IntArray) -> Self:
         """Copies of these rows, with the same noise to come."""
-        copy = type(self).__new__(type(self))
-        copy.__dict__.update(self.__dict__)
-        copy._tasks, copy._situation = self._tasks.take(rows), self._situation.take(rows)
-        copy._regret, copy._expected, copy._unit = self._regret[rows], self._expected[rows], self._unit[rows]
-        copy._share = self._share[rows]
-        return copy
+        return self._with_rows(lambda name: taken(getattr(self, name), rows))
 
     def joined(self, others: Sequence[Self]) -> Self:
         """A new environment with these rows and then those of the others, each where it is."""
-        copy = type(self).__new__(type(self))
-        copy.__dict__.update(self.__dict__)
-        for name in ("_tasks", "_situation", "_regret", "_expected", "_unit", "_share"):
-            setattr(copy, name, joined([getattr(each, name) for each in (self, *others)]))
-        return copy
+        return self._with_rows(lambda name: joined([getattr(each, name) for each in (self, *others)]))
+
+    def _with_rows(self, rows_of: Callable[[str], Any]) -> Self:
+        """A copy whose attributes of rows, by name, are what `rows_of` gives."""
+        other = copy.copy(self)
+        for name in ("tasks", "situation", "regret", "expected_regret", "_unit", "_share"):
+            setattr(other, name, rows_of(name))
+        return other
 
     def action_mask(self) -> BoolArray | None:
         """[B, A] what can be paid."""
-        return self._situation.affordable
+        return self.situation.affordable
 
     # ------------------------------------------------------------------------------ beside it
 
     def begin(self, tasks: Tasks) -> dict[str, FloatArray]:
         """`reset` with tasks that are there, one per row."""
-        self._begin(tasks)
+        self.tasks = tasks
+        random = np.random.default_rng(0)
+        self.situation = Situation.first(tasks.belief, tasks.menu, tasks.budget, random)
+        _, deviations = tasks.belief.effect_moments()
+        self._unit: Array = np.sqrt((deviations**2).mean(axis=1)) + 1e-12
+        self._look()
         return self.observe()
-
-    @property
-    def situation(self) -> Situation:
-        """What a rule may know now."""
-        return self._situation
-
-    @property
-    def tasks(self) -> Tasks:
-        """The rows' tasks, the truth included."""
-        return self._tasks
-
-    @property
-    def regret(self) -> Array:
-        """[B] of what is recommended now."""
-        return self._regret
-
-    @property
-    def expected_regret(self) -> Array:
-        """[B] the same by 32 models drawn from the posterior."""
-        return self._expected
 
     def rule_actions(self, rule: Rule) -> IntArray:
         """[B] what a rule would do now; 0 for rows that have ended."""
-        live = np.flatnonzero(self._situation.goes_on)
-        actions = np.zeros(len(self._situation.left), dtype=np.int64)
+        live = np.flatnonzero(self.situation.goes_on)
+        actions = np.zeros(len(self.situation), dtype=np.int64)
         if len(live):
-            actions[live] = rule(self._situation.take(live))
+            actions[live] = rule(self.situation.take(live))
         return actions
 
     def rules(self) -> Mapping[str, EnvironmentRule]:
-        """Those that choose without learning, for a comparison."""
+        """Rules without learning, by name, to compare a policy with."""
 
         def played(rule: Rule) -> EnvironmentRule:
             return lambda environment: lambda: environment.rule_actions(rule)
@@ -243,22 +230,9 @@ class AcquisitionEnv:
 
     # ------------------------------------------------------------------------------ inside
 
-    def _begin(self, tasks: Tasks) -> None:
-        self._tasks = tasks
-        self._situation = Situation(
-            belief=tasks.belief,
-            costs=tasks.menu.costs,
-            left=tasks.budget,
-            counts=np.zeros(tasks.menu.costs.shape, dtype=np.int64),
-            random=np.random.default_rng(0),
-        )
-        _, deviations = tasks.belief.effect_moments()
-        self._unit: Array = np.sqrt((deviations**2).mean(axis=1)) + 1e-12
-        self._look()
-
     def _look(self) -> None:
         """Regrets, and each intervention's share of the drawn models in which it is best."""
-        belief, size = self._situation.belief, len(self._situation.left)
+        belief, size = self.situation.belief, len(self.situation)
         drawn = belief.sampled_effects(
             np.broadcast_to(self._normals, (size, *self._normals.shape)),
             np.broadcast_to(self._uniforms, (size, _DRAWS)),
@@ -266,20 +240,20 @@ class AcquisitionEnv:
         means = belief.effect_means()
         recommended = means.argmax(axis=1)
         rows = np.arange(size)
-        self._regret: Array = self._tasks.effects.max(axis=1) - self._tasks.effects[rows, recommended]
-        self._expected: Array = (drawn.max(axis=2) - drawn[rows, :, recommended]).mean(axis=1)
+        self.regret = self.tasks.effects.max(axis=1) - self.tasks.effects[rows, recommended]
+        self.expected_regret = (drawn.max(axis=2) - drawn[rows, :, recommended]).mean(axis=1)
         best = drawn.argmax(axis=2)
         self._share: Array = (best[..., None] == np.arange(drawn.shape[2])).mean(axis=1)
 
     def observe(self) -> dict[str, FloatArray]:
         """[B, ...] what the policy sees now."""
-        situation, menu, unit = self._situation, self._tasks.menu, self._unit[:, None]
+        situation, menu, unit = self.situation, self.tasks.menu, self._unit[:, None]
         mean, deviation = situation.belief.effect_moments()
         improvement = expected_improvement(mean, deviation) / unit
         costs, left = situation.costs, situation.left[:, None]
         mean_cost = costs.mean(axis=1, keepdims=True)
-        noise = np.empty_like(self._tasks.models.noise)
-        np.put_along_axis(noise, self._tasks.models.order, self._tasks.models.noise, axis=1)
+        noise = np.empty_like(self.tasks.models.noise)
+        np.put_along_axis(noise, self.tasks.models.order, self.tasks.models.noise, axis=1)
         set_size = menu.is_set.sum(axis=2)
         columns = {
             "mean": (mean - mean.max(axis=1, keepdims=True)) / unit,
@@ -299,9 +273,9 @@ class AcquisitionEnv:
         assert tuple(columns) == CANDIDATE_FEATURES
         weights = np.maximum(situation.belief.graph_weights, 1e-30)
         context = {
-            "left": situation.left / self._tasks.budget,
+            "left": situation.left / self.tasks.budget,
             "experiments left": np.log1p(situation.left / mean_cost[:, 0]),
-            "expected regret": self._expected / self._unit,
+            "expected regret": self.expected_regret / self._unit,
             "spread": np.sqrt((deviation**2).mean(axis=1)) / self._unit,
             "graphs": -(weights * np.log(weights)).sum(axis=1),
         }
@@ -313,7 +287,7 @@ class AcquisitionEnv:
 
     def _acts_directly(self) -> Array:
         """[B, A] probability that a variable which is set is a parent of the target."""
-        belief = self._situation.belief
+        belief = self.situation.belief
         target = belief.position[..., None, None]
         own = np.take_along_axis(belief.is_parent, target, axis=2)[:, :, 0, 1:]  # [B, K, d]
         direct = (belief.plan.is_set & own[:, :, None, :]).any(axis=-1)

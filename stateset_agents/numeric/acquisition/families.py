@@ -7,25 +7,31 @@ are drawn as arrays.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations, product
-from typing import Any
 
 import numpy as np
 import torch
 
-from stateset_agents.numeric.acquisition.belief import Belief
-from stateset_agents.numeric.acquisition.graphs import CausalGraph
-from stateset_agents.numeric.acquisition.linear_models import Array, Bools, Ints, LinearModels, Menu
+from stateset_agents.numeric.acquisition.linear_models import (
+    Array,
+    Belief,
+    Bools,
+    Ints,
+    LinearModels,
+    Menu,
+    Rows,
+)
+from stateset_agents.numeric.acquisition.models import CausalGraph
 from stateset_agents.numeric.rollout import uniforms
 from stateset_agents.types.errors import ConfigurationError
 
 _NOISE_FROM = 1 << 20
-"""Where in a task's stream the noise of its experiments begins."""
+"""Position in a task's stream at which the noise of its experiments begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Tasks:
+class Tasks(Rows):
     """B tasks: the truth, what is known of it before the first experiment, and what experiments cost."""
 
     models: LinearModels
@@ -35,21 +41,7 @@ class Tasks:
     effects: Array  # [B, A]
     """True E[target | do(intervention)] of the whole menu."""
     keys: np.ndarray  # [B] uint64
-    """Of the streams from which experiments take their noise."""
-
-    def __len__(self) -> int:
-        return len(self.models)
-
-    def take(self, rows: Ints) -> Tasks:
-        """These tasks; rows may repeat."""
-        return Tasks(
-            models=self.models.take(rows),
-            belief=self.belief.take(rows),
-            menu=self.menu.take(rows),
-            budget=self.budget[rows],
-            effects=self.effects[rows],
-            keys=self.keys[rows],
-        )
+    """Keys of the streams from which experiments draw their noise."""
 
     def noise(self, experiment: int | Ints) -> Array:
         """[B, d] standard normal numbers of experiment 0, 1, ... of each task, whatever was done before.
@@ -77,7 +69,7 @@ class LinearFamily:
     ranges: tuple[float, float] = (1.0, 1.0)
     """Each variable may be set to plus or minus a number between these, uniform in the logarithm."""
     costs: tuple[float, float] = (0.5, 2.0)
-    """Of setting a variable, uniform in the logarithm; several at once cost their sum."""
+    """Limits of the cost of setting a variable, uniform in the logarithm; several at once cost their sum."""
     budget: float = 5.0
     num_observations: int = 0
     """Rows of observational data that are known at the start."""
@@ -86,7 +78,7 @@ class LinearFamily:
     set_at_once: int = 1
     """Variables that an experiment may set together."""
     graph: CausalGraph | None = None
-    """Of every task; random ones when absent. Its target gets the last number."""
+    """Graph of every task; None draws random graphs. Its target gets the last number."""
 
     def __post_init__(self) -> None:
         if self.num_variables < 2:
@@ -251,17 +243,6 @@ def normals(keys: np.ndarray, begin: int | Ints, number: int) -> Array:
     drawn = uniforms(keys, np.arange(number)[:, None] + begin).T
     found: Array = torch.special.ndtri(torch.from_numpy(np.ascontiguousarray(drawn)) + 2.0**-54).numpy()
     return found
-
-
-def joined(parts: Sequence[Any]) -> Any:
-    """Arrays [B, ...], or values made of them, behind one another; what is no array is the first's."""
-    first = parts[0]
-    if isinstance(first, np.ndarray):
-        return np.concatenate(parts)
-    if not is_dataclass(first) or isinstance(first, type):
-        return first
-    names = [field.name for field in fields(first)]
-    return replace(first, **{name: joined([getattr(part, name) for part in parts]) for name in names})
 
 
 def _between(drawn: Array, limits: tuple[float, float]) -> Array:

@@ -26,8 +26,7 @@ def knowledge_gradient(*, samples: int = 32, per_cost: bool = True) -> Rule:
     def rule(situation: Situation) -> Ints:
         values = np.maximum(knowledge_values(situation, samples), 0.0) + 1e-9
         values = values / situation.costs if per_cost else values
-        chosen: Ints = np.where(situation.affordable, values, -np.inf).argmax(axis=1)
-        return chosen
+        return situation.best(values)
 
     return rule
 
@@ -73,9 +72,7 @@ def rollout_lookahead(base: Rule, *, samples: int = 32, caution: float = 1.0) ->
         kept = base(situation)
         saved = np.take_along_axis(regrets, kept[:, None, None], axis=1) - regrets  # [B, A, samples]
         error = saved.std(axis=2) / np.sqrt(samples)
-        score = np.where(situation.affordable, saved.mean(axis=2) - caution * error, -np.inf)
-        chosen: Ints = score.argmax(axis=1)
-        return chosen
+        return situation.best(saved.mean(axis=2) - caution * error)
 
     return rule
 

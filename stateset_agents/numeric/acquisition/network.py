@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stateset_agents.numeric.acquisition.environment import CANDIDATE_FEATURES, CONTEXT_FEATURES
+from stateset_agents.numeric.policy import linear_layer
 from stateset_agents.types.errors import ConfigurationError
 
 
@@ -28,11 +29,11 @@ class AcquisitionPolicyNetwork(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         features, context = len(CANDIDATE_FEATURES), len(CONTEXT_FEATURES)
         root = math.sqrt(2)
-        self.embed = _linear(features + context, hidden, root, generator)
-        self.mix = _linear(hidden, hidden, root, generator)
-        self.from_pooled = _linear(2 * hidden + context, hidden, root, generator)
-        self.score = _linear(hidden, 1, 0.01, generator)
-        self.value = _linear(hidden, 1, 1.0, generator) if critic else None
+        self.embed = linear_layer(features + context, hidden, root, generator)
+        self.mix = linear_layer(hidden, hidden, root, generator)
+        self.from_pooled = linear_layer(2 * hidden + context, hidden, root, generator)
+        self.score = linear_layer(hidden, 1, 0.01, generator)
+        self.value = linear_layer(hidden, 1, 1.0, generator) if critic else None
 
     def forward(self, observations: Any) -> Tensor:
         """[B, A] logits of `candidates` [B, A, 13] and `context` [B, 5]."""
@@ -55,10 +56,3 @@ class AcquisitionPolicyNetwork(nn.Module):
         embedded = torch.tanh(functional.linear(together, self.embed.weight, self.embed.bias))
         pooled = torch.cat([embedded.mean(dim=1), embedded.amax(dim=1), context], dim=-1)
         return embedded, functional.linear(pooled, self.from_pooled.weight, self.from_pooled.bias)
-
-
-def _linear(num_inputs: int, num_outputs: int, gain: float, generator: torch.Generator) -> nn.Linear:
-    layer = nn.Linear(num_inputs, num_outputs, device="meta").to_empty(device="cpu")  # no global generator
-    nn.init.orthogonal_(layer.weight, gain, generator=generator)
-    nn.init.zeros_(layer.bias)
-    return layer

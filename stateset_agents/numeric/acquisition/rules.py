@@ -7,35 +7,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
 
-from stateset_agents.numeric.acquisition.belief import Belief
-from stateset_agents.numeric.acquisition.linear_models import Array, Bools, Ints
+from stateset_agents.numeric.acquisition.linear_models import Array, Belief, Bools, Ints, Menu, Rows
 
 _SAMPLES = 64
 """Models drawn from the posterior for the probability of being best."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Situation:
-    """What a rule may know before an experiment."""
+class Situation(Rows):
+    """Information that a rule may use before an experiment."""
 
     belief: Belief
     costs: Array  # [B, A]
     left: Array  # [B]
-    """Of the budget."""
+    """Budget that is left."""
     counts: Ints  # [B, A]
-    """How often each intervention has been made."""
+    """Number of times that each intervention has been made."""
     random: np.random.Generator
+
+    @classmethod
+    def first(cls, belief: Belief, menu: Menu, budget: Array, random: np.random.Generator) -> Self:
+        """The situation before the first experiment."""
+        counts = np.zeros(menu.costs.shape, dtype=np.int64)
+        return cls(belief=belief, costs=menu.costs, left=budget, counts=counts, random=random)
 
     @property
     def affordable(self) -> Bools:
         """[B, A] can this experiment be paid?"""
-        found: Bools = self.costs <= self.left[:, None] + 1e-9
-        return found
+        return self.costs <= self.left[:, None] + 1e-9
 
     @property
     def goes_on(self) -> Bools:
@@ -43,38 +48,30 @@ class Situation:
         found: Bools = np.logical_or.reduce(self.affordable, axis=1)
         return found
 
-    def take(self, rows: Ints) -> Situation:
-        """These rows; rows may repeat."""
-        return Situation(
-            belief=self.belief.take(rows),
-            costs=self.costs[rows],
-            left=self.left[rows],
-            counts=self.counts[rows],
-            random=self.random,
-        )
+    def best(self, scores: Array) -> Ints:
+        """[B] the affordable experiment with the highest score [B, A]."""
+        chosen: Ints = np.where(self.affordable, scores, -np.inf).argmax(axis=1)
+        return chosen
 
-    def imagined(self, actions: Ints, normals: Array, uniforms: Array) -> Situation:
-        """After an experiment with a predicted outcome; a row that cannot pay any stays as it was."""
+    def after(self, actions: Ints, belief: Belief, goes_on: Bools) -> Self:
+        """The situation after these experiments, of which `belief` has learned; rows that have ended stay."""
         rows = np.arange(len(actions))
-        goes_on = self.affordable[rows, actions]
-        new = self.belief.imagined(actions, normals, uniforms)
         counts = self.counts.copy()
         counts[rows, actions] += goes_on
-        return Situation(
-            belief=new if goes_on.all() else new.where(goes_on, self.belief),
-            costs=self.costs,
+        return replace(
+            self,
+            belief=belief if goes_on.all() else belief.where(goes_on, self.belief),
             left=self.left - np.where(goes_on, self.costs[rows, actions], 0.0),
             counts=counts,
-            random=self.random,
         )
+
+    def imagined(self, actions: Ints, normals: Array, uniforms: Array) -> Self:
+        """The situation after an experiment with a predicted outcome; a row that cannot pay it stays."""
+        belief = self.belief.imagined(actions, normals, uniforms)
+        return self.after(actions, belief, self.affordable[np.arange(len(actions)), actions])
 
 
 Rule = Callable[[Situation], Ints]
-
-
-def _best(scores: Array, situation: Situation) -> Ints:
-    chosen: Ints = np.where(situation.affordable, scores, -np.inf).argmax(axis=1)
-    return chosen
 
 
 def expected_improvement(mean: Array, deviation: Array) -> Array:
@@ -89,38 +86,37 @@ def improvement_over(mean: Array, deviation: Array, best: Array | float) -> Arra
     z = gap / spread
     density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
     above: Array = torch.special.ndtr(torch.from_numpy(z)).numpy()
-    found: Array = gap * above + spread * density
-    return found
+    return gap * above + spread * density
 
 
 def random_choice(situation: Situation) -> Ints:
     """An intervention at random."""
-    return _best(situation.random.random(situation.costs.shape), situation)
+    return situation.best(situation.random.random(situation.costs.shape))
 
 
 def round_robin(situation: Situation) -> Ints:
     """The least often made; among these the first."""
-    return _best(-situation.counts.astype(np.float64), situation)
+    return situation.best(-situation.counts.astype(np.float64))
 
 
 def ei_per_cost(situation: Situation) -> Ints:
     """The greatest expected improvement for its cost."""
-    return _best(expected_improvement(*situation.belief.effect_moments()) / situation.costs, situation)
+    return situation.best(expected_improvement(*situation.belief.effect_moments()) / situation.costs)
 
 
 def ei(situation: Situation) -> Ints:
     """The greatest expected improvement, whatever it costs."""
-    return _best(expected_improvement(*situation.belief.effect_moments()), situation)
+    return situation.best(expected_improvement(*situation.belief.effect_moments()))
 
 
 def sd_per_cost(situation: Situation) -> Ints:
     """The most uncertain effect for its cost."""
-    return _best(situation.belief.effect_moments()[1] / situation.costs, situation)
+    return situation.best(situation.belief.effect_moments()[1] / situation.costs)
 
 
 def sd(situation: Situation) -> Ints:
     """The most uncertain effect, whatever it costs."""
-    return _best(situation.belief.effect_moments()[1], situation)
+    return situation.best(situation.belief.effect_moments()[1])
 
 
 def _draws(situation: Situation, samples: int) -> Array:
@@ -131,7 +127,7 @@ def _draws(situation: Situation, samples: int) -> Array:
 
 def thompson(situation: Situation) -> Ints:
     """The best intervention of one model drawn from the posterior."""
-    return _best(_draws(situation, 1)[:, 0], situation)
+    return situation.best(_draws(situation, 1)[:, 0])
 
 
 def best_per_cost(situation: Situation) -> Ints:
@@ -139,7 +135,7 @@ def best_per_cost(situation: Situation) -> Ints:
     drawn = _draws(situation, _SAMPLES)
     best = drawn.argmax(axis=2)
     share = (best[..., None] == np.arange(drawn.shape[2])).mean(axis=1)
-    return _best((share + 1e-9) / situation.costs, situation)
+    return situation.best((share + 1e-9) / situation.costs)
 
 
 RULES: Mapping[str, Rule] = {

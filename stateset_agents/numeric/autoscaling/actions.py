@@ -1,4 +1,4 @@
-"""What may be done to a cluster: replicas, one setting up or down, canary traffic; as one index and back.
+"""The actions of a cluster: replicas, one setting up or down, canary traffic; as one index and back.
 
 The index counts traffic fastest, then the setting, then replicas: 7 x 7 x 11 = 539 actions, 49 without
 traffic.
@@ -15,7 +15,7 @@ from stateset_agents.types.settings import alternatives
 
 
 class ScalingAction(IntEnum):
-    """By how many replicas."""
+    """Change of the number of replicas."""
 
     SCALE_DOWN_LARGE = -4
     SCALE_DOWN_MEDIUM = -2

@@ -29,10 +29,9 @@ from stateset_agents.numeric.autoscaling.actions import (
     InfrastructureActionSpace,
     ScalingAction,
 )
-from stateset_agents.numeric.autoscaling.cluster import Cluster
-from stateset_agents.numeric.autoscaling.money import MoneyReward
-from stateset_agents.numeric.autoscaling.rewards import InfrastructureRewardFunction
-from stateset_agents.numeric.autoscaling.simulator import Fleet, Served, Simulator
+from stateset_agents.numeric.autoscaling.queueing import Array
+from stateset_agents.numeric.autoscaling.rewards import InfrastructureRewardFunction, MoneyReward
+from stateset_agents.numeric.autoscaling.simulator import Cluster, Fleet, Simulator, rows_of
 from stateset_agents.numeric.autoscaling.workload import GeneratedLoad, Workload
 from stateset_agents.numeric.environments.base import BoolArray, FloatArray, IntArray, Spec, Transition
 from stateset_agents.types.errors import ConfigurationError
@@ -40,7 +39,6 @@ from stateset_agents.types.logs import get_logger
 
 _log = get_logger(__name__)
 
-Array = NDArray[np.float64]
 
 REPLICA_FACTORS = (0.5, 0.75, 0.9, 0.96, 1.0, 1.04, 1.1, 1.25, 1.5, 2.0)
 """The small action space: replicas by those of now. Each but 1 moves by one at least."""
@@ -55,16 +53,16 @@ _COMPONENTS = (
     "document_efficiency",
 )
 _PACES = np.exp(-np.array([[0.25], [0.05], [0.0125]]))
-"""What running means of the load keep in a step: they forget in 4, 20 and 80 steps."""
+"""Share of a running mean of the load that stays in a step: they forget in 4, 20 and 80 steps."""
 _UNITS_WRONG = 10
 _PROGRAM_MEMORY = 0.4
-"""Of a replica's memory; its workers' largest batches take the rest."""
+"""Share of a replica's memory that the program takes; its workers' largest batches take the rest."""
 _LEAST = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Observed:
-    """What a rule may read between two steps. Arrays are [B]; pools are taken together."""
+    """Information that a rule may use between two steps. Arrays are [B]; pools are taken together."""
 
     step: int
     """Steps that were made."""
@@ -79,7 +77,7 @@ class Observed:
     utilization: Array
     """Busy share of the replicas that were ready in the last step, 0 to 1."""
     late_share: Array
-    """Of the requests that left in the last step: dropped, or answered after the SLA."""
+    """Share of late requests among those that left in the last step: dropped, or answered after the SLA."""
     dropped_share: Array
     backlog: Array
     """Requests that wait beyond what a steady queue holds."""
@@ -163,7 +161,7 @@ class InfrastructureEnv:
         self._time = 0
         rates = self._rates()
         self._means = np.repeat(np.log(np.maximum(rates, _LEAST))[None], len(_PACES), axis=0)  # [3, B]
-        self._fleet, self.outcome = self._simulator.serve(self._simulator.start(rates), rates)
+        self.fleet, self.outcome = self._simulator.serve(self._simulator.start(rates), rates)
         self._state = self._document_state(rates)
         return self._observations(rates)
 
@@ -173,41 +171,39 @@ class InfrastructureEnv:
         if actions.min() < 0 or actions.max() >= self.spec.num_actions:
             wrong = actions[(actions < 0) | (actions >= self.spec.num_actions)][0]
             raise ConfigurationError(f"an action must be 0 to {self.spec.num_actions - 1}, got {wrong}")
-        return self._advance(self._actions.apply(actions, self._fleet, self._simulator))
+        return self._advance(self._actions.apply(actions, self.fleet, self._simulator))
 
     def step_to(self, replicas: IntArray) -> Transition:
         """A step with [B] replicas in all from now on, within the bounds; the configuration stays."""
         wished = self._simulator.bounded(np.asarray(replicas).astype(np.int64))
-        return self._advance(self._simulator.scale(self._fleet, wished))
+        return self._advance(self._simulator.scale(self.fleet, wished))
 
     def actions_for(self, replicas: IntArray) -> IntArray:
         """[B] the actions that come nearest to so many replicas, and leave the configuration; of two the one
         with more."""
-        return self._actions.nearest(np.asarray(replicas), self._fleet, self._simulator)
+        return self._actions.nearest(np.asarray(replicas), self.fleet, self._simulator)
 
     def replicas_after(self, actions: IntArray) -> IntArray:
         """[B] replicas in all that these actions would lead to; nothing is changed."""
-        after: IntArray = self._actions.apply(np.asarray(actions), self._fleet, self._simulator).replicas
-        return after
+        return self._actions.apply(np.asarray(actions), self.fleet, self._simulator).replicas
 
     def fork(self, rows: IntArray) -> Self:
         """Copies of these rows, with the same load to come: traces are shared."""
         fork = copy.copy(self)
         fork._rows, fork._means = self._rows[rows], self._means[:, rows]
-        fork._fleet = self._fleet.rows(rows)
-        fork.outcome = _rows_of(self.outcome, rows)
+        fork.fleet, fork.outcome = rows_of(self.fleet, rows), rows_of(self.outcome, rows)
         fork._state = {name: value[rows] for name, value in self._state.items()}
         return fork
 
     def action_mask(self) -> BoolArray:
         """[B, num_actions] False where an action would pass a bound of replicas or of a setting."""
-        return self._actions.mask(self._fleet, self._simulator)
+        return self._actions.mask(self.fleet, self._simulator)
 
     # -------------------------------------------------------------------------------------- for rules
 
     def observed(self, history: int = 1) -> Observed:
-        """What a rule may read now, with the arrivals of the last `history` steps, or of all there were."""
-        fleet, outcome = self._fleet, self.outcome
+        """Information for a rule, with the arrivals of the last `history` steps, or of all there were."""
+        fleet, outcome = self.fleet, self.outcome
         begin = max(self._time + 1 - history, 0)
         ready, starting = fleet.ready.sum(axis=0), fleet.starting.sum(axis=1)
         possible = fleet.ready * self._simulator.capacity(fleet)
@@ -232,11 +228,6 @@ class InfrastructureEnv:
         """[at most `steps`, B] requests per second of the next steps: for clairvoyant bounds alone."""
         return self._traces[self._time + 1 : self._time + 1 + steps, self._rows]
 
-    @property
-    def fleet(self) -> Fleet:
-        """Replicas, queues and configuration by pool."""
-        return self._fleet
-
     # -------------------------------------------------------------------------------------- a step
 
     def _advance(self, fleet: Fleet) -> Transition:
@@ -244,7 +235,7 @@ class InfrastructureEnv:
             raise ConfigurationError(f"the episode is over after {self.spec.horizon} steps: call reset")
         self._time += 1
         rates = self._rates()
-        self._fleet, self.outcome = self._simulator.serve(fleet, rates)
+        self.fleet, self.outcome = self._simulator.serve(fleet, rates)
         newest = np.log(np.maximum(rates, _LEAST))
         self._means = newest + _PACES * (self._means - newest)
         before, self._state = self._state, self._document_state(rates)
@@ -276,8 +267,9 @@ class InfrastructureEnv:
         return busy
 
     def _document_state(self, rates: Array) -> Mapping[str, Array]:
-        """What the document's reward reads, [B] each. Whoever is served counts as available."""
-        outcome, fleet, cluster = self.outcome, self._fleet, self.cluster
+        """The state that the document's reward reads, [B] each. A request that is served counts as
+        available."""
+        outcome, fleet, cluster = self.outcome, self.fleet, self.cluster
         failed = 100 * outcome.dropped_share
         slots = (
             np.array(cluster.batch_sizes)[fleet.batch] * np.array(cluster.concurrencies)[fleet.concurrency]
@@ -295,7 +287,7 @@ class InfrastructureEnv:
         }
 
     def _observations(self, rates: Array) -> FloatArray:
-        fleet, outcome, cluster = self._fleet, self.outcome, self.cluster
+        fleet, outcome, cluster = self.fleet, self.outcome, self.cluster
         ready, replicas = fleet.ready.sum(axis=0), fleet.replicas
         capacity = self._simulator.capacity(fleet)
         possible = np.maximum((fleet.ready * capacity).sum(axis=0), _LEAST)
@@ -343,26 +335,28 @@ _NUM_FEATURES, _CONFIG_FEATURES, _TRAFFIC_FEATURES = 13, 3, 2
 
 
 class _Actions:
-    """What an action's number does to a fleet."""
+    """Translation of an action's number into a change of a fleet."""
 
     def __init__(self, space: InfrastructureActionSpace | None) -> None:
-        if space is None:
-            self.number, self.has_config, self.has_traffic = len(REPLICA_FACTORS), False, False
-            self._moves = np.array(REPLICA_FACTORS)
-            self.num_features = _NUM_FEATURES
-            return
-        if ScalingAction.MAINTAIN not in space.scaling_actions or (
-            ConfigAction.NO_CHANGE not in space.config_actions
-        ):
-            raise ConfigurationError(
-                "the action space must offer MAINTAIN and NO_CHANGE: elsewise nothing is allowed at a bound"
-            )
-        self.number, self.has_config = space.total_actions, True
-        self.has_traffic = None not in space.traffic_weights
-        self._moves = np.array([int(action) for action in space.scaling_actions])
-        self._settings = np.array([int(action) for action in space.config_actions])
-        self._weights = np.array([(weight or 0) / 100 for weight in space.traffic_weights])
-        self.num_features = _NUM_FEATURES + _CONFIG_FEATURES + _TRAFFIC_FEATURES * self.has_traffic
+        self.has_config = space is not None
+        self.has_traffic = space is not None and None not in space.traffic_weights
+        self._moves = np.array(REPLICA_FACTORS)
+        settings: Sequence[ConfigAction] = (ConfigAction.NO_CHANGE,)
+        weights: Sequence[int | None] = (None,)
+        if space is not None:
+            settings, weights = space.config_actions, space.traffic_weights
+            if ScalingAction.MAINTAIN not in space.scaling_actions or ConfigAction.NO_CHANGE not in settings:
+                raise ConfigurationError(
+                    "the action space must offer MAINTAIN and NO_CHANGE: elsewise nothing is allowed at a "
+                    "bound"
+                )
+            self._moves = np.array([int(action) for action in space.scaling_actions])
+        self._settings = np.array([int(action) for action in settings])
+        self._weights = np.array([(weight or 0) / 100 for weight in weights])
+        self.number = len(self._moves) * len(self._settings) * len(self._weights)
+        self.num_features = (
+            _NUM_FEATURES + _CONFIG_FEATURES * self.has_config + _TRAFFIC_FEATURES * self.has_traffic
+        )
         # [3 settings, kinds of ConfigAction] levels by which each is moved
         self._shifts = np.zeros((3, len(ConfigAction)), dtype=np.int64)
         for setting in range(3):
@@ -370,9 +364,6 @@ class _Actions:
 
     def apply(self, actions: IntArray, fleet: Fleet, simulator: Simulator) -> Fleet:
         """The fleet as it is from the beginning of the step."""
-        if not self.has_config:
-            moves = self._moves[actions]
-            return simulator.scale(fleet, self._moved(fleet, simulator, moves))
         rest, traffic = np.divmod(actions, len(self._weights))
         scaling, config = np.divmod(rest, len(self._settings))
         setting = self._settings[config]
@@ -396,8 +387,6 @@ class _Actions:
         is_vain = (reached == fleet.replicas) & (backwards != (0 if self.has_config else 1))  # at a bound
         distance = 2 * np.abs(reached - replicas) + is_vain
         chosen: IntArray = np.int64(len(self._moves) - 1) - distance.argmin(axis=0)
-        if not self.has_config:
-            return chosen
         idle = int(np.flatnonzero(self._settings == ConfigAction.NO_CHANGE)[0])
         traffic = np.abs(self._weights[:, None] - fleet.weight).argmin(axis=0)
         actions: IntArray = (chosen * len(self._settings) + idle) * len(self._weights) + traffic
@@ -411,8 +400,6 @@ class _Actions:
         sign = np.sign(self._moves - idle)
         scaling: BoolArray  # [B, moves]
         scaling = (sign == 0) | np.where(sign < 0, replicas[:, None] > least, replicas[:, None] < most)
-        if not self.has_config:
-            return scaling
         setting = np.ones((len(replicas), len(ConfigAction)), dtype=np.bool_)
         for index, (level, number) in enumerate(self._levels(fleet, simulator)):
             setting[:, 2 * index] = level > 0
@@ -437,15 +424,3 @@ class _Actions:
             (fleet.timeout, len(cluster.timeouts)),
             (fleet.concurrency, len(cluster.concurrencies)),
         )
-
-
-def _rows_of(outcome: Served, rows: IntArray) -> Served:
-    by_pool = ("arrived", "served", "dropped", "queued", "capacity")
-    changed = {name: getattr(outcome, name)[:, rows] for name in by_pool}
-    return replace(
-        outcome,
-        late_share=outcome.late_share[rows],
-        p99=outcome.p99[rows],
-        cost_per_hour=outcome.cost_per_hour[rows],
-        **changed,
-    )

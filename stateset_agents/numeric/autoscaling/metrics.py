@@ -58,18 +58,14 @@ class InfrastructureMetricsNormalizer:
             if not 0 < highest < float("inf"):
                 raise ConfigurationError(f"the upper end of {name} must be positive, got {highest!r}")
         self.ranges = dict(ranges)
-        self._names: tuple[str, ...] = ()
+        self.names: tuple[str, ...] = ()
+        """The metrics in the order of the columns; none before the first were seen."""
         self._moments: dict[str, tuple[int, float, float]] = {}
         if names is not None:
             given = list(names)
             if not given or len(set(given)) < len(given):
                 raise ConfigurationError(f"names must be at least one, each once, got {given!r}")
-            self._names = tuple(sorted(given))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The metrics in the order of the columns; none before the first were seen."""
-        return self._names
+            self.names = tuple(sorted(given))
 
     def observe(self, metrics: Mapping[str, Any]) -> None:
         """Let the running mean and deviation of each metric without a range see these values.
@@ -93,17 +89,17 @@ class InfrastructureMetricsNormalizer:
         Raises ConfigurationError for other names than the first ones, and for a value that is not finite.
         """
         values = self._checked(metrics)
-        columns = [self._normal(name, values[name], use_running_stats) for name in self._names]
+        columns = [self._normal(name, values[name], use_running_stats) for name in self.names]
         return np.stack(np.broadcast_arrays(*columns), axis=-1).astype(np.float32)
 
     def state_dict(self) -> dict[str, Any]:
         """Names and running statistics, as plain JSON."""
         moments = {name: list(found) for name, found in self._moments.items()}
-        return {"names": list(self._names), "moments": moments}
+        return {"names": list(self.names), "moments": moments}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the names and statistics that `state_dict` gave."""
-        self._names = tuple(state["names"])
+        self.names = tuple(state["names"])
         self._moments = {
             name: (int(count), float(mean), float(squares))
             for name, (count, mean, squares) in state["moments"].items()
@@ -122,7 +118,7 @@ class InfrastructureMetricsNormalizer:
 
     def _checked(self, metrics: Mapping[str, Any]) -> dict[str, NDArray[np.float64]]:
         """The values as arrays; the first call fixes the names."""
-        names = self._names or tuple(sorted(metrics))
+        names = self.names or tuple(sorted(metrics))
         if not names:
             raise ConfigurationError("the metrics are empty: give at least one, by name")
         for name in metrics:
@@ -138,5 +134,5 @@ class InfrastructureMetricsNormalizer:
         for name, value in values.items():
             if not np.isfinite(value).all():
                 raise ConfigurationError(f"{name} must be finite, got {value[~np.isfinite(value)].flat[0]}")
-        self._names = names
+        self.names = names
         return values

@@ -87,7 +87,7 @@ class RatioTable:
         return cls(_ratios(_checked(max_servers), intervals), intervals)
 
     def __call__(self, servers: NDArray[np.int64], utilization: Array) -> Array:
-        """Of servers and utilizations of one shape; a utilization above 1 is taken for 1."""
+        """Ratios of servers and utilizations of one shape; a utilization above 1 counts as 1."""
         place = np.minimum(utilization, 1.0) * self.intervals
         left = place.astype(np.int64)
         share = place - left
@@ -117,7 +117,7 @@ def _ratios(max_servers: int, intervals: int) -> Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WaitingTime:
-    """How long requests wait for a server; arrays of one shape."""
+    """Distribution of the wait for a server; arrays of one shape."""
 
     at_once: Array
     """The share that does not wait."""

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stateset_agents.numeric.autoscaling.actions import ConfigAction
-from stateset_agents.numeric.autoscaling.baselines.replicas import InReplicas, ReplicaRule, exactly
-from stateset_agents.numeric.autoscaling.cluster import Cluster
+from stateset_agents.numeric.autoscaling.baselines import InReplicas, ReplicaRule, exactly
 from stateset_agents.numeric.autoscaling.environment import InfrastructureEnv
+from stateset_agents.numeric.autoscaling.simulator import Cluster
 from stateset_agents.numeric.environments.base import FloatArray
 from stateset_agents.numeric.evaluation import evaluate, evaluate_rule
 from stateset_agents.numeric.policy import NumericPolicy, logits_of, sample_actions
@@ -65,7 +65,7 @@ class RecordedLoad:
 
 
 class Replay(NamedTuple):
-    """What both earned in one window: mean rewards of a step."""
+    """Mean rewards of a step that both earned in one window."""
 
     candidate: float
     baseline: float
@@ -105,7 +105,7 @@ _NAMES = {-1: "SCALE_DOWN_SMALL", 0: "MAINTAIN", 1: "SCALE_UP_SMALL"}
 
 
 class Change(int):
-    """By how many replicas, with the name that a safe deployment looks for."""
+    """Change of the number of replicas, with the name that a safe deployment looks for."""
 
     @property
     def name(self) -> str:
@@ -126,7 +126,7 @@ class ReplicaChanges:
         self.config_actions = (ConfigAction.NO_CHANGE,)
 
     def action(self, change: int) -> dict[str, Any]:
-        """So many replicas more, as an action."""
+        """The action that adds so many replicas."""
         return {"scaling": Change(change), "config": ConfigAction.NO_CHANGE}
 
     def encode_action(self, action: Any) -> int:
@@ -146,7 +146,7 @@ class ReplicaChanges:
 
 
 def scaling_state(environment: InfrastructureEnv, observations: FloatArray) -> dict[str, Any]:
-    """What constraints and a `ScalingPolicy` read of a single cluster."""
+    """The state of a single cluster that constraints and a `ScalingPolicy` read."""
     return {"replicas": int(environment.observed().replicas[0]), "observations": observations}
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from stateset_agents.numeric.autoscaling.queueing import Array
 from stateset_agents.rewards.shaping import shaping_rewards
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import nearest
@@ -28,7 +29,7 @@ STATE_KEYS = (
     "cpu_percent",
     "memory_percent",
 )
-"""What a state must have; target_throughput alone may be missing, and is 1000 then."""
+"""Values that a state must have; target_throughput alone may be missing, and is 1000 then."""
 _TARGET_THROUGHPUT = 1000.0
 _REMEMBERED = 1000
 """Shaped rewards of which mean and deviation are taken."""
@@ -36,7 +37,7 @@ _REMEMBERED = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardWeights:
-    """What each component counts."""
+    """Weight of each component."""
 
     cost: float = 0.3
     performance: float = 0.3
@@ -194,3 +195,32 @@ def _read(state: Mapping[str, Any], key: str) -> Any:
 def _plain(value: Any) -> Any:
     """A float for numbers, an array for arrays."""
     return float(value) if np.ndim(value) == 0 else value
+
+
+# ------------------------------------------------------------------------------------------ money
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoneyReward:
+    """-(cost / ideal cost + late_weight * max(late share - allowed_late, 0)).
+
+    The ideal cost is that of the episode's mean load at `ideal_utilization` in the configuration of the
+    start: one number per episode, so that a dollar counts the same in every step.
+    """
+
+    late_weight: float = 20.0
+    allowed_late: float = 0.01
+    ideal_utilization: float = 0.7
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.late_weight < math.inf:
+            raise ConfigurationError(f"late_weight must not be negative, got {self.late_weight!r}")
+        for name in ("allowed_late", "ideal_utilization"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigurationError(f"{name} must lie between 0 and 1, got {getattr(self, name)!r}")
+        if self.ideal_utilization == 0:
+            raise ConfigurationError("ideal_utilization must be above 0, got 0")
+
+    def parts(self, cost: Array, ideal_cost: Array, late_share: Array) -> tuple[Array, Array]:
+        """Costs of replicas and of lateness, [B] each, 0 or below; the reward is their sum."""
+        return -cost / ideal_cost, -self.late_weight * np.maximum(late_share - self.allowed_late, 0.0)

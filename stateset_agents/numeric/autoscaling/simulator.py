@@ -17,34 +17,159 @@ Arrays are [P, B]: pools, then rows; nothing here draws a random number.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stateset_agents.numeric.autoscaling.cluster import Cluster
-from stateset_agents.numeric.autoscaling.queueing import RatioTable, WaitingTime, waiting_time
+from stateset_agents.numeric.autoscaling.queueing import Array, RatioTable, WaitingTime, waiting_time
+from stateset_agents.numeric.environments.base import IntArray
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import alternatives
 
-Array = NDArray[np.float64]
-IntArray = NDArray[np.int64]
+# ------------------------------------------------------------------------------------------ cluster
+#
+# A replica has `concurrency` workers, and a worker answers a whole batch at once:
+#
+#     a batch of b requests on one of w workers takes
+#         (overhead + b * request) * (1 + contention (w - 1) + coherency w (w - 1))      seconds
+#
+# The first factor makes large batches cheap for each request and slow for all; the second is Gunther's law
+# of scalability (Guerrilla Capacity Planning, 2007): workers queue for what they share, and wait for one
+# another's changes, so that from about sqrt((1 - contention) / coherency) workers on a replica answers
+# less.
+
+_SERVICES_IN_SLA = 8
+"""exp(-8) of exponential services take longer than eight times their mean: .03 %, far below 1 %."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """One deployment, its replicas and its promise. Times are in seconds."""
+
+    step_seconds: float = 15.0
+    """Between two decisions."""
+    startup_seconds: float = 60.0
+    """Time from the wish for a replica to its first request, rounded up to whole steps."""
+    min_replicas: int = 1
+    max_replicas: int = 60
+    price_per_replica_hour: float = 0.1
+    """$; a replica that starts is paid for, too."""
+    sla_seconds: float = 0.2
+    """An answer that takes longer is late."""
+
+    overhead_seconds: float = 0.010
+    """Time of a batch, however many requests it has."""
+    request_seconds: float = 0.005
+    """Additional time of each request in a batch."""
+    contention: float = 0.02
+    coherency: float = 0.01
+    """Coefficients of Gunther's law; with 0 and 0 workers do not disturb each other."""
+
+    batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16)
+    batch_size: int = 2
+    """Batch size at the start, as are the two values below."""
+    linger_seconds: float = 0.05
+    """A batch that does not fill leaves after this."""
+    concurrencies: tuple[int, ...] = (1, 2, 4, 8, 16)
+    concurrency: int = 4
+    timeouts: tuple[float, ...] = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
+    """A request that has waited so long is dropped."""
+    timeout: float = 2.0
+
+    canary_share: float = 0.2
+    """Share of the replicas that run the canary, at least one, where traffic is an action."""
+    canary_speed: float = 1.0
+    """Its services by those of the stable version: 2 takes half the time."""
+
+    def __post_init__(self) -> None:
+        for name in ("step_seconds", "price_per_replica_hour", "sla_seconds", "request_seconds"):
+            _at_least(self, name, 0, exclusive=True)
+        for name in ("startup_seconds", "overhead_seconds", "contention", "coherency", "linger_seconds"):
+            _at_least(self, name, 0)
+        _at_least(self, "min_replicas", 1)
+        if self.min_replicas > self.max_replicas:
+            raise ConfigurationError(
+                f"min_replicas must be at most max_replicas, got {self.min_replicas} and {self.max_replicas}"
+            )
+        _at_least(self, "canary_speed", 0, exclusive=True)
+        if not 0 < self.canary_share < 1:
+            raise ConfigurationError(f"canary_share must lie between 0 and 1, got {self.canary_share!r}")
+        for levels, value in (
+            ("batch_sizes", "batch_size"),
+            ("concurrencies", "concurrency"),
+            ("timeouts", "timeout"),
+        ):
+            _check_levels(self, levels, value)
+        if self.service_seconds > self.sla_seconds / _SERVICES_IN_SLA:
+            raise ConfigurationError(
+                f"a batch takes {1e3 * self.service_seconds:.0f} ms in the configuration of the start: it "
+                f"must be at most 1/{_SERVICES_IN_SLA} of sla_seconds ({1e3 * self.sla_seconds:.0f} ms), or "
+                "answers are late without a queue"
+            )
+
+    @property
+    def startup_steps(self) -> int:
+        """Whole steps from the wish for a replica to the first one in which it serves."""
+        return math.ceil(self.startup_seconds / self.step_seconds - 1e-9)
+
+    @property
+    def service_seconds(self) -> float:
+        """Mean time of a batch in the configuration of the start."""
+        return float(self.services()[self.level(self.batch_size, self.concurrency)])
+
+    @property
+    def replica_capacity(self) -> float:
+        """Requests per second that one replica can answer, in the configuration of the start."""
+        return self.batch_size * self.concurrency / self.service_seconds
+
+    def level(self, batch_size: int, concurrency: int) -> int:
+        """The place of a pair in the arrays over pairs."""
+        place = self.batch_sizes.index(batch_size) * len(self.concurrencies)
+        return place + self.concurrencies.index(concurrency)
+
+    def services(self) -> NDArray[np.float64]:
+        """[pairs] seconds of a batch, of every pair of a batch size and a concurrency, the latter faster."""
+        batches = np.array(self.batch_sizes, dtype=np.float64)[:, None]
+        workers = np.array(self.concurrencies, dtype=np.float64)
+        alone = self.overhead_seconds + batches * self.request_seconds
+        disturbed = 1 + self.contention * (workers - 1) + self.coherency * workers * (workers - 1)
+        return (alone * disturbed).ravel()
+
+
+def _at_least(cluster: Any, name: str, least: float, *, exclusive: bool = False) -> None:
+    value = getattr(cluster, name)
+    if not math.isfinite(value) or value < least or (exclusive and value == least):
+        bound = f"above {least}" if exclusive else f"at least {least}"
+        raise ConfigurationError(f"{name} must be {bound}, got {value!r}")
+
+
+def _check_levels(cluster: Any, name: str, value_name: str) -> None:
+    levels, value = getattr(cluster, name), getattr(cluster, value_name)
+    if not levels or any(level <= 0 for level in levels) or list(levels) != sorted(set(levels)):
+        raise ConfigurationError(f"{name} must rise from above 0, got {levels!r}")
+    if value not in levels:
+        raise ConfigurationError(f"{value_name} must be {alternatives(map(str, levels))}, got {value!r}")
+
 
 _START_UTILIZATION = 0.6
 _TABLE_SERVERS = 256
 _LEAST_CAPACITY = 1e-6
 """1/s, of a pool without replicas, so that nothing is divided by 0."""
 _LEAST_DISTANCE = 1e-5
-"""Of the two rates of a response, by the service's: nearer they count as this far apart (0/0)."""
+"""Least distance of a response's two rates, by the service's rate: nearer ones would divide 0 by 0."""
 _MOST_EXPONENT = 100.0
 """Beyond exp of it all wait as long as they may."""
 _NUM_TIMES = 24
 _FIRST_TIME, _LAST_TIME = 1 / 16, 32.0
-"""Of the times at which the tail is read, by the SLA."""
+"""First and last time at which the tail is read, in units of the SLA."""
 _P99 = 0.01
 _LEAST_CHANGE = 1e-4
 """Seconds by which a backlog's delay changes in a step before it is looked at on its way."""
 _PLACES = (0.125, 0.375, 0.625, 0.875)
-"""Of a backlog on its way through a step, at which answers are looked at."""
+"""Shares of a step at which the answers are measured while a backlog changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -53,7 +178,7 @@ class Fleet:
 
     ready: IntArray  # [P, B]
     starting: IntArray  # [steps of the start-up, P, B]
-    """By the steps that are left: entry 0 is ready when the next step is over."""
+    """Starting replicas by the steps that are left: entry 0 is ready when the next step is over."""
     backlog: Array  # [P, B]
     """Requests that wait beyond a stationary queue, now."""
     batch: IntArray  # [B]
@@ -69,23 +194,10 @@ class Fleet:
         total: IntArray = self.ready.sum(axis=0) + self.starting.sum(axis=(0, 1))
         return total
 
-    def rows(self, rows: IntArray) -> Self:
-        """A copy of these rows."""
-        return replace(
-            self,
-            ready=self.ready[:, rows],
-            starting=self.starting[:, :, rows],
-            backlog=self.backlog[:, rows],
-            batch=self.batch[rows],
-            timeout=self.timeout[rows],
-            concurrency=self.concurrency[rows],
-            weight=self.weight[rows],
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Served:
-    """What one step did. Requests are counts [P, B]; backlog + arrived = served + dropped + queued."""
+    """Result of one step. Requests are counts [P, B]; backlog + arrived = served + dropped + queued."""
 
     arrived: Array
     served: Array
@@ -93,7 +205,7 @@ class Served:
     queued: Array
     capacity: Array  # [P, B] requests per second that could be served
     late_share: Array  # [B]
-    """Of the requests that left: dropped, or answered after the SLA."""
+    """Share of late requests among those that left: dropped, or answered after the SLA."""
     p99: Array  # [B] seconds, of the answered
     cost_per_hour: Array  # [B] $
 
@@ -103,6 +215,14 @@ class Served:
         dropped, served = self.dropped.sum(axis=0), self.served.sum(axis=0)
         share: Array = dropped / np.maximum(dropped + served, _LEAST_CAPACITY)
         return share
+
+
+_State = TypeVar("_State", Fleet, Served)
+
+
+def rows_of(value: _State, rows: IntArray) -> _State:
+    """A copy of these rows; in every array rows are the last axis."""
+    return replace(value, **{part.name: getattr(value, part.name)[..., rows] for part in fields(value)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -192,7 +312,7 @@ class Simulator:
         )
 
     def bounded(self, replicas: IntArray) -> IntArray:
-        """Within what the cluster may have; two at least where a canary runs."""
+        """Replicas within the cluster's limits; two at least where a canary runs."""
         least = max(self.cluster.min_replicas, self.num_pools)
         return np.minimum(np.maximum(replicas, least), self.cluster.max_replicas)
 
@@ -310,7 +430,7 @@ class Simulator:
         return quantile
 
     def _matured(self, fleet: Fleet) -> Fleet:
-        """After a step, those whose start-up has ended are ready."""
+        """The fleet after a step: replicas whose start-up has ended are ready."""
         if not self.cluster.startup_steps:
             return fleet
         starting = np.concatenate([fleet.starting[1:], np.zeros_like(fleet.starting[:1])])

@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from stateset_agents.numeric.autoscaling.queueing import Array
 from stateset_agents.numeric.autoscaling.workload import realised
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import alternatives, nearest
-
-Array = NDArray[np.float64]
 
 _UNITS = {"requests_per_second": 1.0, "requests_per_minute": 60.0, "requests_per_hour": 3600.0}
 

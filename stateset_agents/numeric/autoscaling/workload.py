@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from stateset_agents.numeric.autoscaling.queueing import Array
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import alternatives, nearest
-
-Array = NDArray[np.float64]
 
 _DAY = 24 * 3600.0
 _LEAST = 0.02
@@ -24,7 +22,7 @@ _LEAST = 0.02
 
 
 class Workload(Protocol):
-    """Where an episode's load comes from."""
+    """Source of an episode's load."""
 
     @property
     def mean_rate(self) -> float:
@@ -47,11 +45,11 @@ class GeneratedLoad:
     """
 
     kind: str = "mixed"
-    """One of `SHAPES`."""
+    """Name of one of `SHAPES`."""
     rates: tuple[float, float] = (500.0, 5000.0)
     """Requests per second: between what the level of an episode is drawn."""
     severity: float = 1.0
-    """How far the load strays from its level: 2 makes flash crowds twice as large, 0 none."""
+    """Factor of the load's deviations from its level: 2 makes flash crowds twice as large, 0 none."""
 
     def __post_init__(self) -> None:
         if self.kind not in SHAPES:

@@ -1,4 +1,4 @@
-"""What a numeric environment is: many rows that are stepped as one array, and how it is checked at the start.
+"""The protocol of numeric environments, whose rows are stepped as one array, and its checks at the start.
 
 A group is rows with one seed: the same start and the same exogenous noise, so that their returns differ by
 their actions alone.
@@ -24,7 +24,7 @@ Observations = FloatArray | Mapping[str, FloatArray]
 """[B, ...], or several of them by name."""
 
 Rule = Callable[[Any], Callable[[], IntArray]]
-"""What acts without a network: called with an environment that has just been reset, it gives a function
+"""A policy without a network: called with an environment that has just been reset, it gives a function
 that is called before each step and gives [B] actions. What a rule remembers of an episode is in there."""
 
 _CHECKED_STEPS = 16
@@ -32,11 +32,11 @@ _CHECKED_STEPS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """What a policy and a trainer must know of an environment beforehand."""
+    """Properties of an environment that a policy and a trainer need beforehand."""
 
     name: str
     observation_shape: tuple[int, ...] | Mapping[str, tuple[int, ...]]
-    """Of one row; by name where an observation has several parts."""
+    """Shape of one row's observation; by name if it has several parts."""
     num_actions: int
     """Actions are 0 to num_actions - 1."""
     horizon: int
@@ -44,7 +44,7 @@ class Spec:
     components: tuple[str, ...] = ()
     """Names of the parts of the reward, in the order in which they are shown."""
     action_names: tuple[str, ...] = ()
-    """For people, one per action; numbers where there are none."""
+    """Display name of each action; numbers if empty."""
 
     def __post_init__(self) -> None:
         if self.num_actions < 2:
@@ -60,7 +60,7 @@ class Spec:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """As config.yaml and checkpoints have it."""
+        """The record in config.yaml and checkpoints."""
         shape = self.observation_shape
         plain = (
             {name: list(part) for name, part in shape.items()} if isinstance(shape, Mapping) else list(shape)
@@ -77,15 +77,15 @@ class Spec:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Transition:
-    """What one step of all rows gave."""
+    """Result of one step of all rows."""
 
     observations: Observations
     """[B, ...] after the step, of an episode that has just ended too; numpy float32."""
     rewards: NDArray[np.floating[Any]]  # [B]
     terminated: BoolArray  # [B]
-    """Did the episode end by itself? Nothing is earned after it."""
+    """True where the episode ended by itself; nothing is earned after it."""
     truncated: BoolArray  # [B]
-    """Did a limit cut it? It would have gone on earning."""
+    """True where a limit cut the episode, which would have gone on earning."""
     components: Mapping[str, NDArray[np.floating[Any]]] = field(default_factory=dict)
     """[B] each: the parts of the reward, by name."""
 
@@ -122,7 +122,7 @@ class BatchedEnvironment(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TaskRows:
-    """Which of several tasks each row of an environment has."""
+    """The task of each row in an environment of several tasks."""
 
     names: tuple[str, ...]
     ids: IntArray  # [B], places in `names`
@@ -143,7 +143,7 @@ class Tasked(Protocol):
     """An environment of several tasks, each known before its row acts."""
 
     def task_rows(self) -> TaskRows:
-        """Of the rows since the last `reset`."""
+        """The tasks of the rows since the last `reset`."""
 
 
 @runtime_checkable
@@ -159,7 +159,7 @@ class Traced(Protocol):
     """An environment that can say what happened in a row, for the report."""
 
     def trace(self, row: int) -> Trace:
-        """From the last `reset` to the row's end; asked for when all rows have ended."""
+        """The row from the last `reset` to its end; called when all rows have ended."""
 
 
 def map_observations(function: Callable[[Any], Any], observations: Any) -> Any:

@@ -128,7 +128,7 @@ class GymnasiumBatch:
         return float(value.item())
 
     def _unlike(self, method: str, expected: str, found: Any) -> ConfigurationError:
-        """What to say of a method that is not Gymnasium's."""
+        """The error for a method that does not return what Gymnasium's does."""
         kind = f"{len(found)} values" if isinstance(found, tuple) else type(found).__name__
         return ConfigurationError(
             f"{self.spec.name}: {method} must return {expected} as Gymnasium's does, got {kind}: wrap the "

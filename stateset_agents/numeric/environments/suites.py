@@ -6,15 +6,170 @@ Gymnasium calls solved (CartPole-v1: 500 of 500 steps here) or a good policy get
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
-from stateset_agents.numeric.environments.base import BatchedEnvironment
+import numpy as np
+from numpy.typing import NDArray
+
+from stateset_agents.numeric.environments.base import (
+    BatchedEnvironment,
+    BoolArray,
+    FloatArray,
+    IntArray,
+    Spec,
+    TaskRows,
+    Transition,
+)
 from stateset_agents.numeric.environments.classic import BatchedAcrobot, BatchedCartPole
 from stateset_agents.numeric.environments.gymnasium_batch import GymnasiumBatch
-from stateset_agents.numeric.environments.mix import Task, TaskMix
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import nearest
+
+# ------------------------------------------------------------------------------------------ mixes of tasks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One task of a mix."""
+
+    name: str
+    environment: BatchedEnvironment
+    random: float
+    """The return of a random policy, in the environment's own rewards."""
+    solved: float
+    """The return of a solved task."""
+    scale: float = 1.0
+    """Factor of its rewards."""
+
+
+class TaskMix:
+    """Rows of several tasks, stepped together; a row's task is its seed modulo their number.
+
+    An observation is the task's own, each task's in columns of its own, and an indicator of the task at the
+    end. Actions beyond a task's own are masked. The tasks' rewards may have scales of their own, which
+    `task_rows` takes out again.
+    """
+
+    def __init__(self, tasks: Sequence[Task], *, name: str = "") -> None:
+        """Raises ConfigurationError for fewer than two tasks, a scale that is not positive, a solved return
+        that is not above the random one, and observations that are not one flat array."""
+        if len(tasks) < 2:
+            raise ConfigurationError(f"a mix needs at least two tasks, got {len(tasks)}")
+        for task in tasks:
+            _check(task)
+        self.tasks = tuple(tasks)
+        widths = [_width(task) for task in tasks]
+        self._columns = np.cumsum([0, *widths])
+        self._rows = {task: np.zeros(0, dtype=np.int64) for task in range(len(tasks))}
+        self._ids = np.zeros(0, dtype=np.int64)
+        self.spec = Spec(
+            name=name or " + ".join(f"{task.name} x{task.scale:g}" for task in tasks),
+            observation_shape=(sum(widths) + len(tasks),),
+            num_actions=max(task.environment.spec.num_actions for task in tasks),
+            horizon=max(task.environment.spec.horizon for task in tasks),
+        )
+
+    def reset(self, seeds: Sequence[int]) -> FloatArray:
+        """[B, width], each row as its task's own `reset` with its seed."""
+        self._ids = np.array([seed % len(self.tasks) for seed in seeds], dtype=np.int64)
+        self._rows = {task: np.flatnonzero(self._ids == task) for task in range(len(self.tasks))}
+        self._seen = np.zeros((len(seeds), *self._shape), dtype=np.float32)
+        self._seen[np.arange(len(seeds)), self._columns[-1] + self._ids] = 1.0
+        for task, environment, rows in self._present():
+            self._put(task, rows, environment.reset([seeds[row] for row in rows]))
+        return self._seen.copy()
+
+    def step(self, actions: IntArray) -> Transition:
+        """Each row takes its action in its own task."""
+        rewards = np.zeros(len(actions), dtype=np.float32)
+        terminated, truncated = np.zeros((2, len(actions)), dtype=np.bool_)
+        for task, environment, rows in self._present():
+            # a row that has ended takes any action, and may not have an own one any more
+            chosen = np.minimum(actions[rows], environment.spec.num_actions - 1)
+            transition = environment.step(chosen)
+            self._put(task, rows, transition.observations)
+            rewards[rows] = transition.rewards * self.tasks[task].scale
+            terminated[rows], truncated[rows] = transition.terminated, transition.truncated
+        return Transition(
+            observations=self._seen.copy(), rewards=rewards, terminated=terminated, truncated=truncated
+        )
+
+    def fork(self, rows: IntArray) -> Self:
+        """Copies of these rows; see `BatchedEnvironment`."""
+        fork = copy.copy(self)
+        fork._ids, fork._seen = self._ids[rows], self._seen[rows].copy()
+        fork._rows = {task: np.flatnonzero(fork._ids == task) for task in range(len(self.tasks))}
+        places = np.zeros(len(self._ids), dtype=np.int64)  # of a row among those of its task
+        for own in self._rows.values():
+            places[own] = np.arange(len(own))
+        forked = []
+        for number, task in enumerate(self.tasks):
+            inside = places[rows[fork._rows[number]]]
+            environment = task.environment.fork(inside) if len(inside) else task.environment
+            forked.append(replace(task, environment=environment))
+        fork.tasks = tuple(forked)
+        return fork
+
+    def action_mask(self) -> BoolArray:
+        """[B, num_actions] True for the actions of the row's task that it allows now."""
+        mask = np.zeros((len(self._ids), self.spec.num_actions), dtype=np.bool_)
+        for _, environment, rows in self._present():
+            own = environment.action_mask()
+            mask[rows, : environment.spec.num_actions] = True if own is None else own
+        return mask
+
+    def task_rows(self) -> TaskRows:
+        """The task of each row, and what its returns mean."""
+        return TaskRows(
+            names=tuple(task.name for task in self.tasks),
+            ids=self._ids,
+            references=np.array([[task.random, task.solved] for task in self.tasks]),
+            scales=np.array([task.scale for task in self.tasks]),
+        )
+
+    def seeds_of(self, task: int, seeds: Sequence[int]) -> list[int]:
+        """The same number of seeds, each the next one up whose row has this task."""
+        return [seed + (task - seed) % len(self.tasks) for seed in seeds]
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        shape = self.spec.observation_shape
+        assert not isinstance(shape, Mapping)  # as __init__ made it
+        return shape
+
+    def _present(self) -> list[tuple[int, BatchedEnvironment, NDArray[np.int64]]]:
+        """Tasks with a row: number, environment, rows."""
+        return [
+            (number, task.environment, self._rows[number])
+            for number, task in enumerate(self.tasks)
+            if len(self._rows[number])
+        ]
+
+    def _put(self, task: int, rows: NDArray[np.int64], observations: object) -> None:
+        assert isinstance(observations, np.ndarray)  # as _check found
+        self._seen[rows, self._columns[task] : self._columns[task + 1]] = observations
+
+
+def _check(task: Task) -> None:
+    if not task.scale > 0:
+        raise ConfigurationError(f"{task.name}: scale must be positive, got {task.scale!r}")
+    if not task.solved > task.random:
+        raise ConfigurationError(
+            f"{task.name}: solved must be above random, got {task.solved!r} and {task.random!r}"
+        )
+
+
+def _width(task: Task) -> int:
+    shape = task.environment.spec.observation_shape
+    if isinstance(shape, Mapping) or len(shape) != 1:
+        raise ConfigurationError(
+            f"{task.name}: observations must be one flat array to be mixed, got the shape {shape!r}"
+        )
+    return int(shape[0])
+
 
 REFERENCES: Mapping[str, tuple[float, float]] = {
     "cart_pole": (22.0, 500.0),
@@ -74,9 +229,7 @@ def _curriculum() -> TaskMix:
 
 
 SUITES: Mapping[str, Callable[[], BatchedEnvironment]] = {
-    "cart_pole": _CLASSIC["cart_pole"],
-    "acrobot": _CLASSIC["acrobot"],
-    "lunar_lander": _CLASSIC["lunar_lander"],
+    **_CLASSIC,
     "mix": lambda: mix({"cart_pole": 1.0, "acrobot": 1.0}),
     "mix_cart_pole_large": lambda: mix({"cart_pole": 1.0, "acrobot": 0.01}),
     "mix_acrobot_large": lambda: mix({"cart_pole": 0.01, "acrobot": 1.0}),

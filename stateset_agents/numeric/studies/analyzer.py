@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stateset_agents.numeric.studies.runner import ARMS, StudySettings, run_study
-from stateset_agents.numeric.studies.study import analyse
-from stateset_agents.numeric.studies.study_folder import StudyFolder
-from stateset_agents.numeric.studies.study_report import study_report
+from stateset_agents.numeric.studies.study import StudyFolder, analyse, study_report
 
 
 class GRPOvsPPOAnalyzer:

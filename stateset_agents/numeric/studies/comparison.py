@@ -20,7 +20,7 @@ from stateset_agents.types.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Score:
-    """What one policy or rule earned: an evaluation without its steps, so that hundreds can be kept."""
+    """Rewards of one policy or rule: an evaluation without its steps, so that hundreds can be kept."""
 
     seeds: tuple[int, ...]
     rewards: NDArray[np.float64]

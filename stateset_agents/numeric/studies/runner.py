@@ -21,15 +21,14 @@ from pydantic import Field, field_validator, model_validator
 from stateset_agents.grouping.partitioner import GROUP_STRATEGIES
 from stateset_agents.grouping.partitions import STRATEGIES
 from stateset_agents.grouping.weights import group_fairness
-from stateset_agents.numeric.environments.mix import TaskMix
-from stateset_agents.numeric.environments.suites import SUITES, Suite, make_suite
+from stateset_agents.numeric.environments.suites import SUITES, Suite, TaskMix, make_suite
 from stateset_agents.numeric.evaluation import ControlEvaluation, evaluation_seeds
 from stateset_agents.numeric.settings import ControlConfig
 from stateset_agents.numeric.studies.partitioned import GRPO, PPO_DEFAULTS
-from stateset_agents.numeric.studies.study_folder import Cell, StudyFolder
+from stateset_agents.numeric.studies.study import Cell, StudyFolder, combinations
 from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.tracking.jsonl import JsonlWriter
-from stateset_agents.tracking.run_lock import RunLock
+from stateset_agents.tracking.run_folder import RunLock
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import Settings, nearest
 
@@ -39,7 +38,7 @@ NAMED_ARMS: Mapping[str, Mapping[str, Any]] = {
 }
 """PPO, and each way of making parts."""
 ARMS = {name: NAMED_ARMS[name] for name in ("PPO", "auto", "task", "difficulty", "random")}
-"""What is compared when nothing else is said: PPO, parts by starts and by task, and, to diagnose, by return
+"""Arms by default: PPO, parts by starts and by task, and, to diagnose, by return
 and by chance."""
 
 _NEED_TASKS = ("task", "hierarchical")
@@ -47,11 +46,11 @@ _POINTS = 200
 _COSINES_EVERY = 10
 _GRPO = frozenset({"group_strategy", "n_groups", "group_weight_method", "value_normalization"})
 _OWN = frozenset({"seed", "total_steps", "output_dir", "run_name"})
-"""What a study sets itself."""
+"""Settings that the study sets itself."""
 
 
 class StudySettings(Settings):
-    """What a study compares."""
+    """Settings of a study: its arms, suites and seeds."""
 
     name: str = Field(default="study", description="For people.")
     suites: tuple[str, ...] = Field(description="Names of SUITES.")
@@ -110,11 +109,8 @@ class StudySettings(Settings):
 def arms_of_grid(base: Mapping[str, Any], axes: Mapping[str, Sequence[Any]]) -> dict[str, Mapping[str, Any]]:
     """One arm for each combination of the axes' values: `n_groups 2, learning_rate 0.001`."""
     return {
-        ", ".join(f"{name} {value}" for name, value in zip(axes, values, strict=True)): {
-            **base,
-            **dict(zip(axes, values, strict=True)),
-        }
-        for values in itertools.product(*axes.values())
+        ", ".join(f"{name} {value}" for name, value in settings.items()): {**base, **settings}
+        for settings in combinations(axes)
     }
 
 
@@ -303,7 +299,7 @@ def _return(suite: Suite, task: str, score: float) -> float:
 
 
 def _seeds_of_tasks(suite: Suite, seeds: Sequence[int]) -> list[int]:
-    """As many starts of each task."""
+    """The same number of starts for each task."""
     if not isinstance(suite.environment, TaskMix):
         return list(seeds)
     return [start for task in range(len(suite.tasks)) for start in suite.environment.seeds_of(task, seeds)]
@@ -328,7 +324,7 @@ def _without(settings: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
 
 
 def _command(settings: StudySettings, suite: str, arm: str, seed: int) -> str:
-    """What runs the cell alone, into a folder of its own."""
+    """The command that runs the cell alone, in a folder of its own."""
     words = ["stateset-agents", "study", "run", "cell", "--suite", suite]
     own = dict(settings.settings)
     strategy = settings.arms[arm].get("group_strategy", "auto")

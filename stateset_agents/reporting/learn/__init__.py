@@ -1,1 +1,1 @@
-"""Pages one learns from: GRPO on a run of one's own, papers to play with, groupings of trajectories."""
+"""The learning pages under the path that they were first documented with."""

@@ -1,4 +1,4 @@
-"""What a step's conversations looked like, in numbers: rewards, success, failures, tokens."""
+"""A step's conversations in numbers: rewards, success, failures, tokens."""
 
 from __future__ import annotations
 
@@ -10,15 +10,75 @@ from statistics import fmean, pstdev
 
 from stateset_agents.algorithms.advantages import zero_variance_fraction
 from stateset_agents.algorithms.intervals import mean_interval, share_interval
-from stateset_agents.tracking.history import part_name
+from stateset_agents.core.chat.replies.thoughts import num_steps, read_reasoned
+from stateset_agents.evaluation.rescoring import rank_correlation
+from stateset_agents.tracking.diagnostics import part_name
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.distributed.processes import max_or_nan
-from stateset_agents.training.loop.reasoning_metrics import reasoning_metrics
+from stateset_agents.training.processes import max_or_nan
 from stateset_agents.training.rows.layout import num_distinct_tokens
-from stateset_agents.types.trajectory import Status, TrajectoryGroup
+from stateset_agents.types.trajectory import Status, Trajectory, TrajectoryGroup
+
+# What a step's replies that think look like, in numbers: format, length of thoughts, steps by difficulty.
+
+_FORMAT_TERMS = ("format", "reasoning_format")
+"""Terms of a reward that pay for the format; the name of one inside a composite ends with it."""
+_ANSWER_TERMS = ("answer", "math_answer")
+_MIN_RELATED = 3
+"""Right replies before which a correlation of steps and difficulty says nothing at all."""
+
+
+def reasoning_metrics(played: Sequence[Trajectory]) -> dict[str, float]:
+    """Figures of the replies that end conversations, where a term of the reward is for their format.
+
+    - reasoning/format: share in the format, as `split_reasoning` has it;
+    - reasoning/thinking_words_right, ..._wrong, reasoning/answer_words_right, ..._wrong: mean words of the
+      thoughts and answers in the format, by the verdict on the conversation;
+    - reasoning/steps: mean steps of the thoughts;
+    - reasoning/steps_by_difficulty: rank correlation of steps and `context["difficulty"]` among right replies
+      in the format; left out where all have the same difficulty or as many steps.
+    """
+    if not any(_term(trajectory, _FORMAT_TERMS) is not None for trajectory in played):
+        return {}
+    answered = [trajectory for trajectory in played if trajectory.replies]
+    pairs = [(trajectory, read_reasoned(trajectory.replies[-1])) for trajectory in answered]
+    kept = [(trajectory, reasoned) for trajectory, reasoned in pairs if reasoned is not None]
+    metrics = {"reasoning/format": len(kept) / len(played)}
+    if not kept:
+        return metrics
+    metrics["reasoning/steps"] = fmean(num_steps(reasoned.thinking) for _, reasoned in kept)
+    for verdict in (True, False):
+        chosen = [reasoned for trajectory, reasoned in kept if _is_right(trajectory) is verdict]
+        if chosen:
+            words = "right" if verdict else "wrong"
+            thinking = fmean(len(reasoned.thinking.split()) for reasoned in chosen)
+            metrics[f"reasoning/thinking_words_{words}"] = thinking
+            metrics[f"reasoning/answer_words_{words}"] = fmean(len(one.answer.split()) for one in chosen)
+    known = [
+        (num_steps(reasoned.thinking), float(trajectory.scenario.context["difficulty"]))
+        for trajectory, reasoned in kept
+        if _is_right(trajectory) and isinstance(trajectory.scenario.context.get("difficulty"), int | float)
+    ]
+    if len(known) < _MIN_RELATED:
+        return metrics
+    related = rank_correlation([steps for steps, _ in known], [difficulty for _, difficulty in known])
+    return metrics if related is None else {**metrics, "reasoning/steps_by_difficulty": related}
+
+
+def _is_right(trajectory: Trajectory) -> bool | None:
+    """The environment's verdict, else the reward's for the answer; None without either."""
+    if trajectory.success is not None:
+        return trajectory.success
+    answer = _term(trajectory, _ANSWER_TERMS)
+    return None if answer is None else answer >= 1
+
+
+def _term(trajectory: Trajectory, names: Sequence[str]) -> float | None:
+    """The first term of the reward's breakdown with one of these names, also inside a composite."""
+    return next((value for term, value in trajectory.breakdown.items() if term.split("/")[-1] in names), None)
+
 
 _LARGEST = ("time/", "memory/", "breaker/")
-"""Of these metrics the largest of all processes counts."""
+"""Metrics of which the largest of all processes counts, by their beginnings."""
 
 
 def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
@@ -91,7 +151,7 @@ def untrained_tokens(groups: Sequence[TrajectoryGroup], trained_tokens: Set[int]
 
 
 def untrained_share(prompts: Iterable[Iterable[int]], trained_tokens: Set[int]) -> float | None:
-    """Of all their tokens; None where there is none."""
+    """The share of the prompts' tokens that are not trained; None where there is no token."""
     counts = Counter(itertools.chain.from_iterable(prompts))
     foreign = sum(count for id, count in counts.items() if id not in trained_tokens)
     return foreign / counts.total() if counts else None
@@ -117,7 +177,7 @@ def _bounds(
 
 
 def staleness_metrics(groups: Sequence[TrajectoryGroup], versions: Sequence[int]) -> dict[str, float]:
-    """How many policies lie between each sampled token and the one that is to be updated: mean and worst.
+    """The number of policies between each sampled token and the one that is to be updated: mean and worst.
 
     `versions`: of the policies so far, ascending, the one to be updated last. Nothing without a token.
     """

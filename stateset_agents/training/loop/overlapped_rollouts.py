@@ -15,9 +15,8 @@ from collections.abc import Callable
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.runtime.tasks import shielded
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.loop.admission import Admission
 from stateset_agents.training.loop.curriculum.plan import Curriculum
-from stateset_agents.training.loop.rollouts import EventSink, Played, verdict_of
+from stateset_agents.training.loop.rollouts import Admission, EventSink, Played, verdict_of
 from stateset_agents.training.loop.run_state import RunState
 from stateset_agents.training.loop.weight_sync import WeightSync
 from stateset_agents.types.scenario import Scenario
@@ -55,7 +54,8 @@ class Pipeline:
         self._groups: dict[int, TrajectoryGroup] = {}
         """Finished ones that have not trained."""
         self._met: Counter[str] = Counter()
-        """How often each scenario has come in the step of the group that began last, up to that group."""
+        """Number of times that each scenario has come in the step of the group that began last, up to that
+        group."""
         self._next_to_meet = 0
         self._error: BaseException | None = None
         self._is_held = False
@@ -75,7 +75,8 @@ class Pipeline:
         self._note_business()
 
     def _times_before(self, place: int) -> int:
-        """How often the place's scenario comes before it in its step; asked in the order of places."""
+        """The number of times that the place's scenario comes before it in its step; asked in the order of
+        places."""
         first = place - place % self.config.episodes_per_step()
         if self._next_to_meet <= first:
             self._met.clear()
@@ -164,8 +165,8 @@ class Pipeline:
     # ------------------------------------------------------------------------------ figures
 
     def watch_overlap(self) -> Callable[[], dict[str, float]]:
-        """To be called as an update begins; what it returns is called as the update ends, and says how far it
-        went on beside rollouts."""
+        """Begin to measure how far an update goes on beside rollouts; the function that it returns ends
+        that."""
         queue = {
             "queue/running": float(self.admission.running),
             "queue/accepted": float(self.admission.num_waiting),
@@ -269,7 +270,8 @@ class OverlappedRollouts:
         return self._weights.token, state.frontier
 
     def watch_overlap(self) -> Callable[[], dict[str, float]]:
-        """To be called as an update begins; what it returns is called as the update ends."""
+        """Begin to measure how far an update goes on beside rollouts; the function that it returns ends
+        that."""
         return dict if self._pipeline is None else self._pipeline.watch_overlap()
 
     def release(self, played: Played, state: RunState) -> None:
@@ -305,7 +307,7 @@ class OverlappedRollouts:
 
 
 def _episodes_left(config: TrainingConfig, state: RunState) -> int:
-    """Of all steps that are left; the last one alone may be short."""
+    """Episodes of all steps that are left; the last one alone may be short."""
     full, steps = config.episodes_per_step(), config.num_steps() - state.step
     if config.max_steps is not None:
         return steps * full

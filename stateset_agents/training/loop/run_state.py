@@ -1,4 +1,4 @@
-"""How far a run has come: one frozen value, which the trainer alone replaces."""
+"""The progress of a run: one frozen value, which the trainer alone replaces."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from stateset_agents.types.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """How far a run has come."""
+    """The progress of a run."""
 
     step: int = 0
     """Steps finished."""
     version: int = 0
-    """Of the policy that the backend samples with."""
+    """Version of the policy that the backend samples with."""
     frontier: int = 0
     """Episodes played: the index of the next one in the scenario order."""
     replaced: int = 0
-    """Of these, groups without signal that others replaced."""
+    """Groups without signal, of these episodes, that others replaced."""
     failed_steps: int = 0
     """Steps in a row, the last one included, that could not train."""
     train_seconds: float = 0.0
@@ -31,17 +31,18 @@ class RunState:
     reward: Mapping[str, Any] = field(default_factory=dict)
     """Running statistics of the reward (`RewardFunction.state`)."""
     temperature: float | None = None
-    """Of the next rollout, where a schedule moves it."""
+    """Sampling temperature of the next rollout, where a schedule moves it."""
     template_date: str | None = None
     """The day that the chat template tells in this run, as 2026-11-22; None where it tells none."""
     evaluated_step: int = 0
-    """After which the validation split was last played."""
+    """Step after which the validation split was last played."""
     best: Best = field(default_factory=Best)
     curriculum: CurriculumState = field(default_factory=CurriculumState)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunState:
-        """From what `asdict` gave. Raises CheckpointError for a state of another version of this program."""
+        """The state that `asdict` gave. Raises CheckpointError for a state of another version of this
+        program."""
         try:
             best = Best(**values.get("best", {}))
             curriculum = CurriculumState.from_json(values.get("curriculum", {}))

@@ -1,36 +1,35 @@
-"""What one step learns: credit, update, and the figures of both. Blocking work goes to the worker thread."""
+"""The learning part of a step: credit, update, and the figures of both. Blocking work goes to the worker
+thread."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from stateset_agents.backends.base import Backend, TrainableBackend
-from stateset_agents.backends.kv_cache.memory import trim_memory
+from stateset_agents.backends.models.slot_store import trim_memory
 from stateset_agents.core.reward import RewardFunction
 from stateset_agents.core.scoring.base import result_of
-from stateset_agents.runtime.loop_lag import LoopLag, measure_loop_lag
-from stateset_agents.runtime.memory_use import peak_memory
-from stateset_agents.runtime.tasks import in_thread
+from stateset_agents.runtime.event_loop import LoopLag, measure_loop_lag
+from stateset_agents.runtime.machine import peak_memory
+from stateset_agents.runtime.tasks import Worker, in_thread
 from stateset_agents.runtime.user_code import format_error
-from stateset_agents.runtime.worker_thread import Worker
 from stateset_agents.tracking.monitors import Finding
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.loop.admission import check_staleness
 from stateset_agents.training.loop.metrics import (
     rollout_metrics,
     staleness_metrics,
     untrained_tokens,
     why_nothing_trained,
 )
-from stateset_agents.training.loop.rollouts import EventSink, Played, RolloutSource
-from stateset_agents.training.update.credit import Credited
+from stateset_agents.training.loop.rollouts import EventSink, Played, RolloutSource, check_staleness
+from stateset_agents.training.update.batch import CreditedBatch
 from stateset_agents.training.update.protocol import PolicyLearner
 from stateset_agents.training.update.teacher import Teacher
-from stateset_agents.types.errors import PROGRAMMING_ERRORS, StatesetError
+from stateset_agents.types.errors import PROGRAMMING_ERRORS, ConfigurationError, StatesetError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.trajectory import TokenLogprobs, TrajectoryGroup
 
@@ -38,7 +37,7 @@ _log = get_logger(__name__)
 
 
 class StepWatch:
-    """What one step cost beside its time: the engine's counts, the event loop's longest wait."""
+    """The cost of one step beside its time: the engine's counts, the event loop's longest wait."""
 
     def __init__(self, backend: Backend, lag: LoopLag) -> None:
         self.lag = lag
@@ -68,25 +67,17 @@ async def watch_step(backend: Backend) -> AsyncIterator[StepWatch]:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What one step's update did."""
+    """One step's update; once the step is in the logs, with all of its metrics."""
 
     metrics: dict[str, float]
-    credited: Credited
+    batch: CreditedBatch
     logprobs: Sequence[TokenLogprobs | None]
-    """Of `credited.samples`, where they were recorded; else empty."""
+    """Log-probs of `batch.samples`, where they were recorded; else empty."""
     failure: str | None
-    """Why the step could not train; None where it did, or where all conversations were equally good."""
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedStep:
-    """A step that is in the logs."""
-
-    metrics: dict[str, float]
-    findings: Sequence[Finding]
+    """Why the step could not train; None where it did, or where all conversations were equally good. Of a
+    step in the logs: why the training must end with it."""
+    findings: Sequence[Finding] = ()
     """Warnings that came for the first time."""
-    failure: str | None
-    """Why the training must end with it."""
 
 
 async def update_policy(
@@ -122,14 +113,13 @@ async def update_policy(
         check_staleness(int(stale.get("staleness/max", 0.0)), source.max_staleness)
     if source.max_staleness is not None or stale.get("staleness/max"):
         metrics |= stale
-    metrics["group/dropped"] = float(batch.credited.num_dropped_groups)
+    metrics["group/dropped"] = float(batch.num_dropped_groups)
     if config.max_resamples:
         metrics["group/resampled"] = float(len(played.batch.filtered))
     metrics["rollout/temperature"] = temperature
     if teacher is not None:
-        credited, told = await teacher.guide(batch.credited, temperature=temperature)
-        batch = replace(batch, credited=credited)
-        metrics |= told
+        batch, teacher_metrics = await teacher.guide(batch, temperature=temperature)
+        metrics |= teacher_metrics
     learned = await worker.run(partial(learner.learn, batch, step=step))
     if config.rollout_sleep:  # the next rollouts' cache comes on top of what is not given back
         await worker.run(trim_memory)
@@ -137,17 +127,17 @@ async def update_policy(
     metrics |= overlap()
     event("update ended")
     failure = learned.failure or why_nothing_trained(played.all_groups, config)
-    return Update(metrics, batch.credited, learned.logprobs, failure)
+    return Update(metrics, batch, learned.logprobs, failure)
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """How a reward function's `observe` went."""
+    """The result of a reward function's `observe`."""
 
     state: dict[str, Any] | None = None
-    """Its running statistics; None where it failed."""
+    """The reward's running statistics; None where it failed."""
     failure: str | None = None
-    """In one line: the training goes on."""
+    """The error in one line; the training goes on."""
     mistake: Exception | None = None
     """A programming error, to be raised once the step is finished."""
 
@@ -167,3 +157,56 @@ async def observe(reward_fn: RewardFunction, groups: Sequence[TrajectoryGroup]) 
         failure = f"{reward_fn.name}.observe failed: {format_error(error)}"
         _log.error(f"reward {failure}; training goes on")
         return Observed(failure=failure)
+
+
+# A sampling temperature that follows the reward. The trainer steps it after every rollout.
+
+
+class TemperatureScheduler:
+    """Cools while the reward is at its target, warms again (slower) while it is below.
+
+    An agent that is good enough samples closer to what it knows; one that falls back explores more.
+
+    >>> scheduler = TemperatureScheduler(1.0, minimum=0.3, decay=0.5)
+    >>> scheduler.step(0.9)  # at or above the target of .7: times the decay
+    0.5
+    >>> scheduler.step(0.2)  # below it: 1 % warmer
+    0.505
+    """
+
+    WARMING = 1.01
+    """Factor while the reward is below the target."""
+
+    def __init__(self, initial: float = 1.0, *, minimum: float = 0.3, decay: float = 0.995) -> None:
+        """It starts at `initial` and never rises above it, nor falls below `minimum`."""
+        if not 0 < minimum <= initial:
+            raise ConfigurationError(
+                f"the lowest temperature must be above 0 and at most the initial {initial!r}, got {minimum!r}"
+            )
+        if not 0 < decay <= 1:
+            raise ConfigurationError(f"the decay must be above 0 and at most 1, got {decay!r}")
+        self.initial = initial
+        self.minimum = minimum
+        self.decay = decay
+        self.temperature = initial
+        """The present one; a resume sets it."""
+
+    def step(self, mean_reward: float, target: float = 0.7) -> float:
+        """The temperature after a rollout with this mean reward."""
+        if mean_reward < target:
+            self.temperature = min(self.initial, self.temperature * self.WARMING)
+        else:
+            self.temperature = max(self.minimum, self.temperature * self.decay)
+        return self.temperature
+
+
+def next_temperature(config: TrainingConfig, temperature: float, mean_reward: float | None) -> float:
+    """The temperature after a rollout at `temperature` with this mean reward; None (nothing was scored) moves
+    nothing."""
+    if config.temperature_schedule == "none" or mean_reward is None:
+        return temperature
+    scheduler = TemperatureScheduler(
+        config.temperature, minimum=config.temperature_min, decay=config.temperature_decay
+    )
+    scheduler.temperature = temperature
+    return scheduler.step(mean_reward, config.temperature_target)

@@ -10,15 +10,13 @@ from pathlib import Path
 
 import torch
 
-from stateset_agents.backends.base import SharedBackend
-from stateset_agents.backends.training_lock import exclusive, new_weights, weights_token
+from stateset_agents.backends.base import SharedBackend, exclusive, new_weights, weights_token
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.model_card import Origin
-from stateset_agents.runtime.tasks import shielded
-from stateset_agents.runtime.worker_thread import Worker
+from stateset_agents.runtime.tasks import Worker, shielded
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.distributed.process_group import ProcessGroup
 from stateset_agents.training.loop.run_state import RunState
+from stateset_agents.training.processes import ProcessGroup
 from stateset_agents.training.update.protocol import PolicyLearner
 
 
@@ -35,12 +33,12 @@ class WeightSync:
     """The run folder, for the origin of the agent's weights."""
     _: KW_ONLY
     owner: object
-    """As of `exclusive`."""
+    """The trainer, as `exclusive` takes it."""
     token: object
-    """Of the weights that were pushed last; at first of those that the learner began with, a new object where
-    the backend never had them."""
+    """Identity of the weights that were pushed last; at first of those that the learner began with, a new
+    object where the backend never had them."""
     versions: list[int] = field(default_factory=lambda: [0], init=False)
-    """Of the policies so far, ascending."""
+    """Versions of the policies so far, ascending."""
 
     @property
     def is_current(self) -> bool:
@@ -48,7 +46,7 @@ class WeightSync:
         return weights_token(self.agent.backend) is self.token
 
     def exclusive(self) -> contextlib.AbstractContextManager[None]:
-        """While open, no other trainer may train the agent's model."""
+        """A context in which no other trainer may train the agent's model."""
         return exclusive(self.agent.backend, self.owner)
 
     async def push(self, state: RunState) -> None:

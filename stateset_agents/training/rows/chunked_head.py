@@ -16,34 +16,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from stateset_agents.backends.linears.matmul_precision import (
+from stateset_agents.backends.linears import (
     MatmulPrecision,
     Rounded,
     add_product,
+    is_available,
     product,
     rounded,
     transposed,
     wide_product,
 )
-from stateset_agents.backends.linears.onednn_linear import is_available
 
 _CHUNK_ELEMENTS = 2**23
-"""Of [C, V]: 32 MB in fp32. Matrix products of fewer rows take longer."""
+"""Elements of a chunk's [C, V]: 32 MB in fp32. Matrix products of fewer rows take longer."""
 _CHUNK_ROWS = (128, 1024)
 _CACHED_ELEMENTS = 2**19
-"""Of [rows, V]: 2 MB in fp32, which stay in the processor's cache while they are read several times; whole
-chunks take twice as long."""
+"""Elements of [rows, V]: 2 MB in fp32, which stay in the processor's cache while they are read several times;
+whole chunks take twice as long."""
 
 
 class TokenScores(NamedTuple):
-    """How likely the trained tokens are to the policy."""
+    """The scores of the trained tokens under the policy."""
 
     logprobs: Tensor
     """[N] at the sampling temperature."""
@@ -51,8 +51,9 @@ class TokenScores(NamedTuple):
     """[N] of their distributions, exact, in nats."""
 
 
-LossOf = Callable[[TokenScores, slice], Tensor]
-"""(scores, which of the N tokens they are of) -> these tokens' share of the loss."""
+_M = TypeVar("_M")
+LossOf = Callable[[TokenScores, slice], tuple[Tensor, _M]]
+"""(scores, which of the N tokens they are of) -> these tokens' share of the loss, and what was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,23 +66,19 @@ class Head:
     """[V]"""
     temperature: float
     precision: MatmulPrecision = "highest"
-    """Of the gradient's products."""
+    """Precision of the gradient's products."""
     rounds_logits: bool = False
     """Are hidden states and weight rounded to bf16 for the logits, too? Only where `sums_in_fp32()`;
     `precision` is "medium" then."""
 
     def logits(self, hidden: Tensor, weight: Tensor | Rounded) -> Tensor:
-        """[C, V] over the temperature; `weight`: `logit_operand` of the head's."""
+        """[C, V] over the temperature; `weight`: the head's, rounded where `rounds_logits`."""
         scaled = hidden / self.temperature
         bias = None if self.bias is None else self.bias / self.temperature
         if isinstance(weight, Tensor):
             return F.linear(scaled, weight, bias)
         logits = wide_product(scaled.bfloat16(), weight[0])
         return logits if bias is None else logits.add_(bias)
-
-    def logit_operand(self) -> Tensor | Rounded:
-        """The weight as an operand of `logits`."""
-        return rounded(self.weight, "medium") if self.rounds_logits else self.weight
 
     def gradient_operand(self, x: Tensor) -> Tensor | Rounded:
         """A matrix as an operand of the gradient's products."""
@@ -121,7 +118,7 @@ class Head:
 @torch.no_grad()
 def chunked_scores(hidden: Tensor, head: Head, targets: Tensor) -> TokenScores:
     """Scores of [N] targets that follow [N, H] hidden states, without gradient."""
-    weight = head.logit_operand()
+    weight = rounded(head.weight, "medium") if head.rounds_logits else head.weight
     return _concatenate(
         [_Chunk.of(hidden[part], head, weight, targets[part]).scores for part in _chunks(hidden, head)]
     )
@@ -131,38 +128,40 @@ def chunked_loss(
     hidden: Tensor,
     head: Head,
     targets: Tensor,
-    loss_of: LossOf,
+    loss_of: LossOf[_M],
     *,
     additive: bool = True,
     entropy_gradient: bool = False,
-) -> Tensor:
-    """The loss that `loss_of` makes of the scores of [N] targets, with its gradient to `hidden` and `head`.
+) -> tuple[Tensor, list[_M]]:
+    """The loss that `loss_of` makes of the scores of [N] targets, with its gradient to `hidden` and `head`;
+    and what it measured, in order of the tokens.
 
     `additive`: `loss_of` is called on one chunk of tokens at a time and its values are summed; otherwise it
     is called once, on all, and the head computed twice. `entropy_gradient`: entropies carry gradient, too.
     """
     task = _Task(head, targets, loss_of, additive, entropy_gradient)
-    loss: Tensor = _ChunkedLoss.apply(hidden, head.weight, head.bias, task)  # type: ignore[no-untyped-call]  # torch
-    return loss
+    loss, measured = _ChunkedLoss.apply(hidden, head.weight, head.bias, task)  # type: ignore[no-untyped-call]  # torch
+    return loss, measured
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
+class _Task(Generic[_M]):
     head: Head
     targets: Tensor
-    loss_of: LossOf
+    loss_of: LossOf[_M]
     additive: bool
     entropy_gradient: bool
 
-    def derivatives(self, scores: TokenScores, part: slice) -> _Derivatives:
-        """The loss of these tokens, and its derivatives by their log-probs and entropies."""
+    def derivatives(self, scores: TokenScores, part: slice) -> tuple[_Derivatives, _M]:
+        """The loss of these tokens with its derivatives by log-probs and entropies; and what it measured."""
         logprobs = scores.logprobs.detach().requires_grad_()
         entropy = scores.entropy.detach().requires_grad_(self.entropy_gradient)
         with torch.enable_grad():
-            loss = self.loss_of(TokenScores(logprobs, entropy), part)
+            loss, measured = self.loss_of(TokenScores(logprobs, entropy), part)
         inputs = (logprobs, entropy) if self.entropy_gradient else (logprobs,)
         gradients = torch.autograd.grad(loss, inputs, materialize_grads=True)
-        return _Derivatives(loss.detach(), gradients[0], gradients[1] if self.entropy_gradient else None)
+        by_entropy = gradients[1] if self.entropy_gradient else None
+        return _Derivatives(loss.detach(), gradients[0], by_entropy), measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,33 +231,38 @@ def _cached_rows(logits: Tensor) -> Iterator[slice]:
 
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, task: _Task) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, task: _Task[Any]
+    ) -> tuple[Tensor, list[Any]]:
+        """The loss, and what each call of `loss_of` measured."""
         head = task.head
         sums = _Gradients.begin(hidden, head, ctx.needs_input_grad)
-        of_all = None
+        of_all, measured = None, []
         if not task.additive:
             scores = chunked_scores(hidden, head, task.targets)
-            of_all = task.derivatives(scores, slice(0, len(hidden)))
+            of_all, figures = task.derivatives(scores, slice(0, len(hidden)))
+            measured.append(figures)
         operand = sums.weight if head.rounds_logits else weight
         total = hidden.new_zeros(()) if of_all is None else of_all.loss
         for part in _chunks(hidden, head):
             chunk = _Chunk.of(hidden[part], head, operand, task.targets[part])
             if of_all is None:
-                derivatives = task.derivatives(chunk.scores, part)
+                derivatives, figures = task.derivatives(chunk.scores, part)
+                measured.append(figures)
                 total = total + derivatives.loss
             else:
                 derivatives = of_all[part]
             sums.add(*chunk.residual(derivatives), part)
             del chunk  # else two chunks would be in memory at once
         ctx.save_for_backward(sums.by_hidden, sums.by_weight, sums.by_bias)
-        return total
+        return total, measured
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_output: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         by_hidden, by_weight, by_bias = ctx.saved_tensors
-        if by_weight is not None and not _is_one(grad_output):  # in the weight's memory format, or autograd
-            # would copy it once more
+        is_one = grad_output.is_cpu and float(grad_output) == 1.0
+        if by_weight is not None and not is_one:  # in the weight's memory format, or autograd would copy it
             out = torch.empty_like(by_weight, memory_format=torch.contiguous_format)
             by_weight = torch.mul(by_weight, grad_output, out=out)
         return grad_output * by_hidden, by_weight, None if by_bias is None else grad_output * by_bias, None
@@ -266,7 +270,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class _Gradients:
-    """Of the loss, summed over chunks; None where it is not needed."""
+    """Gradients of the loss, summed over chunks; None where it is not needed."""
 
     hidden: Tensor
     head: Head
@@ -302,10 +306,6 @@ class _Gradients:
             self.by_weight.addmm_(residual.T, states)
         if self.by_bias is not None:
             self.by_bias.addmv_(residual.T, scale.squeeze(1))
-
-
-def _is_one(number: Tensor) -> bool:
-    return number.is_cpu and float(number) == 1.0
 
 
 def _transposed(operand: Tensor | Rounded) -> Tensor | Rounded:

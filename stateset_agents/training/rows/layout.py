@@ -1,4 +1,4 @@
-"""How rows of tokens are laid out in one forward: padded side by side, or packed behind one another.
+"""Layouts of rows of tokens in one forward: padded side by side, or packed behind one another.
 
 Packed, the rows are one sequence in the order of their tokens, each without the prefix that it shares with
 the row before it. A group's prompt P with the continuations c1, c2, c3 becomes
@@ -53,7 +53,7 @@ class Layout:
         return int((self.input_ids == _PADDING).sum())
 
     def forget_masks(self) -> None:
-        """Once it is not forwarded for a while."""
+        """Free the masks of a layout that is not forwarded for a while."""
         if self.packing is not None:
             self.packing.forget_masks()
 
@@ -133,7 +133,7 @@ def packed_layouts(
 
 
 def num_distinct_tokens(rows: Sequence[Sequence[int]]) -> int:
-    """How many tokens the rows have in one pack: prefixes that they share once."""
+    """The number of tokens of the rows in one pack: prefixes that they share once."""
     ordered = sorted(map(list, rows))
     return sum(map(len, rows)) - sum(_shared_prefix(*pair) for pair in itertools.pairwise(ordered))
 
@@ -156,7 +156,7 @@ def _packs(
     sizes = [sum(len(rows[index]) - prefix for index, prefix in unit) for unit in together]
 
     def pack(tokens: int) -> list[list[tuple[int, int]]]:
-        """With at most so many tokens in each."""
+        """Packs with at most so many tokens in each."""
         packs: list[list[tuple[int, int]]] = []
         used = count = 0
         for unit, added in zip(together, sizes, strict=True):
@@ -222,7 +222,7 @@ def _first(ranges: Sequence[tuple[int, int]], count: int) -> list[tuple[int, int
 
 
 def _shared_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """The number of tokens that both begin with."""
     equal, most = 0, min(len(left), len(right))
     while equal < most:  # slices are compared in C
         middle = (equal + most + 1) // 2

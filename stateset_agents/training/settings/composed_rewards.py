@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stateset_agents.core.reward import CompositeReward, RewardFunction
-from stateset_agents.rewards.composites import GatedReward, ProductReward
-from stateset_agents.rewards.scaling import NormalizedReward, ScaledReward
+from stateset_agents.rewards.composites import GatedReward, NormalizedReward, ProductReward, ScaledReward
 from stateset_agents.rewards.shaping import PotentialShaping
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import nearest
@@ -24,7 +23,7 @@ from stateset_agents.types.settings import nearest
 Make = Callable[[Mapping[str, Any]], RewardFunction]
 """Makes a reward of its spec."""
 Find = Callable[[str], Any]
-"""What "module:name" leads to."""
+"""The object that "module:name" leads to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,26 @@ class _Spec:
 
     def terms(self, argument: str, number: str) -> dict[str, tuple[RewardFunction, float]]:
         """The rewards that it has as this argument, each with its `number`, by name."""
-        return _terms(self.name, argument, self.arguments[argument], number, self.make)
+        terms, name = self.arguments[argument], self.name
+        if not isinstance(terms, Sequence) or isinstance(terms, str) or not terms:
+            raise ConfigurationError(
+                f"{argument} of reward {name!r} must be {_EXAMPLES[argument]}, got {terms!r:.60}"
+            )
+        rewards: dict[str, tuple[RewardFunction, float]] = {}
+        for term in terms:
+            spec = dict(_named(f"a term of {name}", term))
+            value, called = spec.pop(number, 1.0), spec.pop("called", None)
+            other = "threshold" if number == "weight" else "weight"
+            if other in spec:
+                raise ConfigurationError(f"a term of reward {name!r} takes {number}, not {other}")
+            reward = self.make(spec)
+            key = reward.name if called is None else str(called)
+            if key in rewards:
+                raise ConfigurationError(
+                    f"reward {key!r} stands twice in {name!r}: give one of them a name, called: another_{key}"
+                )
+            rewards[key] = (reward, value)
+        return rewards
 
     def potential(self) -> Callable[..., Any]:
         """The function that it names."""
@@ -115,30 +133,6 @@ _EXAMPLES: Mapping[str, str] = {
     "of": "the reward it is put over, such as of: conciseness",
     "potential": "a function, such as potential: my_module:knows_the_order",
 }
-
-
-def _terms(
-    name: str, argument: str, terms: Any, number: str, make: Make
-) -> dict[str, tuple[RewardFunction, float]]:
-    if not isinstance(terms, Sequence) or isinstance(terms, str) or not terms:
-        raise ConfigurationError(
-            f"{argument} of reward {name!r} must be {_EXAMPLES[argument]}, got {terms!r:.60}"
-        )
-    made: dict[str, tuple[RewardFunction, float]] = {}
-    for term in terms:
-        spec = dict(_named(f"a term of {name}", term))
-        value, called = spec.pop(number, 1.0), spec.pop("called", None)
-        other = "threshold" if number == "weight" else "weight"
-        if other in spec:
-            raise ConfigurationError(f"a term of reward {name!r} takes {number}, not {other}")
-        reward = make(spec)
-        key = reward.name if called is None else str(called)
-        if key in made:
-            raise ConfigurationError(
-                f"reward {key!r} stands twice in {name!r}: give one of them a name, called: another_{key}"
-            )
-        made[key] = (reward, value)
-    return made
 
 
 def _named(what: str, value: Any) -> Mapping[str, Any]:

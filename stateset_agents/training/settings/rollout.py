@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import fields
+from typing import Literal, Self
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, model_validator
 
-from stateset_agents.training.estimators.registry import estimators_with
+from stateset_agents.runtime.circuit_breakers import FaultPolicy
+from stateset_agents.training.estimators import estimators_with
 from stateset_agents.types.settings import Settings, alternatives
 
 # What the descriptions list.
@@ -78,3 +80,145 @@ class RolloutSettings(Settings):
         description="By which evaluation a checkpoint is the best; auto is eval/success where the "
         "environment gives a verdict, else eval/reward.",
     )
+
+    @model_validator(mode="after")
+    def _rollouts_can_be(self) -> Self:
+        cools = self.temperature_schedule == "adaptive"
+        if cools and self.temperature_min > self.temperature:
+            raise ValueError(
+                f"temperature_min {self.temperature_min:g} exceeds the temperature {self.temperature:g} that "
+                "the schedule starts at: lower it"
+            )
+        if self.log_learner_logprobs and not self.log_rollouts:
+            raise ValueError(
+                "log_learner_logprobs writes into rollouts.jsonl, which log_rollouts false leaves out: set "
+                "log_rollouts to true"
+            )
+        if self.max_staleness and self.scheduling == "deterministic":
+            raise ValueError(
+                f"with max_staleness {self.max_staleness} conversations go on while the weights change, and "
+                "no two runs are alike: set scheduling to throughput or auto, or max_staleness to 0"
+            )
+        if self.max_staleness and cools:
+            raise ValueError(
+                "with max_staleness a step's conversations may have begun at different temperatures: leave "
+                "temperature_schedule at none, or set max_staleness to 0"
+            )
+        if self.max_staleness and self.rollout_sleep:
+            raise ValueError(
+                "with max_staleness conversations go on during the update, and nothing of theirs can be "
+                "freed: set rollout_sleep to false, or max_staleness to 0"
+            )
+        return self
+
+
+# The settings of a training that say how long it is, and how much of it is one step.
+
+
+class ScheduleSettings(Settings):
+    """Episodes, steps and processes."""
+
+    num_episodes: int = Field(
+        default=1000, ge=1, description="Scenarios to play, each `num_generations` times."
+    )
+    max_steps: int | None = Field(default=None, ge=1, description="Optimiser steps; overrides num_episodes.")
+    per_device_train_batch_size: int = Field(
+        default=1, ge=1, description="Episodes of one forward-backward pass of one process."
+    )
+    gradient_accumulation_steps: int = Field(
+        default=4, ge=1, description="Passes summed into one optimiser step."
+    )
+    num_processes: int = Field(
+        default=1,
+        ge=1,
+        description="Processes that train together, each with its share of a step; as many as torchrun or "
+        "accelerate must have started, see docs/several-gpus.md.",
+    )
+    parallelism: Literal["ddp", "fsdp2"] = Field(
+        default="ddp",
+        description="Of several processes: each holds all weights (ddp), or weights, gradients and "
+        "optimiser are cut into shards, one for each (fsdp2).",
+    )
+
+    @model_validator(mode="after")
+    def _shards_need_processes(self) -> Self:
+        if self.parallelism == "fsdp2" and self.num_processes == 1:
+            raise ValueError(
+                "parallelism fsdp2 cuts weights into one shard for each process: set num_processes to 2 or "
+                "more"
+            )
+        return self
+
+    def episodes_per_step(self) -> int:
+        """Scenarios of one step, over all processes."""
+        return self.per_device_train_batch_size * self.gradient_accumulation_steps * self.num_processes
+
+    def num_steps(self) -> int:
+        """Steps of the run: `max_steps`, or as many as `num_episodes` fill (the last may be short)."""
+        if self.max_steps is not None:
+            return self.max_steps
+        return -(-self.num_episodes // self.episodes_per_step())
+
+
+# The settings of a training that say what is done when something fails; `TrainingConfig` has them.
+
+
+class FaultSettings(Settings):
+    """Time limits, retries, and when the run stops."""
+
+    episode_retries: int = Field(default=1, ge=0, description="Times a failed conversation is played again.")
+    turn_retries: int = Field(
+        default=0,
+        ge=0,
+        description="Times an answer of the environment (user, tools) that failed is asked for again, "
+        "on a copy of the conversation taken before it: the environment must be able to fork.",
+    )
+    reward_retries: int = Field(
+        default=1, ge=0, description="Times a reward that broke is asked again before it is left unscored."
+    )
+    retry_backoff: float = Field(
+        default=0.5,
+        ge=0.0,
+        description="Seconds before the first such try; they double up to 30, and half of them is random.",
+    )
+    turn_timeout: float | None = Field(
+        default=300.0,
+        gt=0.0,
+        description="Seconds the environment (its user, its tools) may take for one answer; a conversation "
+        "that waits longer fails. None: for ever.",
+    )
+    reward_timeout: float | None = Field(
+        default=300.0,
+        gt=0.0,
+        description="Seconds that a reward may take, each time it is asked; members without a score by then "
+        "stay unscored. None: for ever.",
+    )
+    episode_timeout: float | None = Field(
+        default=None,
+        gt=0.0,
+        description="Seconds that a conversation may take in all; then it is cut, judged and scored by what "
+        "was said. None: as long as it lasts.",
+    )
+    breaker_failures: int = Field(
+        default=10,
+        ge=0,
+        description="Failures in a row of the environment or of a reward after which all work waits for it, "
+        "and one probe at a time asks whether it is back. 0: never.",
+    )
+    breaker_pause: float = Field(
+        default=5.0, gt=0.0, description="Seconds until the first such probe; they double up to 60."
+    )
+    outage_patience: float = Field(
+        default=300.0,
+        ge=0.0,
+        description="Seconds that work waits for what is down; then its conversations fail at once, and "
+        "max_failed_steps ends the run. What has never worked is not waited for.",
+    )
+    max_failed_steps: int = Field(
+        default=3, ge=1, description="Steps in a row without a usable group that stop."
+    )
+
+    @property
+    def faults(self) -> FaultPolicy:
+        """The policy of what is tried again, and when work waits for what is down."""
+        return FaultPolicy(**{field.name: getattr(self, field.name) for field in fields(FaultPolicy)})

@@ -2,21 +2,182 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, field_validator, model_validator
 
-from stateset_agents.algorithms.advantages import Scaling
-from stateset_agents.algorithms.baselines import BASELINES
-from stateset_agents.algorithms.kl.controllers import KLControllerKind
-from stateset_agents.algorithms.kl.estimators import KLEstimator
+from stateset_agents.algorithms.advantages import BASELINES, Scaling
+from stateset_agents.algorithms.distillation import TeacherCredit
+from stateset_agents.algorithms.kl_settings import KLControllerKind, KLEstimator
 from stateset_agents.algorithms.policy_losses import LOSSES, Clip
-from stateset_agents.training.estimators.base import UNBIASED_LOSS
-from stateset_agents.training.estimators.registry import DEFAULT_ESTIMATOR, ESTIMATORS, estimators_with
-from stateset_agents.training.settings.distillation import DistillationSettings
-from stateset_agents.training.settings.passes import PassSettings
-from stateset_agents.types.settings import OneOf, alternatives
+from stateset_agents.core.agent_config import AgentConfig
+from stateset_agents.training.estimators import (
+    DEFAULT_ESTIMATOR,
+    ESTIMATORS,
+    UNBIASED_LOSS,
+    estimators_with,
+)
+from stateset_agents.types.settings import OneOf, Settings, alternatives
+
+# Settings of distillation: a teacher that scores what the student says, or one that shows how it is done.
+
+
+class DistillationSettings(Settings):
+    """On-policy distillation: a teacher's log-probs of the student's own tokens become their advantages."""
+
+    teacher: str = Field(
+        description="A model as `agent.model_name` names one, or a vLLM server (vllm:http://...); with the "
+        "student's vocabulary."
+    )
+    weight: float = Field(
+        default=1.0,
+        gt=0.0,
+        description="What log pi_T - log pi_S of a token, in nats, counts in its advantage.",
+    )
+    reward_weight: float = Field(
+        default=0.0,
+        ge=0.0,
+        description="What the reward's advantage counts beside it; 0: the reward is measured and teaches "
+        "nothing.",
+    )
+    credit: TeacherCredit = Field(
+        default="token",
+        description="What of the teacher's word a token gets: its own, its own and all later ones' (to_go), "
+        "or its turn's sum or mean; see docs/distillation.md.",
+    )
+    device: str = Field(default="auto", description="Of the teacher: auto, cpu, cuda or cuda:N.")
+    dtype: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        default="auto",
+        description="Of the teacher's weights; auto as for the agent's.",
+    )
+
+    @field_validator("teacher")
+    @classmethod
+    def _teacher_is_named(cls, name: str) -> str:
+        if not name.strip():
+            raise ValueError("name a model, a run folder or vllm:URL")
+        return name
+
+    @property
+    def is_served(self) -> bool:
+        """Does the teacher run on a server?"""
+        return self.teacher.startswith("vllm:")
+
+
+class TraceSettings(Settings):
+    """A teacher's traces for the student: its replies to train scenarios, where the reward verifies them."""
+
+    teacher: AgentConfig = Field(description="Who it is: a model's name, or settings as `agent` has them.")
+    endpoint: str | None = Field(
+        default=None,
+        description="OpenAI-compatible URL, the part before /chat/completions; `teacher.model_name` is then "
+        "as it calls the model. Unset: the teacher is loaded here.",
+    )
+    api_key_env: str = Field(
+        default="OPENAI_API_KEY", description="Environment variable with the endpoint's key."
+    )
+    episodes: int | None = Field(
+        default=None, ge=1, description="Train scenarios, one of each family in turn; all when unset."
+    )
+    samples: int = Field(
+        default=1, ge=1, description="Replies to each; with more than one set a temperature of about 1."
+    )
+    temperature: float = Field(default=0.1, ge=0.0, description="Of the teacher's replies; 0 is greedy.")
+    max_new_tokens: int = Field(default=4096, ge=1, description="Most tokens of one reply of the teacher.")
+    min_reward: float = Field(default=1.0, description="Replies that earn less are not shown.")
+    in_format: bool = Field(
+        default=True,
+        description="Show only replies with one thought and one answer in their tags, see docs/reasoning.md.",
+    )
+    seed: int = Field(default=0, ge=0, description="Of the teacher's sampling.")
+
+    @field_validator("teacher", mode="before")
+    @classmethod
+    def _from_name(cls, value: Any) -> Any:
+        settings = {"model_name": value} if isinstance(value, str) else value
+        if isinstance(settings, Mapping) and "max_new_tokens" in settings:
+            raise ValueError("max_new_tokens stands beside it, in traces: move it there")
+        return settings
+
+
+# The settings of an update's passes through the model, whatever the loss; fine-tuning has them, too.
+
+# Settings of a LoRA adapter.
+
+
+class LoraSettings(Settings):
+    """An adapter's size and place."""
+
+    rank: int = Field(default=16, ge=1, description="Columns of A and B: how much each layer may change.")
+    alpha: float = Field(default=32.0, gt=0.0, description="The adapter counts alpha / rank times.")
+    target_modules: Literal["all-linear"] | tuple[str, ...] = Field(
+        default="all-linear",
+        description="Names of the layers that get one, such as q_proj; all-linear is every linear layer but "
+        "the output head.",
+    )
+
+    quantization: Literal["4bit", "8bit"] | None = Field(
+        default=None,
+        description="Hold the trainer's copy of the model's own linear layers, which are not trained, in so "
+        "many bits by bitsandbytes (QLoRA), see docs/lora.md. Unset: as they are.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_few_bits(cls, given: Any) -> Any:
+        for name in ("load_in_4bit", "load_in_8bit", "quantization_config"):
+            if isinstance(given, Mapping) and name in given:
+                raise ValueError(f"write quantization: 4bit or quantization: 8bit instead of {name}")
+        return given
+
+
+class PassSettings(Settings):
+    """Passes of an update's rows through the model, and the part of it that trains."""
+
+    micro_batch_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most tokens, padding included, in one forward; longer passes are split. Two passes side "
+        "by side, as bf16 has them on several threads of a CPU, have no more together. None: 16384 on a GPU; "
+        "on a CPU as many as keep a gigabyte of activations, from 512 to 2048, and eight times that where "
+        "rows of one conversation share them. A row that is longer goes alone, and so does a conversation "
+        "whose loss takes one ratio of all its rows.",
+    )
+    row_layout: Literal["auto", "packed", "padded"] = Field(
+        default="auto",
+        description="How conversations lie in an update's forward: packed behind one another, what several "
+        "rows begin with computed once, or padded side by side. auto packs where the model, tried at the "
+        "start, gives the same hidden states that way; the run's log says which.",
+    )
+    fast_linears: bool = Field(
+        default=True,
+        description="The update's fp32 matrix products by oneDNN on AMD processors, where torch's own take "
+        "twice as long; and on a CPU in bf16 packed rows through the layers of Llama, Mistral and Qwen2 by "
+        "hand. Both are compared at the start, and elsewhere nothing changes.",
+    )
+    lora: LoraSettings | None = Field(
+        default=None,
+        description="Train an adapter of these settings and leave the model's own weights alone, see "
+        "docs/lora.md. Unset: all weights.",
+    )
+    freeze_vision: bool = Field(
+        default=False,
+        description="Leave the vision encoder of a vision-language model as it is: the projection of its "
+        "features and the text model train.",
+    )
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        default="auto",
+        description="Autocast of the update, master weights stay fp32; auto is bf16 on GPUs that have it "
+        "and, for models of 100 million parameters and more, on CPUs with AMX, else fp32. The aliases "
+        "bf16=True, fp16=True and use_amp are accepted.",
+    )
+    gradient_checkpointing: bool = Field(default=False, description="Recompute activations to save memory.")
+    dropout: bool = Field(
+        default=False,
+        description="Leave the model's own dropout on in updates. Rollouts have none, so the ratio of the "
+        "first pass is then not 1 and may be clipped.",
+    )
 
 
 def _loss_clips(side: Callable[[Clip], float]) -> str:
@@ -31,8 +192,14 @@ _UNBIASED = alternatives(estimators_with(lambda estimator: estimator.loss == UNB
 _CONSTANT = alternatives((name for name, loss in LOSSES.items() if loss.averaging == "constant"), "and")
 
 
+_OF_A_CRITIC = (
+    *("gae_lambda", "value_learning_rate", "value_iterations", "value_clip", "value_dropout"),
+    "bootstrap_truncated",
+)
+
+
 class UpdateSettings(PassSettings):
-    """How often a batch is gone through, the policy's loss, its advantages, the critic, and the reference."""
+    """Passes over a batch, the policy's loss, its advantages, the critic, and the reference."""
 
     num_iterations: int = Field(
         default=1,
@@ -179,6 +346,69 @@ class UpdateSettings(PassSettings):
         description="A teacher whose log-probs of the student's own tokens become their advantages, see "
         f"docs/distillation.md; brings loss_type {UNBIASED_LOSS} and beta 0. Unset: none.",
     )
+
+    @model_validator(mode="after")
+    def _fits_the_estimator(self) -> Self:
+        """Refuse settings that differ from their default and mean nothing to the estimator."""
+        name, estimator = self.advantage_estimator, ESTIMATORS[self.advantage_estimator]
+        scaling = self.advantage_normalization
+        if BASELINES[self.baseline_type].refuses_scaling and scaling != "none":
+            raise ValueError(
+                f"{self.baseline_type} is unbiased only unscaled: set advantage_normalization to none"
+            )
+        if scaling not in estimator.normalizations:
+            allowed = " or ".join(estimator.normalizations)
+            raise ValueError(
+                f"advantage_normalization {scaling} does not go with advantage_estimator {name}: use "
+                f"{allowed}"
+            )
+        if self.group_strategy != "none" and scaling != "batch":
+            raise ValueError(
+                f"group_strategy {self.group_strategy} divides the step's deviation among families, and "
+                f"advantage_normalization {scaling} has none of the step: set it to batch"
+            )
+        if self.min_group_size < estimator.smallest_group:
+            lone = alternatives(estimators_with(lambda other: other.group_default == 1))
+            raise ValueError(
+                f"advantage_estimator {name} compares conversations, and one alone has none to compare with: "
+                f"min_group_size must be at least {estimator.smallest_group}, or use {lone}"
+            )
+        fields = UpdateSettings.model_fields
+        changed = [field for field in fields if getattr(self, field) != fields[field].default]
+        if "baseline_type" in changed and not estimator.baseline:
+            raise ValueError(
+                f"advantage_estimator {name} has a baseline of its own: leave baseline_type out, "
+                f"or use {alternatives(estimators_with(lambda other: other.baseline))}"
+            )
+        if "gamma" in changed and estimator.per == "conversation":
+            per_turn = estimators_with(lambda other: other.per != "conversation" and not other.critic)
+            raise ValueError(
+                f"gamma discounts between turns, which {name} does not tell apart: leave it at 1, "
+                f"or set advantage_estimator to {alternatives([*per_turn, 'one with a critic'])}"
+            )
+        for field in _OF_A_CRITIC:
+            if field in changed and estimator.critic is None:
+                critics = ", ".join(estimators_with(lambda other: other.critic))
+                raise ValueError(
+                    f"advantage_estimator {name} has no critic: leave {field} out, or use one of {critics}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _fits_the_loss(self) -> Self:
+        loss = LOSSES[self.loss_type]
+        if self.kl_placement == "reward" and self.kl_estimator != "k1":
+            raise ValueError("kl_placement reward is exact with k1 only: set kl_estimator to k1")
+        if self.kl_controller != "fixed" and not self.uses_reference:
+            raise ValueError("a moving beta needs beta > 0 and use_reference_model true")
+        if self.dual_clip is not None and loss.clips != "both":
+            raise ValueError(f"{self.loss_type} has no dual clip: leave dual_clip unset")
+        if self.distillation is not None and loss.level == "sequence":
+            raise ValueError(
+                f"distillation gives each token an advantage of its own, and {self.loss_type} weighs whole "
+                f"conversations: leave loss_type at {UNBIASED_LOSS}"
+            )
+        return self
 
     @property
     def uses_reference(self) -> bool:

@@ -15,11 +15,12 @@ from typing import Any, Protocol, runtime_checkable
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.chat.escaping import encodable
 from stateset_agents.core.chat.history import ChatHistory
-from stateset_agents.core.sources.chat_logs import Chats, located_chats, with_shares
-from stateset_agents.core.sources.rows.data_row import DataRow
-from stateset_agents.core.sources.rows.shapes import expect_chat
-from stateset_agents.core.sources.rows.tools import read_schemas
+from stateset_agents.core.sources.datasets import Chats, located_chats, with_shares
+from stateset_agents.core.sources.row_shapes import DataRow, expect_chat, read_schemas
 from stateset_agents.core.sources.scenario_files import RowCounts, scenario_of_row
+from stateset_agents.evaluation.recorded import trajectory_of
+from stateset_agents.tracking.jsonl import damage_named
+from stateset_agents.tracking.run_log import RecordedRollout, RunLog
 from stateset_agents.training.update.batch import Sample
 from stateset_agents.types.errors import ConfigurationError, ContextLengthExceeded
 from stateset_agents.types.logs import get_logger
@@ -32,14 +33,14 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstrations:
-    """What is imitated, and what is held out."""
+    """Samples to imitate, and samples that are held out."""
 
     train: tuple[Sample, ...]
     validation: tuple[Sample, ...]
 
     @property
     def token_ids(self) -> frozenset[int]:
-        """All that a model sees which imitates them: prompts and replies."""
+        """The tokens of all prompts and replies to imitate."""
         turns = [turn for sample in self.train for turn in sample.trajectory.turns]
         return frozenset(id for turn in turns for id in (*turn.prompt_ids, *turn.completion.token_ids))
 
@@ -180,8 +181,8 @@ def _sample(agent: MultiTurnAgent, chat: _Chat) -> tuple[Sample, bool]:
                     f"reply {replies.index(index) + 1} thinks behind its first words, or has a call that "
                     'cannot be read: take it out, or give it "weight": 0'
                 )
-            said = f"{reply.reasoning or ''}{reply.content}"
-            if weight and encodable(said) != said:
+            text = f"{reply.reasoning or ''}{reply.content}"
+            if weight and encodable(text) != text:
                 raise ConfigurationError(
                     f"reply {replies.index(index) + 1} has half of a character (a lone surrogate), which no "
                     'tokenizer has: mend it, or give it "weight": 0'
@@ -226,3 +227,71 @@ def _turn(
     )
     history.add(prompt, completion)
     return prompt.added, completion, prompt.follows
+
+
+@dataclass(frozen=True, slots=True)
+class OwnSuccesses:
+    """A run's own best conversations, token by token as they were sampled: of each scenario the successful
+    one with the highest reward, the earliest of equals.
+
+    Rejection sampling: RAFT (https://arxiv.org/abs/2304.06767) keeps the best of several replies to a prompt
+    and fine-tunes on it. Where the environment gives no verdict, conversations with a positive reward count
+    as successes.
+    """
+
+    run: Path
+    """The run folder."""
+
+    def load(self, agent: MultiTurnAgent, *, validation_share: float = 0.0) -> Demonstrations:
+        """Blocking; the agent is initialised. Raises ConfigurationError for a run without successes, and an
+        agent whose tokenizer is another."""
+        log = RunLog.open(self.run)
+        _check_tokens(agent, log)
+        best: dict[str, RecordedRollout] = {}
+        with damage_named(log.folder.path):
+            for rollout in log.rollouts("train"):
+                if _succeeded(rollout) and _value(rollout) > _value(best.get(rollout.scenario)):
+                    best[rollout.scenario] = rollout
+        if not best:
+            raise ConfigurationError(
+                f"{self.run} has no successful conversation in its training: train longer, or with "
+                "log_rollouts true"
+            )
+        with damage_named(log.folder.path):
+            trajectories = list(map(trajectory_of, best.values()))
+        scenarios = with_shares(
+            [trajectory.scenario for trajectory in trajectories],
+            {"validation": validation_share},
+            [False] * len(trajectories),
+        )
+        samples: dict[str, list[Sample]] = {"train": [], "validation": []}
+        for trajectory, scenario in zip(trajectories, scenarios, strict=True):
+            advantages = (1.0,) * trajectory.num_agent_tokens
+            split = "validation" if scenario.split == "validation" else "train"
+            samples[split].append(Sample(trajectory=trajectory, advantages=advantages))
+        if not samples["train"]:
+            raise ConfigurationError(
+                f"all {len(trajectories)} conversations are held out: lower validation_share"
+            )
+        return Demonstrations(train=tuple(samples["train"]), validation=tuple(samples["validation"]))
+
+
+def _succeeded(rollout: RecordedRollout) -> bool:
+    if rollout.success is None:
+        return rollout.reward is not None and rollout.reward > 0
+    return rollout.success and rollout.status != "failed"
+
+
+def _value(rollout: RecordedRollout | None) -> float:
+    return float("-inf") if rollout is None else (rollout.reward or 0.0)
+
+
+def _check_tokens(agent: MultiTurnAgent, log: RunLog) -> None:
+    """Raises ConfigurationError where the agent's tokenizer says something else by the run's tokens."""
+    piece = agent.backend.tokenizer.piece
+    for id, text in log.tokens().items():
+        if piece(id) != text:
+            raise ConfigurationError(
+                f"{agent.config.model_name!r} has another tokenizer than the run (token {id}: "
+                f"{piece(id)!r}, there {text!r}): take the run's own base model, or one of its checkpoints"
+            )

@@ -44,7 +44,7 @@ Prompts = Path | Sequence[str | Scenario | Mapping[str, Any]]
 _MEASURED = 64
 """Held-out scenarios on which the student is measured unless others are given."""
 _FORMAT_KEPT = 0.01
-"""By so much a student may keep the format less often than its teacher."""
+"""Difference by which a student may keep the format less often than its teacher, without a warning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class Distilled:
     model_folder: Path
     """The weights, as plain transformers loads them."""
     before: Measured | None
-    """None where there was nothing to measure on."""
+    """Measurement before the fine-tuning; None where there was nothing to measure on."""
     after: Measured | None
 
 
@@ -118,7 +118,7 @@ class ReasoningDistillation:
         """Ask the teacher, and keep what is right.
 
         Args:
-            prompts: Texts, scenarios or rows, or the Path of a file (see `core.sources.rows`); the
+            prompts: Texts, scenarios or rows, or the Path of a file (see `core.sources.row_shapes`); the
                 environment's train scenarios where they are left out. What is right stands in a scenario's
                 context: of a text alone only a reward that reads it can tell.
             max_length: Most new tokens of a reply.
@@ -213,7 +213,7 @@ class ReasoningDistillation:
                 await agent.close()
 
     def _prompts(self, prompts: Prompts | None) -> tuple[Environment, Sequence[Scenario]]:
-        """Who asks, and what; nothing that is held out."""
+        """The environment that asks, and the scenarios; none of them is held out."""
         if prompts is None:
             if self.environment is None:
                 raise ConfigurationError("give prompts, or make ReasoningDistillation with an environment")
@@ -311,7 +311,7 @@ def _openings(environment: Environment | None) -> dict[str, Split]:
 
 
 async def _tools(environment: Environment, trajectory: Trajectory) -> tuple[Mapping[str, Any], ...]:
-    """What a conversation was offered."""
+    """The tools that a conversation was offered."""
     conversation = await environment.start(trajectory.scenario, trajectory.seed)
     try:
         return tuple(conversation.tools)

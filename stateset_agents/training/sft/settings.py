@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from stateset_agents.algorithms.policy_losses import LIKELIHOOD_LOSS
 from stateset_agents.runs.settings import OptimizerSettings, RunSettings
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.settings.passes import PassSettings
+from stateset_agents.training.settings.update import PassSettings
 
 
 class SFTConfig(RunSettings, PassSettings, OptimizerSettings):

@@ -28,26 +28,26 @@ class Trace(TypedDict):
     tools: NotRequired[list[dict[str, Any]]]
     success: NotRequired[bool]
     prompt: str
-    """What the user said last before the reply."""
+    """The user's last message before the reply."""
     thinking: str
     answer: str
     full_response: str
     """Thought and words, in tags."""
     reward: float
     teacher: Mapping[str, Any]
-    """Which model it was: its name, its weights' fingerprint or its endpoint."""
+    """Identity of the model: its name, its weights' fingerprint or its endpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """What became of a teacher's conversations; each counts once."""
+    """Counts of a teacher's conversations by their outcome; each counts once."""
 
     asked: int = 0
     kept: int = 0
     failed: int = 0
     """Broken off, or not answered."""
     cut: int = 0
-    """Its last reply was cut by max_new_tokens or the context."""
+    """The last reply was cut by max_new_tokens or the context."""
     unscored: int = 0
     """The verifier said nothing of it."""
     wrong: int = 0
@@ -59,7 +59,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traces:
-    """What a teacher showed."""
+    """The verified replies of a teacher."""
 
     kept: tuple[Trace, ...]
     counts: Counts
@@ -68,7 +68,7 @@ class Traces:
     teacher: Mapping[str, Any] = field(default_factory=dict)
 
     def summary(self) -> dict[str, Any]:
-        """As `summary.json` has it."""
+        """The entries of `summary.json`."""
         return {"teacher": dict(self.teacher), **asdict(self.counts), "format": self.format}
 
 
@@ -149,11 +149,11 @@ def _trace(
     reasoned: Reasoned | None,
     teacher: Mapping[str, Any],
 ) -> Trace:
-    asked = [message.content for message in trajectory.messages if message.role == "user"]
+    questions = [message.content for message in trajectory.messages if message.role == "user"]
     assert trajectory.reward is not None  # it was verified
     trace: Any = {
         **chat_of(trajectory, tools),
-        "prompt": asked[-1] if asked else "",
+        "prompt": questions[-1] if questions else "",
         "thinking": (reply.reasoning or "") if reasoned is None else reasoned.thinking,
         "answer": reply.content if reasoned is None else reasoned.answer,
         "full_response": _as_text(reply),

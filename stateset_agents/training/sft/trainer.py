@@ -2,54 +2,75 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
+import datetime
+import hashlib
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
-from rich.console import Console
 
+from stateset_agents.backends.base import (
+    RunningBackend,
+    TrainableBackend,
+    exclusive,
+    picture_reader,
+    weights_token,
+)
 from stateset_agents.core.agent import MultiTurnAgent
-from stateset_agents.core.sources.chat_logs import Chats
-from stateset_agents.runs.callbacks import expect_callback
+from stateset_agents.core.sources.datasets import Chats
 from stateset_agents.runs.checkpoint_files import best_checkpoint, latest_checkpoint, load_checkpoint
+from stateset_agents.runs.checkpoints import checkpoint_at
+from stateset_agents.runs.compatibility import Identity
 from stateset_agents.runs.early_stopping import Best, crossed
-from stateset_agents.runs.lifecycle import NothingBeside, Progress, State
 from stateset_agents.runs.recorder import ready
-from stateset_agents.runs.resuming import checkpoint_at
-from stateset_agents.runs.session import Session, Work
-from stateset_agents.runs.settings import CADENCE, changed_settings
-from stateset_agents.runs.trackers import make_trackers
-from stateset_agents.runtime.tasks import shielded
+from stateset_agents.runs.session import Session
+from stateset_agents.runs.trackers import check_installed
+from stateset_agents.runtime.tasks import in_thread, shielded
 from stateset_agents.tracking.run_folder import RunFolder
-from stateset_agents.training.distributed.process_group import ProcessGroup
+from stateset_agents.training.loop.checkpointer import Checkpointer
 from stateset_agents.training.loop.run_state import RunState
-from stateset_agents.training.sft.demonstrations import DemonstrationSource
+from stateset_agents.training.loop.weight_sync import WeightSync
+from stateset_agents.training.processes import ProcessGroup
+from stateset_agents.training.setup import open_run
+from stateset_agents.training.sft.demonstrations import (
+    Demonstrations,
+    DemonstrationSource,
+    OwnSuccesses,
+    load_demonstrations,
+)
 from stateset_agents.training.sft.settings import SFTConfig
-from stateset_agents.training.sft.setup import Parts, date_of, set_up
 from stateset_agents.training.update.batch import Sample
-from stateset_agents.training.update.factory import engine_paths
+from stateset_agents.training.update.factory import engine_paths, is_quantized_training, trainable_copy
 from stateset_agents.training.update.learner import Learner
 from stateset_agents.types.errors import ConfigurationError, TrainingStopped
-from stateset_agents.types.logs import get_logger
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.settings import expect
 
-_log = get_logger(__name__)
 
-_MAY_CHANGE = CADENCE | {"num_train_epochs", "max_steps"}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The collaborators of a trainer, once its model is loaded and its conversations are encoded."""
+
+    demonstrations: Demonstrations
+    backend: RunningBackend
+    learner: Learner
+    weights: WeightSync
+    checkpoints: Checkpointer
+
 
 _TAKEN = (
     *("optimizer/grad_norm", "optimizer/learning_rate", "optimizer/skipped"),
     *("tokens/forwarded", "tokens/padding", "batch/micro_batches"),
 )
-"""What of an update's metrics means the same here."""
+"""Metrics of an update that mean the same here."""
 
 
-class SFTTrainer:
+class SFTTrainer(Session[SFTConfig]):
     """Imitates conversations, inside the caller's event loop.
 
     The loss of a step is the mean of -log p over the tokens that the agent says in its conversations, in
@@ -59,6 +80,12 @@ class SFTTrainer:
     >>> trainer = SFTTrainer(agent, "conversations.jsonl", SFTConfig(learning_rate=1e-4))
     >>> agent = await trainer.train()
     """
+
+    _MAY_CHANGE = frozenset({"num_train_epochs", "max_steps"})
+    _LENGTH = "max_steps or num_train_epochs"
+    _SECTION = "sft"
+    _parts: Parts | None
+    _state: RunState
 
     def __init__(
         self,
@@ -76,48 +103,25 @@ class SFTTrainer:
         expect("agent", agent, MultiTurnAgent, "write MultiTurnAgent(AgentConfig(...))")
         if config is not None:
             expect("config", config, SFTConfig, "write SFTConfig(learning_rate=1e-4, ...)")
-        for callback in callbacks:
-            expect_callback(callback)
+        super().__init__(config or SFTConfig(), run, callbacks)
         self.agent = agent
-        self._config = config or SFTConfig()
         self._conversations = conversations
         self._tools = tools
-        self._session = Session([*make_trackers(self.config.report_to), *callbacks], run)
-        self._lifecycle, self._worker = self._session.lifecycle, self._session.worker
-        self._recorder = self._session.recorder
         self._group = ProcessGroup(self._worker)
-        self._parts: Parts | None = None
         self._state = RunState(best=Best(metric="eval/loss"))
 
     # ------------------------------------------------------------------------------ how it stands
 
-    @property
-    def config(self) -> SFTConfig:
-        """The settings."""
-        return self._config
-
-    @config.setter
-    def config(self, config: SFTConfig) -> None:
-        """Another length or cadence from the next step on; before the trainer is ready, anything.
-
-        Raises ConfigurationError for a setting that the trainer's parts were made with, and changes nothing.
-        """
-        changes = changed_settings(self._config, config, may_change=_MAY_CHANGE if self.is_ready else None)
-        if self._parts is not None and changes:
-            checkpoints = self._parts.checkpoints
-            settings = {**checkpoints.settings, "sft": config.model_dump(mode="json")}
-            self._recorder.settings_changed(settings, changes, step=self.step_number)
-            training = config.as_training(len(self._parts.demonstrations.train))
-            self._parts.learner.set_num_steps(training.num_steps())
-            self._parts = replace(self._parts, num_steps=training.num_steps())
-            checkpoints.limit = config.save_total_limit
-            self._state = checkpoints.change_settings(training, settings, self._state)
-        self._config = config
+    def _adopt_settings(self, config: SFTConfig, settings: Mapping[str, Any]) -> None:
+        parts = ready(self._parts)
+        training = config.as_training(len(parts.demonstrations.train))
+        parts.learner.set_num_steps(training.num_steps())
+        self._state = parts.checkpoints.change_settings(training, settings, self._state)
 
     @property
-    def run(self) -> RunFolder:
-        """The run folder."""
-        return self._recorder.run
+    def _planned_steps(self) -> int | None:
+        """Known once the conversations are encoded."""
+        return None if self._parts is None else self.config.num_steps(len(self._parts.demonstrations.train))
 
     @property
     def model_folder(self) -> Path:
@@ -130,54 +134,6 @@ class SFTTrainer:
     def learner(self) -> Learner:
         """Holds the master weights."""
         return ready(self._parts).learner
-
-    @property
-    def is_ready(self) -> bool:
-        """Has `initialize` been through?"""
-        return self._parts is not None
-
-    @property
-    def step_number(self) -> int:
-        """Steps finished."""
-        return self._state.step
-
-    @property
-    def num_steps(self) -> int:
-        """Steps of the whole run; known once the conversations are encoded."""
-        return ready(self._parts).num_steps
-
-    @property
-    def progress(self) -> Progress:
-        """The progress of the training now."""
-        state, num_steps = self._state, self.num_steps if self.is_ready else 0
-        return self._session.progress(
-            step=state.step, num_steps=num_steps, seconds=state.train_seconds, best=state.best
-        )
-
-    @property
-    def console(self) -> Console | None:
-        """Where the step lines of `config.progress` go; stderr when unset."""
-        return self._recorder.console
-
-    @console.setter
-    def console(self, console: Console | None) -> None:
-        self._recorder.console = console
-
-    def pause(self) -> None:
-        """Let the step under way end and hold there. From any thread."""
-        self._lifecycle.pause()
-
-    def resume(self) -> None:
-        """Go on after `pause`. From any thread."""
-        self._lifecycle.resume()
-
-    def request_stop(self) -> None:
-        """Let the step under way end, keep a checkpoint, and have `train` return. From any thread."""
-        self._lifecycle.request_stop()
-
-    async def wait_for(self, *states: State) -> State:
-        """Wait until the training is in one of these states, or has ended; returns the state it is in."""
-        return await self._lifecycle.wait_for(*states)
 
     # ------------------------------------------------------------------------------ begin and end
 
@@ -196,23 +152,84 @@ class SFTTrainer:
         if self.is_ready:
             return
         await self._group.join(1)
-        self._parts = await set_up(
-            self.agent,
-            self._conversations,
-            self._tools,
-            self.config,
-            lifecycle=self._lifecycle,
-            group=self._group,
-            worker=self._worker,
-            recorder=self._recorder,
-            date=None if checkpoint is None else date_of(checkpoint),
-        )
+        self._parts = await self._set_up(None if checkpoint is None else date_of(checkpoint))
         date = self.agent.template.date
         self._state = replace(self._state, template_date=None if date is None else date.isoformat())
 
+    async def _set_up(self, date: datetime.date | None) -> Parts:
+        """Load the model, encode the conversations, make the learner, open the run folder.
+
+        A template that tells the date tells `date`, of the run that is gone on with.
+        """
+        agent, config, worker = self.agent, self.config, self._worker
+        await in_thread(check_installed, self.callbacks)
+        await agent.initialize()
+        if (day := date or agent.template.date) is not None:
+            agent.pin_date(day)
+        backend = agent.backend
+        if not isinstance(backend, RunningBackend) or not isinstance(backend, TrainableBackend):
+            raise ConfigurationError(
+                f"a {type(backend).__name__} has no weights to train: use an in-process model"
+            )
+        demonstrations = await worker.run(self._encoded)
+        if backend.trained_tokens is not None:
+            backend.trained_tokens |= demonstrations.token_ids
+        training = config.as_training(len(demonstrations.train))
+
+        def make_learner() -> Learner:
+            model, _ = trainable_copy(backend, training)
+            return Learner(
+                model,
+                training,
+                num_steps=training.num_steps(),
+                exact_logprobs=True,
+                matmul_precision=backend.matmul_precision,
+                pictures=picture_reader(backend),
+            )
+
+        with exclusive(backend, self._lifecycle):
+            token = object() if is_quantized_training(training) else weights_token(backend)
+            learner = await worker.run(make_learner)
+        agent_settings = agent.config.model_dump(mode="json")
+        weights, checkpoints = await open_run(
+            agent,
+            learner,
+            training,
+            Identity(
+                base=learner.fingerprint,
+                scenarios=await worker.run(_fingerprint, demonstrations),
+                settings={"agent": agent_settings, "training": training.model_dump(mode="json")},
+            ),
+            {
+                "made_by": "sft",
+                "agent": agent_settings,
+                "conversations": _source(self._conversations),
+                "sft": config.model_dump(mode="json"),
+            },
+            run_settings=config,
+            token=token,
+            lifecycle=self._lifecycle,
+            group=self._group,
+            worker=worker,
+            recorder=self._recorder,
+        )
+        return Parts(
+            demonstrations=demonstrations,
+            backend=backend,
+            learner=learner,
+            weights=weights,
+            checkpoints=checkpoints,
+        )
+
+    def _encoded(self) -> Demonstrations:
+        conversations, share = self._conversations, self.config.validation_share
+        if isinstance(conversations, DemonstrationSource):
+            return conversations.load(self.agent, validation_share=share)
+        return load_demonstrations(self.agent, conversations, tools=self._tools, validation_share=share)
+
     async def stop(self) -> None:
         """End the update thread and close the logs; the agent goes on speaking."""
-        await self._session.stop()
+        await super().stop()
         if self._parts is not None:
             self._parts.learner.close()
 
@@ -220,17 +237,6 @@ class SFTTrainer:
         """Stop, and close the agent too."""
         await self.stop()
         await self.agent.close()
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self.initialize()
-        except (Exception, asyncio.CancelledError):
-            await self.close()
-            raise
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close()
 
     # ------------------------------------------------------------------------------ training
 
@@ -241,49 +247,20 @@ class SFTTrainer:
         However it ends, it keeps a checkpoint of the last finished step, `summary.json` and `report.html`.
         Raises TrainingStopped where a loss or gradient is not finite.
         """
-        work = Work(
-            prepare=self.initialize,
-            run=self._run_steps,
-            save=self._save_last,
-            summary=self.summary,
-            is_ready=lambda: self.is_ready,
-            num_steps=lambda: self.num_steps,
-        )
-        await self._session.train(self, work, is_shown=self.config.progress)
+        await self._train()
         return self.agent
 
-    async def _run_steps(self) -> tuple[State, str]:
-        """How it ended, and why."""
+    def _exclusive(self) -> contextlib.AbstractContextManager[None]:
+        return ready(self._parts).weights.exclusive()
+
+    async def _begin(self) -> None:
         parts = ready(self._parts)
-        with parts.weights.exclusive():
-            return await self._steps_left(parts)
-
-    async def _steps_left(self, parts: Parts) -> tuple[State, str]:
         paths = {**engine_paths(parts.backend), **parts.learner.layout}
-        self._recorder.tracker.log_event("paths", step=self.step_number, **paths)
-        await self._notify("on_train_begin", self)
-        if self.step_number == 0 and parts.demonstrations.validation:
-            await self._evaluate(parts)
-        while not (done := self._done()):
-            if not await self._lifecycle.wait_while_paused(NothingBeside()):
-                break
-            await self._step(parts)
-            await self._between_steps(parts)
-        await self._publish(parts)
-        if done is None:
-            return "stopped", f"stopped as asked after step {self.step_number} of {self.num_steps}"
-        return "finished", done
+        self.tracker.log_event("paths", step=self.step_number, **paths)
 
-    def _done(self) -> str | None:
-        """Why no step is left; None while there is one."""
-        if self.step_number >= self.num_steps:
-            return f"all {self.num_steps} steps are done"
-        if self._state.best.exhausts(self.config.early_stopping_patience):
-            return self._state.best.why_stopped()
-        return None
-
-    async def _step(self, parts: Parts) -> None:
-        started, step = time.perf_counter(), self.step_number + 1
+    async def _next_step(self) -> None:
+        parts, step = ready(self._parts), self.step_number + 1
+        started = time.perf_counter()
         samples = step_samples(
             parts.demonstrations.train,
             step,
@@ -295,13 +272,13 @@ class SFTTrainer:
             raise TrainingStopped(f"step {step} {learned.failure}; earlier steps are kept")
         metrics = learned.metrics
         seconds = time.perf_counter() - started
-        taken = {name: metrics[name] for name in _TAKEN if name in metrics}
+        update_metrics = {name: metrics[name] for name in _TAKEN if name in metrics}
         num_tokens = float(sum(sample.trajectory.num_agent_tokens for sample in samples))
-        shown = {
+        step_metrics = {
             "sft/loss": metrics["loss/policy"],
             "sft/entropy": metrics["policy/entropy"],
             "sft/epoch": step / self.config.steps_per_epoch(len(parts.demonstrations.train)),
-            **taken,
+            **update_metrics,
             "tokens/agent": num_tokens,
             "tokens/per_second": metrics["tokens/forwarded"] / seconds,
             "time/step": seconds,
@@ -313,22 +290,21 @@ class SFTTrainer:
             frontier=self._state.frontier + len(samples),
             train_seconds=self._state.train_seconds + seconds,
         )
-        self._recorder.measured(step, shown)
-        await self._notify("on_step_end", step, shown)
+        self._recorder.measured(step, step_metrics)
+        await self._notify("on_step_end", step, step_metrics)
 
-    async def _between_steps(self, parts: Parts) -> None:
-        """Measure the held-out loss and save where it is due."""
-        step, is_best = self.step_number, False
-        every = self.config.eval_steps or self.config.steps_per_epoch(len(parts.demonstrations.train))
-        is_due = crossed(every, self._state.evaluated_step, step) or step == self.num_steps
-        if parts.demonstrations.validation and is_due:
-            is_best = await self._evaluate(parts)
-        saved = parts.checkpoints.saved
-        if is_best or crossed(self.config.save_steps, saved.step if saved else 0, step):
-            await self._save(parts)
+    def _is_evaluation_due(self) -> bool:
+        """True before the first step, after an epoch or `eval_steps`, and after the last step."""
+        demonstrations, step = ready(self._parts).demonstrations, self.step_number
+        every, evaluated_step = self.config.eval_steps, self._state.evaluated_step
+        is_last = evaluated_step < step == self.num_steps
+        every = every or self.config.steps_per_epoch(len(demonstrations.train))
+        is_due = step == 0 or is_last or crossed(every, evaluated_step, step)
+        return is_due and bool(demonstrations.validation)
 
-    async def _evaluate(self, parts: Parts) -> bool:
-        """Measure the held-out loss; is it the lowest so far?"""
+    async def _validate(self) -> bool:
+        """Measure the held-out loss; True where a step's is the lowest so far."""
+        parts = ready(self._parts)
         held_out = parts.demonstrations.validation[: self.config.eval_episodes]
         loss = await self._worker.run(parts.learner.negative_log_likelihood, held_out)
         step = self.step_number
@@ -336,10 +312,11 @@ class SFTTrainer:
         self._state = replace(self._state, evaluated_step=step, best=best)
         self._recorder.measured(step, {"eval/loss": loss, "eval/conversations": float(len(held_out))})
         await self._notify("on_evaluate", step, HeldOutLoss(loss=loss, conversations=len(held_out)))
-        return best.step == step
+        return best.step == step > 0  # the weights at the start are no checkpoint
 
-    async def _publish(self, parts: Parts) -> None:
+    async def _finish(self, *, is_done: bool) -> None:
         """Let the agent speak with the best weights; the trainer's own stay the last step's."""
+        parts = ready(self._parts)
         await parts.weights.push(self._state)
         best = self._state.best.step
         if not self.config.load_best_at_end or best in (None, self.step_number):
@@ -350,17 +327,6 @@ class SFTTrainer:
             await parts.weights.publish(checkpoint.weights, checkpoint.step)
 
     # ------------------------------------------------------------------------------ checkpoints, the end
-
-    async def _save_last(self) -> None:
-        if self._parts is not None:
-            await self._save(self._parts)
-
-    async def _save(self, parts: Parts) -> None:
-        if not parts.checkpoints.is_due(self._state):
-            return
-        path = await shielded(parts.checkpoints.save(self._state))
-        self._recorder.tracker.log_event("checkpoint", step=self.step_number, path=path.name)
-        await self._notify("on_checkpoint", self.step_number, path)
 
     async def load_checkpoint(self, path: str | Path | None = None) -> None:
         """Go on from a checkpoint, or a run's newest: this run's when no path is given.
@@ -373,43 +339,61 @@ class SFTTrainer:
         with parts.weights.exclusive():
             restored = await parts.checkpoints.restore(path)
             if restored is not None:
-                self._state = restored.state
+                self._state = restored[1]
                 await parts.weights.push(self._state)
             await parts.checkpoints.truncate_after(self._state)
 
     def summary(self) -> dict[str, Any]:
-        """What `summary.json` says."""
-        parts = ready(self._parts)
-        return {
-            "seed": self.config.seed,
-            "steps": self.step_number,
-            "num_steps": parts.num_steps,
-            "conversations": len(parts.demonstrations.train),
-            "held_out": len(parts.demonstrations.validation),
-            **self._session.ending(self._state.best),
-            "train_seconds": round(self._state.train_seconds, 3),
-            "threads": torch.get_num_threads(),
-        }
+        """The content of `summary.json`."""
+        demonstrations = ready(self._parts).demonstrations
+        counts = {"conversations": len(demonstrations.train), "held_out": len(demonstrations.validation)}
+        return {**self._outcome(**counts), "threads": torch.get_num_threads()}
 
-    async def _notify(self, moment: str, *arguments: Any) -> None:
-        await self._recorder.notify(moment, *arguments, step=self.step_number)
+
+def date_of(checkpoint: Path) -> datetime.date | None:
+    """The day that the run of a checkpoint tells; None where it tells none, or the checkpoint is damaged, as
+    `load_checkpoint` will say."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
+        return datetime.date.fromisoformat(state["progress"]["template_date"])
+    return None
+
+
+def _source(conversations: Chats | DemonstrationSource) -> str | dict[str, Any] | None:
+    """The name of the conversations in config.yaml; None where only the program has them."""
+    if isinstance(conversations, OwnSuccesses):
+        return {"best_of": str(conversations.run.absolute())}
+    if isinstance(conversations, Mapping) and isinstance(name := conversations["dataset"], str | Path):
+        return {**conversations, "dataset": str(Path(name).absolute() if Path(name).exists() else name)}
+    return str(Path(conversations).absolute()) if isinstance(conversations, str | Path) else None
+
+
+def _fingerprint(demonstrations: Demonstrations) -> str:
+    """SHA-256 of everything that is imitated or held out, token by token."""
+    digest = hashlib.sha256()
+    for sample in (*demonstrations.train, *demonstrations.validation):
+        for row in sample.rows:
+            digest.update(repr((row.token_ids, row.action_mask)).encode())
+            digest.update("".join(item.digest for item in row.pixels).encode())
+        digest.update(repr(sample.advantages).encode())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutLoss:
-    """What `on_evaluate` gets of a fine-tuning."""
+    """The evaluation of a fine-tuning, as `on_evaluate` gets it."""
 
     loss: float
     """Mean of -log p over the agent's tokens in the held-out conversations, in nats."""
     conversations: int
 
     def metrics(self) -> dict[str, float]:
-        """For logs and trackers."""
+        """The metrics for logs and trackers."""
         return {"eval/loss": self.loss}
 
 
 def step_samples(samples: Sequence[Sample], step: int, *, size: int, seed: int) -> list[Sample]:
-    """Those of a step, from 1: every epoch shows all, in an order of its own that the seed decides.
+    """The samples of a step, from 1: every epoch shows all, in an order of its own that the seed decides.
 
     They are weighted so that the step's loss is the mean over the tokens that count.
     """

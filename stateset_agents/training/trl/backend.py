@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stateset_agents.backends.base import Backend, Session, Tokenizer
-from stateset_agents.backends.text.turn_text import TurnText
+from stateset_agents.backends.tokenizers import TurnText
 from stateset_agents.types.errors import BackendError, ConfigurationError
 from stateset_agents.types.messages import Completion, Message, SamplingParams, VersionSpan
 
@@ -166,7 +166,7 @@ class TrlBackend:
 
     @contextlib.contextmanager
     def participate(self) -> Iterator[None]:
-        """Inside, no batch is sampled unless this participant waits for a turn, too."""
+        """While open, a batch is only sampled when this participant waits for a turn, too."""
         self._num_participants += 1
         try:
             yield
@@ -175,7 +175,7 @@ class TrlBackend:
             self._arrived.set()  # the others need not wait for this one
 
     async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> list[float]:
-        """By the agent's backend."""
+        """Score by the agent's backend."""
         return await self._backend.score(ids, temperature=temperature)
 
     async def fork(self, session: Session, into: Session) -> None:

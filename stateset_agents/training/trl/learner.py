@@ -22,31 +22,36 @@ import torch
 from torch import Tensor, nn
 
 from stateset_agents.algorithms.policy_losses import LOSSES
-from stateset_agents.backends.linears.matmul_precision import MatmulPrecision
+from stateset_agents.backends.base import RunningBackend, TrainableBackend, picture_reader
+from stateset_agents.backends.linears import MatmulPrecision
 from stateset_agents.backends.pretrained.load_lock import loading
+from stateset_agents.core.agent import MultiTurnAgent
+from stateset_agents.core.chat.template import ChatTemplate
 from stateset_agents.core.value_function import trunk_of
 from stateset_agents.runs.checkpoint_files import fingerprint
 from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.processes import Processes
 from stateset_agents.training.rows.layout import Layout, padded_layouts
-from stateset_agents.training.trl.backend import Sampled
+from stateset_agents.training.trl.backend import Sampled, TrlBackend
 from stateset_agents.training.trl.rows import TrlRow, padding_row, trl_rows
-from stateset_agents.training.trl.settings import TrlSettings, grpo_arguments
-from stateset_agents.training.update.batch import ConversationRow, Sample
+from stateset_agents.training.trl.settings import TrlSettings, check_mappable, grpo_arguments
+from stateset_agents.training.update.batch import ConversationRow, CreditedBatch, Sample
 from stateset_agents.training.update.critic import (
-    CreditedBatch,
     Critic,
     credit_with_critic,
     make_critic,
     update_critic,
 )
+from stateset_agents.training.update.factory import engine_paths, is_quantized_training, trainable_copy
 from stateset_agents.training.update.lora import base_of, lora_config, size_for_auto, write_model_files
 from stateset_agents.training.update.protocol import Learned, not_finite
-from stateset_agents.training.update.weight_store import AdapterWeights, FullWeights, WeightStore
+from stateset_agents.training.update.weight_store import AdapterWeights, FullWeights
 from stateset_agents.types.errors import CheckpointError, ConfigurationError
+from stateset_agents.types.settings import expect
 from stateset_agents.types.trajectory import TrajectoryGroup
 
 _MOST_TOKENS = 16384
-"""Of one forward for the critic, padding included."""
+"""Tokens of one forward for the critic, padding included."""
 
 
 class _TrainingEnded(Exception):
@@ -91,9 +96,9 @@ class TrlLearner:
         self.num_updates = 0
         self.midway = False
         self.trainer = self._make_trainer()
-        self._store: WeightStore = (FullWeights if config.lora is None else AdapterWeights)(self.model)
+        self._store = (FullWeights if config.lora is None else AdapterWeights)(self.model)
         self._cuts_after_first_token = _left_padding_matters(self.base)
-        """Is a prompt one token long, so that TRL pads nothing on the left?"""
+        """True where a prompt is cut to one token, so that TRL pads nothing on the left."""
         self.critic = _critic(self.base, config)
         self.fingerprint = fingerprint(self.weights())
 
@@ -173,11 +178,11 @@ class TrlLearner:
         return credit_with_critic(groups, self.config, self.critic)
 
     def learn(self, batch: CreditedBatch, *, step: int) -> Learned:
-        samples = batch.credited.samples
+        samples = batch.samples
         if not samples:
             return Learned({"optimizer/skipped": 1.0})
         updated = self._update(samples)
-        metrics = {**updated, **batch.credited.metrics}
+        metrics = {**updated, **batch.metrics}
         self.midway = True
         metrics |= update_critic(self.critic, batch, seed=self.config.seed, step=step)
         self.midway = False
@@ -307,7 +312,7 @@ class TrlLearner:
         return self.trainer.optimizer
 
     def _trained(self) -> list[Tensor]:
-        """In the optimiser's order."""
+        """The trained parameters in the optimiser's order."""
         return [parameter for group in self._optimizer().param_groups for parameter in group["params"]]
 
     def restore(
@@ -316,7 +321,7 @@ class TrlLearner:
         state: Mapping[str, Any],
         critic: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Before the first step. Raises CheckpointError, too, once TRL has begun."""
+        """Load a checkpoint before the first step. Raises CheckpointError, too, once TRL has begun."""
         if self._thread is not None:
             raise CheckpointError(
                 "TRL has begun to train: load the checkpoint in a new trainer, before its steps"
@@ -351,7 +356,7 @@ def _critic(model: Any, config: TrainingConfig) -> Critic | None:
 
 @torch.no_grad()
 def _left_padding_matters(model: Any) -> bool:
-    """Does padding before a text change the model's logits? TRL pads prompts there.
+    """True where padding before a text changes the model's logits; TRL pads prompts there.
 
     Rotary positions are relative and do not change; learned ones do.
     """
@@ -361,3 +366,75 @@ def _left_padding_matters(model: Any) -> bool:
     logits = model(input_ids=ids, use_cache=False).logits
     shifted = model(input_ids=padded, attention_mask=mask, use_cache=False).logits[:, ids.shape[1] :]
     return not torch.allclose(logits, shifted, atol=1e-2, rtol=1e-2)
+
+
+class TrlLearnerFactory:
+    """A `LearnerFactory` whose learners update by TRL, and sample by it where that is asked for."""
+
+    def __init__(self, settings: TrlSettings | None = None) -> None:
+        if settings is not None:
+            expect("trl", settings, TrlSettings, "write TrlSettings(options={...})")
+        self.settings = settings or TrlSettings()
+
+    def check(self, agent: MultiTurnAgent, config: TrainingConfig) -> None:
+        """Raises ConfigurationError for settings that TRL cannot follow."""
+        check_mappable(config, self.settings)
+
+    def make(
+        self, agent: MultiTurnAgent, backend: TrainableBackend, config: TrainingConfig, processes: Processes
+    ) -> Any:
+        """A learner on a copy of the backend's model. Blocking."""
+        check_mappable(config, self.settings)  # the model's card may have set some
+        if picture_reader(backend) is not None:
+            raise ConfigurationError(
+                "TRL as the learner gets no pictures here: train this vision-language model by GRPOTrainer's "
+                "own learner (leave --trl out)"
+            )
+        if is_quantized_training(config) or config.lora is None:
+            model = trainable_copy(backend, config)[0]
+        else:
+            model = backend.model_to_quantize()
+            model = backend.master_model() if model.device.type == "cpu" else copy.deepcopy(model)
+        tokenizer: Any = backend.tokenizer
+        return TrlLearner(
+            model,
+            tokenizer.hf,
+            config,
+            self.settings,
+            max_new_tokens=agent.config.max_new_tokens,
+            stop_ids=sorted({*agent.template.stop_ids, *tokenizer.eos_ids}),
+            matmul_precision=backend.matmul_precision,
+        )
+
+    async def player(self, agent: MultiTurnAgent, learner: Any) -> MultiTurnAgent:
+        """The agent itself, or one that samples by TRL."""
+        if not self.settings.generates:
+            return agent
+        backend: Any = TrlBackend(
+            agent.backend,
+            learner.sample,
+            temperature=learner.config.temperature,
+            max_new_tokens=agent.config.max_new_tokens,
+        )
+        player = _Player(agent, backend)
+        await player.initialize()
+        return player
+
+    def paths(self, backend: RunningBackend, learner: Any) -> dict[str, Any]:
+        """The engine that plays, and TRL's row layout."""
+        if self.settings.generates:
+            engine = "vLLM" if self.settings.options.get("use_vllm") else "transformers"
+            return {"engine": f"TRL, {engine}", "why": "asked for", **learner.layout}
+        return {**engine_paths(backend), **learner.layout}
+
+
+class _Player(MultiTurnAgent):
+    """An agent that samples elsewhere, and speaks by the template that the trainer pinned to its day."""
+
+    def __init__(self, agent: MultiTurnAgent, backend: Any) -> None:
+        super().__init__(agent.config, backend=backend)
+        self._agent = agent
+
+    @property
+    def template(self) -> ChatTemplate:
+        return self._agent.template

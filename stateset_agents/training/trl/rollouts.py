@@ -21,7 +21,7 @@ from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import Environment, expect_environment
 from stateset_agents.core.reward import EnvironmentReward, Reward
 from stateset_agents.evaluation.evaluator import refuse_truncated_sampling
-from stateset_agents.training.trl.rows import TrlRow, padding_row, trl_rows
+from stateset_agents.training.trl.rows import TrlRow, columns, padding_row, trl_rows
 from stateset_agents.training.update.lora import merged_weights
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario
@@ -67,7 +67,7 @@ class TrlRollout:
         return [{"prompt": id} for id in self._scenarios]
 
     def __call__(self, prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
-        """What TRL calls with its prompts, each standing as often as the group has members.
+        """Play TRL's prompts, each of which stands as often as its group has members.
 
         Raises ConfigurationError for a prompt that is no scenario's id and for groups of unequal size.
         """
@@ -86,7 +86,9 @@ class TrlRollout:
         scenarios = [self._scenarios[id] for id, count in groups for _ in range(count // size)]
         played = self._run(self._play(scenarios, size, trainer))
         members = [trajectory for group in played for trajectory in group.trajectories]
-        return self._columns(members, trainer.processing_class.pad_token_id, trainer.use_vllm)
+        rows = [_row(member, trainer.processing_class.pad_token_id) for member in members]
+        rewards = [member.reward for member in members]
+        return {**columns(rows, rewards, with_logprobs=trainer.use_vllm), "trajectory": members}
 
     async def _play(self, scenarios: Sequence[Scenario], size: int, trainer: Any) -> list[TrajectoryGroup]:
         refuse_truncated_sampling(self._agent)
@@ -104,20 +106,9 @@ class TrlRollout:
             scenarios, seed=self._seed, step=self._calls, temperature=trainer.temperature
         )
 
-    def _columns(self, members: Sequence[Trajectory], pad_id: int, with_logprobs: bool) -> dict[str, Any]:
-        rows = [_row(member, pad_id) for member in members]
-        return {
-            "prompt_ids": [row.prompt_ids for row in rows],
-            "completion_ids": [row.completion_ids for row in rows],
-            "env_mask": [row.env_mask for row in rows],
-            "logprobs": [row.logprobs for row in rows] if with_logprobs else None,
-            "conversation_reward": [member.reward for member in members],
-            "trajectory": list(members),
-        }
-
     @staticmethod
     def reward_func(conversation_reward: Sequence[float | None], **_: Any) -> list[float | None]:
-        """What `reward_fn` gave, for `GRPOTrainer(reward_funcs=...)`."""
+        """The rewards that `reward_fn` gave, for `GRPOTrainer(reward_funcs=...)`."""
         return list(conversation_reward)
 
     def _run(self, work: Coroutine[Any, Any, _T]) -> _T:

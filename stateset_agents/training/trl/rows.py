@@ -13,6 +13,7 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from stateset_agents.training.update.batch import trained_turns
 from stateset_agents.types.trajectory import Trajectory
@@ -33,13 +34,13 @@ class TrlRow:
     advantages: list[float]
     """[T] 0.0 where the mask is."""
     reward: float = 0.0
-    """What the conversation earned, for TRL's log."""
+    """The conversation's reward, for TRL's log."""
     conversation: int = 0
-    """Which of the batch it is a row of."""
+    """Index of its conversation in the batch."""
 
     @property
     def num_trained(self) -> int:
-        """Tokens that train in it."""
+        """Number of tokens that train."""
         return sum(self.env_mask)
 
     def __post_init__(self) -> None:
@@ -100,6 +101,19 @@ def trl_rows(
             )
         )
     return made
+
+
+def columns(
+    rows: Sequence[TrlRow], rewards: Sequence[float | None], *, with_logprobs: bool
+) -> dict[str, Any]:
+    """The rows as the columns that TRL's `rollout_func` returns."""
+    return {
+        "prompt_ids": [row.prompt_ids for row in rows],
+        "completion_ids": [row.completion_ids for row in rows],
+        "env_mask": [row.env_mask for row in rows],
+        "logprobs": [row.logprobs for row in rows] if with_logprobs else None,
+        "conversation_reward": list(rewards),
+    }
 
 
 def padding_row(pad_id: int, *, reward: float) -> TrlRow:

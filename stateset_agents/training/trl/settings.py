@@ -14,7 +14,7 @@ from pydantic import Field
 
 from stateset_agents.algorithms.policy_losses import LOSSES, clipped_surrogate, clipped_weight
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.estimators.registry import ESTIMATORS, estimators_with
+from stateset_agents.training.estimators import ESTIMATORS, estimators_with
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import Settings, alternatives
 
@@ -42,7 +42,7 @@ class TrlSettings(Settings):
 
     @property
     def generates(self) -> bool:
-        """Does TRL sample?"""
+        """True where TRL samples."""
         batched = any(self.options.get(name) for name in ("use_vllm", "use_transformers_continuous_batching"))
         return self.generation == "trl" or (self.generation == "auto" and batched)
 
@@ -58,36 +58,6 @@ def require_trl() -> None:
             f"training by TRL stands on two private methods of trl 1.16, and {trl.__version__} is installed: "
             f"{INSTALL}"
         )
-
-
-OURS = frozenset(
-    {
-        *("profile", "lora", "row_layout", "fast_linears", "learning_rate", "lr_scheduler_type"),
-        "rollout_sleep",
-        *("lr_min_ratio", "warmup_ratio", "advantage_estimator", "baseline_type", "advantage_normalization"),
-        "group_strategy",
-        *(
-            "reward_clip",
-            "advantage_clip",
-            "min_group_size",
-            "gamma",
-            "num_branches",
-            "gae_lambda",
-            "bootstrap_truncated",
-        ),
-        *("value_learning_rate", "value_iterations", "value_clip", "value_dropout"),
-        *("max_concurrent", "scheduling", "episode_retries", "turn_timeout", "reward_timeout"),
-        *("turn_retries", "reward_retries", "retry_backoff", "breaker_failures", "breaker_pause"),
-        *("outage_patience", "max_failed_steps", "output_dir", "run_name", "save_steps"),
-        *("save_total_limit", "eval_steps"),
-        *("eval_episodes", "metric_for_best", "early_stopping_patience", "early_stopping_threshold"),
-        *("multi_objective_aggregation", "reward_weights", "scenario_order", "strata", "difficulty"),
-        *("success_memory", "stages", "track_success", "replay_share", "distillation"),
-        *("load_best_at_end", "log_rollouts", "progress", "report_to", "episode_timeout", "max_resamples"),
-    }
-)
-"""Fields that this package's own code reads in a training by TRL, too: rollouts, credit, critic, the
-learning rate's schedule, evaluation, run folder."""
 
 
 _BY_US = "or train with MultiTurnGRPOTrainer"
@@ -117,17 +87,6 @@ REFUSED: Mapping[str, str] = {
     ),
 }
 """Fields that only fit at their default -> what to do instead."""
-
-MAPPED = frozenset(
-    {
-        *("seed", "num_episodes", "max_steps", "num_generations", "per_device_train_batch_size"),
-        *("gradient_accumulation_steps", "weight_decay", "max_grad_norm", "num_iterations", "precision"),
-        *("adam_beta1", "adam_beta2"),
-        *("gradient_checkpointing", "loss_type", "clip_ratio", "clip_ratio_high", "dual_clip"),
-        *("loss_length", "beta", "use_reference_model", "temperature"),
-    }
-)
-"""Fields that `grpo_arguments` maps; loss_length is the trainer's constant of dr_grpo."""
 
 _TRL_LOSSES: Mapping[tuple[Callable[..., Tensor], str], str] = {
     (clipped_surrogate, "trajectory"): "grpo",

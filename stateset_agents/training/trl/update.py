@@ -21,12 +21,10 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import split_tensor_dict
 
-from stateset_agents.backends.linears.matmul_precision import MatmulPrecision, head_weight
-from stateset_agents.backends.linears.onednn_linear import fast_linears
-from stateset_agents.runs.learning_rate import schedule
+from stateset_agents.backends.linears import MatmulPrecision, fast_linears, head_weight
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.trl.rows import TrlRow, shares_of_conversations
-from stateset_agents.training.update.randomness import clear_dropout_rates
+from stateset_agents.training.trl.rows import TrlRow, columns, shares_of_conversations
+from stateset_agents.training.update.policy import clear_dropout_rates
 from stateset_agents.types.seeds import derive
 
 # transformers' own doing: it warns of a name that TRL's settings still have.
@@ -68,7 +66,7 @@ class ConversationTrainer(GRPOTrainer):
         self._config = config
         self._linears = partial(fast_linears, config.fast_linears, precision, wide=head_weight(model))
         self.updates_done = 0
-        """By the run before it was resumed: where the learning rate's schedule goes on."""
+        """Optimiser steps of the run before it was resumed: where the learning rate's schedule goes on."""
         self._next_rows = next_rows
         self._stepped = stepped
         self._rows: Sequence[TrlRow] = ()
@@ -109,18 +107,11 @@ class ConversationTrainer(GRPOTrainer):
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Our schedule of the learning rate, over all optimiser steps of the run."""
         length = self._config.num_steps() * self._config.num_iterations
-        factor = partial(
-            schedule,
-            num_steps=length,
-            kind=self._config.lr_scheduler_type,
-            warmup_ratio=self._config.warmup_ratio,
-            min_ratio=self._config.lr_min_ratio,
-        )
         done = self.updates_done
         if self.lr_scheduler is None:
             self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
                 optimizer or self.optimizer,  # type: ignore[arg-type]  # TRL made it by now
-                lambda step: factor(step + done),
+                lambda step: self._config.lr_factor(step + done, length),
             )
         return self.lr_scheduler
 
@@ -129,13 +120,7 @@ class ConversationTrainer(GRPOTrainer):
         rows = self._rows
         if len(rows) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts need a row each, got {len(rows)}")
-        return {
-            "prompt_ids": [row.prompt_ids for row in rows],
-            "completion_ids": [row.completion_ids for row in rows],
-            "env_mask": [row.env_mask for row in rows],
-            "logprobs": [row.logprobs for row in rows] if self.use_vllm else None,
-            "conversation_reward": [row.reward for row in rows],
-        }
+        return columns(rows, [row.reward for row in rows], with_logprobs=self.use_vllm)
 
     def sample(self, prompts: list[list[int]]) -> list[tuple[list[int], list[float]]]:
         """One reply to each prompt by TRL's own generation, with log-probs of the policy as it is."""
@@ -223,7 +208,7 @@ class ConversationTrainer(GRPOTrainer):
 
     @torch.no_grad()
     def _correction(self, inputs: Mapping[str, Any], logprobs: Tensor, shares: Tensor) -> Tensor:
-        """By how much the value of TRL's `grpo` loss differs from one whose rows count by their shares.
+        """The amount by which TRL's `grpo` loss differs from one whose rows count by their shares.
 
         Only gradients can be given shares inside it, so its value is computed again: the loss with
         `importance_sampling_level="token"` as `GRPOTrainer._compute_loss` of TRL 1.16 has it, without the
@@ -267,7 +252,7 @@ class ConversationTrainer(GRPOTrainer):
 
 
 def _reward(conversation_reward: Sequence[float], **_: Any) -> list[float]:
-    """What the conversations earned, for TRL's own log."""
+    """The conversations' rewards, for TRL's own log."""
     return list(conversation_reward)
 
 

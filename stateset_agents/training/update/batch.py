@@ -12,22 +12,34 @@ step is cut.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import NamedTuple
+from statistics import fmean, pstdev
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from stateset_agents.algorithms.advantages import broadcast_turns, clipped
+from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.estimators import (
+    ESTIMATORS,
+    ScoredStep,
+    ValueEstimate,
+    flat,
+    tokens_per_turn,
+)
 from stateset_agents.training.rows.layout import Layout
-from stateset_agents.types.trajectory import Row, Trajectory, Turn
+from stateset_agents.types.trajectory import Row, Trajectory, TrajectoryGroup, Turn
+
+_T = TypeVar("_T")
 
 
 class ConversationRow(NamedTuple):
     """A row of one of several conversations."""
 
     conversation: int
-    """Which of them."""
+    """Index of the conversation."""
     row: Row
 
 
@@ -35,10 +47,10 @@ class TrainedTurn(NamedTuple):
     """A turn in the row in which it trains."""
 
     number: int
-    """Its index in its conversation."""
+    """Index of the turn in its conversation."""
     turn: Turn
     start: int
-    """Where its completion begins in the row."""
+    """Position in the row at which its completion begins."""
 
 
 def rows_of(conversations: Iterable[Sequence[Row]]) -> list[ConversationRow]:
@@ -75,7 +87,7 @@ class Sample:
             )
         object.__setattr__(self, "rows", self.trajectory.rows)  # it is frozen, and they are computed
         trained = itertools.chain.from_iterable(map(trained_turns, self.rows))
-        if any(one.start == 0 and one.turn.completion.token_ids for one in trained):
+        if any(start == 0 and turn.completion.token_ids for _, turn, start in trained):
             raise ValueError("a row's first token is the agent's: nothing predicts it, give a prompt")
 
 
@@ -93,78 +105,145 @@ class MicroBatch:
     places: Tensor
     """[N] which of its trajectory's trained tokens each is, in order of turns."""
     old_logprobs: Tensor
-    """[N] as stored at sampling."""
+    """[N] log-probs under pi_old: as stored at sampling, until the objective computes them again."""
     advantages: Tensor
     """[N]"""
-    versions: Tensor
-    """[N] the policy version that sampled each."""
+    ref_logprobs: Tensor | None = None
+    """[N] log-probs under the reference, once the objective has prepared the batch."""
+    behaviour_logprobs: Tensor | None = None
+    """[N] log-probs under the policy that sampled, where pi_old is another and a weight corrects for it."""
 
     def to(self, device: torch.device) -> MicroBatch:
-        """With the trained tokens on `device`; a layout is moved when it is forwarded."""
-        names = [field.name for field in fields(self) if field.name != "layout"]
-        return replace(self, **{name: getattr(self, name).to(device) for name in names})
-
-
-def empty_batch(layout: Layout) -> MicroBatch:
-    """Rows without a trained token, for a process that must call the model as often as the others."""
-    ids, numbers = torch.empty(0, dtype=torch.long), torch.empty(0)
-    return MicroBatch(
-        layout=layout,
-        positions=ids,
-        targets=ids,
-        trajectory_ids=ids,
-        places=ids,
-        old_logprobs=numbers,
-        advantages=numbers,
-        versions=ids,
-    )
+        """The batch with the trained tokens on `device`; a layout is moved when it is forwarded."""
+        tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "layout"}
+        moved = {name: tensor.to(device) for name, tensor in tensors.items() if tensor is not None}
+        return replace(self, **moved)
 
 
 def micro_batch(samples: Sequence[Sample], layout: Layout) -> MicroBatch:
     """The tokens that train in the rows of `layout`, which numbers those of all samples behind one another.
 
-    Trajectory ids are indices in `samples`.
+    Trajectory ids are indices in `samples`. Without samples no token trains: a batch for a process that must
+    call the model as often as the others.
     """
     rows = rows_of(sample.rows for sample in samples)
-    positions: list[Tensor] = []
-    targets: list[int] = []
-    trajectory_ids: list[int] = []
-    places: list[int] = []
-    old_logprobs: list[float] = []
-    advantages: list[float] = []
-    versions: list[int] = []
-    for index, flat in zip(layout.rows, layout.flat, strict=True):
+    numbered = zip(layout.rows, layout.flat, strict=True) if samples else ()
+    positions = [torch.empty(0, dtype=torch.long)]
+    tokens: list[tuple[int, int, int, float, float]] = []
+    for index, row_positions in numbered:
         conversation, row = rows[index]
         sample = samples[conversation]
-        firsts = _first_places(sample.trajectory)
+        # How many tokens the agent sampled before each turn.
+        firsts = list(itertools.accumulate(tokens_per_turn(sample.trajectory), initial=0))
         for number, turn, start in trained_turns(row):
             completion, first = turn.completion, firsts[number]
-            count = len(completion.token_ids)
-            positions.append(flat[start - 1 : start - 1 + count])
-            targets.extend(completion.token_ids)
-            trajectory_ids.extend([conversation] * count)
-            places.extend(range(first, first + count))
-            old_logprobs.extend(completion.logprobs)
-            versions.extend(completion.versions)
-            advantages.extend(sample.weight * value for value in sample.advantages[first : first + count])
+            end = first + len(completion.token_ids)
+            positions.append(row_positions[start - 1 : start - 1 + end - first])
+            advantages = (sample.weight * value for value in sample.advantages[first:end])
+            columns = (completion.token_ids, range(first, end), completion.logprobs, advantages)
+            tokens += [(conversation, *token) for token in zip(*columns, strict=True)]
+    ids, targets, places, logprobs, credit = zip(*tokens, strict=True) if tokens else [()] * 5
     return MicroBatch(
         layout=layout,
-        positions=torch.cat(positions) if positions else torch.empty(0, dtype=torch.long),
+        positions=torch.cat(positions),
         targets=torch.tensor(targets, dtype=torch.long),
-        trajectory_ids=torch.tensor(trajectory_ids, dtype=torch.long),
+        trajectory_ids=torch.tensor(ids, dtype=torch.long),
         places=torch.tensor(places, dtype=torch.long),
-        old_logprobs=torch.tensor(old_logprobs, dtype=torch.float32),
-        advantages=torch.tensor(advantages, dtype=torch.float32),
-        versions=torch.tensor(versions, dtype=torch.long),
+        old_logprobs=torch.tensor(logprobs, dtype=torch.float32),
+        advantages=torch.tensor(credit, dtype=torch.float32),
     )
-
-
-def _first_places(trajectory: Trajectory) -> list[int]:
-    """[turns] how many tokens the agent sampled before each."""
-    sizes = (len(turn.completion.token_ids) for turn in trajectory.turns)
-    return list(itertools.accumulate(sizes, initial=0))
 
 
 def lengths(samples: Sequence[Sample]) -> Tensor:
     """[B] trained tokens of each."""
     return torch.tensor([sample.trajectory.num_agent_tokens for sample in samples], dtype=torch.long)
+
+
+# ------------------------------------------------------------------------------ credit
+
+
+@dataclass(frozen=True, slots=True)
+class ValuePredictions:
+    """The critic's values of a step's trajectories, and the hidden states they are computed from."""
+
+    estimates: list[ValueEstimate]
+    """One per trajectory."""
+    hidden: list[Tensor]
+    """[positions of V, H] of each trajectory: before every turn or token, then after every turn, in order of
+    turns."""
+    old_values: list[Tensor]
+    """[positions of V] the values there."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreditedBatch:
+    """The samples that a step trains on, what it leaves out, and the critic's predictions."""
+
+    samples: list[Sample]
+    num_dropped_groups: int
+    """Groups with fewer scored members than `min_group_size`."""
+
+    advantages: list[list[tuple[float, ...] | None]]
+    """[groups][members] advantages per agent token, None where a member does not train."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """advantage/mean and advantage/std, before they are scaled."""
+    returns: list[Sequence[float]] = field(default_factory=list)
+    """[samples][turns or agent tokens] the critic's targets; empty without one."""
+    predictions: ValuePredictions | None = None
+    """The critic's values; None where the estimator has no critic."""
+
+    def by_member(self, values: Sequence[_T | None]) -> list[list[_T | None]]:
+        """[groups][members] a value of each sample; None where a member does not train, or there are none."""
+        left = iter(values)
+        return [
+            [None if advantages is None else next(left, None) for advantages in group]
+            for group in self.advantages
+        ]
+
+
+def trainable(groups: Sequence[TrajectoryGroup], config: TrainingConfig) -> list[tuple[int, int]]:
+    """(group, member) of the trajectories that train, in order: scored, with an agent token, in a group
+    with at least `min_group_size` scored members."""
+    return [
+        (index, member)
+        for index, group in enumerate(groups)
+        if len(group.scored) >= config.min_group_size
+        for member, trajectory in enumerate(group.trajectories)
+        if trajectory.reward is not None and trajectory.num_agent_tokens
+    ]
+
+
+def assign_credit(
+    groups: Sequence[TrajectoryGroup],
+    config: TrainingConfig,
+    values: Mapping[tuple[int, int], ValueEstimate] | None = None,
+) -> CreditedBatch:
+    """`advantage_estimator`'s credit of every trajectory that trains, spread over its agent tokens.
+
+    Unscored members train nothing and enter no baseline; a group with fewer than `min_group_size` scored
+    members is left out. `values`: the critic's predictions for each of `trainable(groups)`.
+    """
+    used = {index: group for index, group in enumerate(groups) if len(group.scored) >= config.min_group_size}
+    estimator = ESTIMATORS[config.advantage_estimator]
+    estimate = estimator.credit(ScoredStep(used, config, values or {}))
+    rows = {index: row for row, index in enumerate(used)}
+    samples: list[Sample] = []
+    returns: list[Sequence[float]] = []
+    credit: list[list[tuple[float, ...] | None]] = [[None] * len(group.trajectories) for group in groups]
+    for index, member in trainable(groups, config):
+        numbers = estimate.scaled[rows[index]][member]
+        assert numbers is not None  # it is scored
+        group, trajectory = groups[index], groups[index].trajectories[member]
+        numbers = [clipped(number, config.advantage_clip) for number in numbers]
+        if estimator.per == "conversation":
+            numbers = numbers * trajectory.num_agent_tokens
+        elif estimator.per == "turn":
+            numbers = broadcast_turns(numbers, tokens_per_turn(trajectory))
+        per_token = tuple(numbers)
+        credit[index][member] = per_token
+        samples.append(Sample(trajectory=trajectory, advantages=per_token, weight=group.weight))
+        if estimate.returns is not None:
+            returns.append(estimate.returns[rows[index]][member] or ())
+    raw = flat(estimate.raw)
+    metrics = {"advantage/mean": fmean(raw), "advantage/std": pstdev(raw)} if raw else {}
+    return CreditedBatch(samples, len(groups) - len(used), credit, metrics, returns)

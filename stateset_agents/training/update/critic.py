@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -16,36 +16,21 @@ from torch import Tensor, nn
 
 from stateset_agents.core.value_function import ValueFunction, create_value_function, explained_variance
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.estimators.base import ValueEstimate, bootstraps
-from stateset_agents.training.estimators.registry import ESTIMATORS
+from stateset_agents.training.estimators import ESTIMATORS, ValueEstimate, bootstraps
 from stateset_agents.training.rows.layout import Layout
-from stateset_agents.training.update.batch import ConversationRow, TrainedTurn, rows_of, trained_turns
-from stateset_agents.training.update.credit import Credited, assign_credit, trainable
-from stateset_agents.training.update.randomness import seeded_rng
+from stateset_agents.training.update.batch import (
+    ConversationRow,
+    CreditedBatch,
+    TrainedTurn,
+    ValuePredictions,
+    assign_credit,
+    rows_of,
+    trainable,
+    trained_turns,
+)
+from stateset_agents.training.update.policy import seeded_rng
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
-
-
-@dataclass(frozen=True, slots=True)
-class ValuePredictions:
-    """The critic's values of a step's trajectories, and the hidden states they are computed from."""
-
-    estimates: list[ValueEstimate]
-    """One per trajectory."""
-    hidden: list[Tensor]
-    """[positions of V, H] of each trajectory: before every turn or token, then after every turn, in order of
-    turns."""
-    old_values: list[Tensor]
-    """[positions of V] the values there."""
-
-
-@dataclass(frozen=True, slots=True)
-class CreditedBatch:
-    """One step's samples for the policy, and the critic's predictions."""
-
-    credited: Credited
-    predictions: ValuePredictions | None = None
-    """None where the estimator has no critic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +50,7 @@ class Critic:
     bootstrap: bool
     """Does a truncated conversation continue in its value?"""
     layouts: Callable[[Sequence[ConversationRow]], list[Layout]]
-    """How rows are forwarded."""
+    """Lays rows out for their forwards."""
     hidden: Callable[[Layout], Tensor]
     """[R * T, H] the policy's last hidden states of them."""
 
@@ -125,7 +110,8 @@ class Critic:
         return metrics | explained_variance(old[chosen], targets[chosen])
 
     def _positions(self, trained: TrainedTurn) -> list[int]:
-        """In the row: what predicts the turn's first token, or all of its tokens; then its last token."""
+        """Positions in the row that predict the turn's first token, or all of its tokens; then its last
+        token."""
         before, num_tokens = trained.start - 1, len(trained.turn.completion.token_ids)
         count = 1 if self.per == "turn" else num_tokens
         return [*range(before, before + count), before + num_tokens]
@@ -181,10 +167,10 @@ def credit_with_critic(
     """Credit a step's groups by `advantage_estimator`; the critic predicts first."""
     members = [] if critic is None else trainable(groups, config)
     if critic is None or not members:
-        return CreditedBatch(assign_credit(groups, config))
+        return assign_credit(groups, config)
     predictions = critic.predict([groups[group].trajectories[member] for group, member in members])
     values = dict(zip(members, predictions.estimates, strict=True))
-    return CreditedBatch(assign_credit(groups, config, values), predictions)
+    return replace(assign_credit(groups, config, values), predictions=predictions)
 
 
 def update_critic(critic: Critic | None, batch: CreditedBatch, *, seed: int, step: int) -> dict[str, float]:
@@ -192,5 +178,5 @@ def update_critic(critic: Critic | None, batch: CreditedBatch, *, seed: int, ste
     if critic is None or batch.predictions is None:
         return {}
     with seeded_rng(derive(seed, "critic", step), batch.predictions.hidden[0].device):
-        trajectories = [sample.trajectory for sample in batch.credited.samples]
-        return critic.learn(batch.predictions, trajectories, batch.credited.returns)
+        trajectories = [sample.trajectory for sample in batch.samples]
+        return critic.learn(batch.predictions, trajectories, batch.returns)

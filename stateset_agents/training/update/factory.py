@@ -1,4 +1,4 @@
-"""Makes a trainer's learner, on a copy of the agent's model: ours here, TRL's in `training.trl.factory`."""
+"""Makes a trainer's learner, on a copy of the agent's model: ours here, TRL's in `training.trl.learner`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from stateset_agents.backends.base import RunningBackend, TrainableBackend, pict
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.runs.optimizer import autocast_dtype
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.distributed.processes import Processes
+from stateset_agents.training.processes import Processes
 from stateset_agents.training.update.learner import Learner
+from stateset_agents.training.update.lora import quantized_copy
 from stateset_agents.training.update.protocol import PolicyLearner
-from stateset_agents.training.update.quantization import quantized_copy
 
 
 def is_quantized_training(config: TrainingConfig) -> bool:

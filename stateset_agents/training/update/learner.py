@@ -6,28 +6,26 @@ import math
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from stateset_agents.algorithms.aggregation import Denominators, Metrics
-from stateset_agents.algorithms.kl.controllers import create_kl_controller
+from stateset_agents.algorithms.kl_settings import create_kl_controller
+from stateset_agents.algorithms.losses import Denominators, Metrics
 from stateset_agents.algorithms.policy_losses import LOSSES
-from stateset_agents.backends.kv_cache.memory import trim_memory
-from stateset_agents.backends.linears.matmul_precision import MatmulPrecision
+from stateset_agents.backends.linears import MatmulPrecision
+from stateset_agents.backends.models.slot_store import trim_memory
 from stateset_agents.backends.pretrained.pictures import PictureReader
-from stateset_agents.runs.checkpoint_files import fingerprint
 from stateset_agents.runs.optimizer import Optimization, StepResult, autocast_dtype
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.distributed.processes import Processes
+from stateset_agents.training.processes import Processes
 from stateset_agents.training.rows.layout import Layout, num_distinct_tokens, units_of_conversations
-from stateset_agents.training.rows.parallel_passes import ParallelPasses
-from stateset_agents.training.rows.pass_size import default_pass_tokens
+from stateset_agents.training.rows.parallel_passes import ParallelPasses, default_pass_tokens
 from stateset_agents.training.update.batch import (
     ConversationRow,
+    CreditedBatch,
     MicroBatch,
     Sample,
     lengths,
@@ -35,17 +33,19 @@ from stateset_agents.training.update.batch import (
     rows_of,
 )
 from stateset_agents.training.update.critic import (
-    CreditedBatch,
     credit_with_critic,
     make_critic,
     update_critic,
 )
-from stateset_agents.training.update.lora import add_adapter, merged_weights, size_for_auto, write_model_files
-from stateset_agents.training.update.objective import Objective, Prepared, token_logprobs
-from stateset_agents.training.update.policy import Policy
+from stateset_agents.training.update.lora import (
+    add_adapter,
+    freeze_vision,
+    size_for_auto,
+    write_model_files,
+)
+from stateset_agents.training.update.objective import MeasuredLoss, Objective
+from stateset_agents.training.update.policy import Policy, seeded_rng, set_mode
 from stateset_agents.training.update.protocol import Learned, not_finite
-from stateset_agents.training.update.randomness import seeded_rng, set_mode
-from stateset_agents.training.update.vision import freeze_vision
 from stateset_agents.training.update.weight_store import weights_and_reference
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
@@ -55,7 +55,7 @@ from stateset_agents.types.trajectory import TrajectoryGroup
 _log = get_logger(__name__)
 
 _LOSS = "loss"
-"""Beside a step's metrics, whose names have a stage."""
+"""The loss's name beside a step's metrics, whose names have a stage."""
 _TOGETHER, _MOST_TOGETHER = 8, 16384
 """A pass may be so many times as long to keep the rows of one conversation together: what they share is worth
 more than caches. But at most so many tokens."""
@@ -94,32 +94,13 @@ class Learner:
         self.config = config
         self._processes = processes or Processes()
         self.base: Any = model
-        device = next(model.parameters()).device
-        if config.lora is not None:
-            with seeded_rng(derive(config.seed, "adapter"), device):
-                model = add_adapter(self.base, config.lora)
-        if config.freeze_vision:
-            freeze_vision(model)
-        size = size_for_auto(self.base, config, matmul_precision)
-        autocast = autocast_dtype(config.precision, device, size)
-        self.policy = Policy(
-            model,
-            temperature=config.temperature,
-            autocast=autocast,
-            row_layout=config.row_layout,
-            fast=config.fast_linears,
-            precision=matmul_precision,
-            place_id=None if pictures is None else pictures.place_id,
-        )
+        self.policy = _trainable_policy(model, config, matmul_precision, pictures)
         log = _log.debug if self.policy.packs else _log.info
         log("rows of the update", layout=self.layout["rows"], why=self.layout["why_rows"])
-        if config.gradient_checkpointing:
-            self.policy.recompute_activations()
-        self.fingerprint = fingerprint(merged_weights(self.policy.model))
-        self._store, self.reference = weights_and_reference(
+        self.fingerprint, self._store, self.reference = weights_and_reference(
             self.policy, config, self._processes, reference_model
         )
-        self._pass_tokens = default_pass_tokens(self.base, device, fused=self.policy.fuses)
+        self._pass_tokens = default_pass_tokens(self.base, self.policy.device, fused=self.policy.fuses)
         self._max_tokens = config.micro_batch_tokens or self._pass_tokens
         self._parallel = ParallelPasses(self._max_tokens)
         self._objective = Objective(
@@ -132,10 +113,17 @@ class Learner:
             horizon=config.kl_horizon,
         )
         self.optimization = Optimization(
-            model, config, num_updates=num_steps * config.num_iterations, scale=autocast is torch.float16
+            self.policy.model,
+            config,
+            num_updates=num_steps * config.num_iterations,
+            scale=self.policy.autocast is torch.float16,
         )
         self.critic = make_critic(
-            self.policy.model, config, layouts=self._layouts, hidden=self._hidden, autocast=autocast
+            self.policy.model,
+            config,
+            layouts=self._layouts,
+            hidden=self._hidden,
+            autocast=self.policy.autocast,
         )
         self.midway = False
 
@@ -156,7 +144,7 @@ class Learner:
         return self.optimization.num_updates
 
     def _layouts(self, rows: Sequence[ConversationRow]) -> list[Layout]:
-        """How these rows are forwarded: packed by conversations, padded by lengths."""
+        """The layouts of these rows: packed by conversations, padded by lengths."""
         config = self.config
         ids = [row.token_ids for _, row in rows]
         conversations = [conversation for conversation, _ in rows]
@@ -173,11 +161,11 @@ class Learner:
             units=units,
             at_once=self.policy.passes_at_once,
         )
-        seen = [row for _, row in rows]
-        return [self.policy.with_pixels(layout, seen) for layout in layouts]
+        plain_rows = [row for _, row in rows]
+        return [self.policy.with_pixels(layout, plain_rows) for layout in layouts]
 
     def _num_tokens(self, sample: Sample) -> int:
-        """How many go through the model for it, where it is laid out alone."""
+        """The number of tokens that go through the model for the sample, where it is laid out alone."""
         ids = [row.token_ids for row in sample.rows]
         return num_distinct_tokens(ids) if self.policy.packs else sum(map(len, ids))
 
@@ -195,11 +183,12 @@ class Learner:
         self._parallel.close()
 
     def set_num_steps(self, num_steps: int) -> None:
-        """Of the whole run: the learning rate's schedule has this length from the next update on."""
+        """Give the learning rate's schedule this length, from the next update on."""
         self.optimization.length = num_steps * self.config.num_iterations
 
     def set_temperature(self, temperature: float) -> None:
-        """Of the rollouts that the next update learns from; policy and reference score at it."""
+        """Let policy and reference score at the temperature of the rollouts that the next update learns
+        from."""
         self.policy.temperature = temperature
         if self.reference is not None:
             self.reference.temperature = temperature
@@ -214,11 +203,11 @@ class Learner:
         return credit_with_critic(groups, self.config, self.critic)
 
     def learn(self, batch: CreditedBatch, *, step: int) -> Learned:
-        samples = batch.credited.samples
+        samples = batch.samples
         if not samples:
             return Learned({"optimizer/skipped": 1.0})
         learned = self.learn_from(samples, step=step)
-        metrics = {**learned.metrics, **batch.credited.metrics}
+        metrics = {**learned.metrics, **batch.metrics}
         self.midway = True
         metrics |= update_critic(self.critic, batch, seed=self.config.seed, step=step)
         self.midway = False
@@ -268,13 +257,13 @@ class Learner:
         try:
             with seeded_rng(stream, self.policy.device):
                 prepared, mismatch = self._objective.prepare(batches, self.kl.beta)
-                passes, seen, failure = self._passes(prepared, denominators, fraction)
+                passes, last_logprobs, failure = self._passes(prepared, denominators, fraction)
             metrics |= self._processes.maximum("the update", mismatch) | passes
             if not self.config.log_learner_logprobs:
                 return Learned(metrics, failure=failure)
-            found = token_logprobs(prepared, seen, old_is_current=self._objective.old_is_current)
-            own = {local_places[number]: logprobs for number, logprobs in found.items()}
-            merged = ChainMap(*self._processes.gather("the log-probs", own))
+            logprobs = self._objective.token_logprobs(prepared, last_logprobs)
+            local_logprobs = {local_places[number]: tokens for number, tokens in logprobs.items()}
+            merged = ChainMap(*self._processes.gather("the log-probs", local_logprobs))
             return Learned(metrics, [merged.get(place) for place in range(len(samples))], failure)
         finally:
             self.optimization.zero_grad()
@@ -338,21 +327,18 @@ class Learner:
         return Denominators.of(lengths(samples), max_length=self.config.loss_length)
 
     def _passes(
-        self, prepared: Sequence[Prepared], denominators: Denominators, fraction: float
+        self, batches: Sequence[MicroBatch], denominators: Denominators, fraction: float
     ) -> tuple[dict[str, float], list[Tensor], str | None]:
-        """Metrics, where they are to be logged the log-probs [N] of each micro-batch's tokens in the last
-        pass, and what was not finite in the first pass that had such a number.
+        """Metrics, the log-probs [N] of each micro-batch's tokens in the last pass, and what was not finite
+        in the first pass that had such a number.
 
-        `fraction`: the loss's mean over the forwarded samples times this is its mean over all.
+        `fraction` turns the loss's mean over the forwarded samples into its mean over all.
         """
         results: list[StepResult] = []
         ratios: list[float] = []
-        seen: list[Tensor] = []  # each pass writes over the one before
-        if self.config.log_learner_logprobs:
-            seen = [torch.empty_like(one.batch.old_logprobs, dtype=torch.float64) for one in prepared]
         failure: str | None = None
         for _ in range(self.config.num_iterations):
-            loss, numbers = self._gradient(prepared, denominators, fraction, seen)
+            loss, numbers, logprobs = self._gradient(batches, denominators, fraction)
             if not self.policy.is_sharded:
                 self._processes.sum_gradients(self.optimization.trained_parameters)
             numbers["loss/policy"] *= fraction
@@ -374,40 +360,35 @@ class Learner:
             "optimizer/skipped": float(sum(not result.stepped for result in results)),
             "kl/coefficient": self.kl.beta,
         }
-        return metrics, seen, failure
+        return metrics, logprobs, failure
 
     def _gradient(
-        self,
-        prepared: Sequence[Prepared],
-        denominators: Denominators,
-        fraction: float,
-        seen: Sequence[Tensor],
-    ) -> tuple[float, dict[str, float]]:
+        self, batches: Sequence[MicroBatch], denominators: Denominators, fraction: float
+    ) -> tuple[float, dict[str, float], list[Tensor]]:
         """Add `fraction` of this process's part of the step's gradient, micro-batch by micro-batch; returns
-        that fraction of the loss and the metrics, of all processes. `seen`: a tensor [N] of each that takes
-        its log-probs, or none."""
+        that fraction of the loss and the metrics, of all processes, and [N] log-probs of each micro-batch."""
         set_mode(self.policy.model, dropout=self.config.dropout)
 
-        def add(part: tuple[Prepared, Tensor | None]) -> tuple[Tensor, Metrics]:
-            batch, logprobs = part
-            output = self._objective.loss(batch, denominators, self.kl.beta, weight=fraction, seen=logprobs)
+        def add(batch: MicroBatch) -> MeasuredLoss:
+            output = self._objective.loss(batch, denominators, self.kl.beta, weight=fraction)
             self.optimization.backward(output.loss)
-            batch.batch.layout.forget_masks()
+            batch.layout.forget_masks()
             if self.config.rollout_sleep:  # the next one's tensors leave its holes empty
                 trim_memory()
-            return output.loss.detach(), output.metrics
+            return replace(output, loss=output.loss.detach())  # its graph is no longer needed
 
         parts = self._parallel.run(
             add,
-            list(zip_longest(prepared, seen)),
-            [one.batch.layout.num_tokens for one in prepared],
+            batches,
+            [batch.layout.num_tokens for batch in batches],
             at_once=self.policy.passes_at_once,
             parameters=self.optimization.trained_parameters,
         )
-        metrics = sum((measured for _, measured in parts), Metrics())
-        loss = sum(float(share) for share, _ in parts)
+        metrics = sum((part.metrics for part in parts), Metrics())
+        loss = sum(float(part.loss) for part in parts)
         shares = self._processes.total("the gradient", {**metrics.shares, _LOSS: loss})
-        return shares.pop(_LOSS), shares | self._processes.maximum("the gradient", metrics.maxima)
+        maxima = self._processes.maximum("the gradient", metrics.maxima)
+        return shares.pop(_LOSS), shares | maxima, [part.logprobs for part in parts]
 
     def state(self) -> dict[str, Any]:
         state = self.optimization.state()
@@ -431,3 +412,27 @@ class Learner:
             self.critic.value_function.load_state_dict(critic or {})
         self.optimization.load({**state, "optimizer": optimizer})
         self.kl = replace(self.kl, beta=state["kl"]["beta"])
+
+
+def _trainable_policy(
+    base: Any, config: TrainingConfig, precision: MatmulPrecision, pictures: PictureReader | None
+) -> Policy:
+    """The policy on `base`, under a new adapter where `config` has one, with its frozen parts frozen."""
+    device, model = next(base.parameters()).device, base
+    if config.lora is not None:
+        with seeded_rng(derive(config.seed, "adapter"), device):
+            model = add_adapter(base, config.lora)
+    if config.freeze_vision:
+        freeze_vision(model)
+    policy = Policy(
+        model,
+        temperature=config.temperature,
+        autocast=autocast_dtype(config.precision, device, size_for_auto(base, config, precision)),
+        row_layout=config.row_layout,
+        fast=config.fast_linears,
+        precision=precision,
+        place_id=None if pictures is None else pictures.place_id,
+    )
+    if config.gradient_checkpointing:
+        policy.recompute_activations()
+    return policy

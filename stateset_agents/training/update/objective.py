@@ -11,9 +11,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from stateset_agents.algorithms.aggregation import Denominators, LossOutput, Metrics
-from stateset_agents.algorithms.kl.penalty import kl_rewards, token_returns_to_go
-from stateset_agents.algorithms.losses import entropy_loss, policy_loss
+from stateset_agents.algorithms.losses import (
+    Denominators,
+    LossInputs,
+    Metrics,
+    entropy_loss,
+    kl_rewards,
+    policy_loss,
+    token_returns_to_go,
+)
 from stateset_agents.algorithms.policy_losses import LOSSES
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.rows.chunked_head import TokenScores
@@ -26,18 +32,17 @@ from stateset_agents.types.trajectory import TokenLogprobs
 _MISMATCH = "policy/rollout_mismatch"
 """The largest difference between the log-probs that rollouts stored and pi_old's."""
 _IMPORTANCE_CAP = 2.0
-"""Of stale tokens' weights, by default."""
+"""The largest weight of a stale token, where the settings name none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A micro-batch with what stays the same over the inner passes."""
+@dataclass(frozen=True, slots=True, eq=False)
+class MeasuredLoss:
+    """A micro-batch's share of the step's loss, and what was measured on the way."""
 
-    batch: MicroBatch
-    reference: Tensor | None
-    """[N] the reference's log-probs."""
-    behaviour: Tensor | None
-    """[N] log-probs of the policy that sampled, where pi_old is another and a weight corrects for it."""
+    loss: Tensor
+    metrics: Metrics
+    logprobs: Tensor
+    """[N] log-probs of the trained tokens in this forward, without gradient."""
 
 
 class Objective:
@@ -74,7 +79,9 @@ class Objective:
         """Does pi_old differ from what the rollouts stored by rounding alone? With staleness it does not."""
 
     @torch.no_grad()
-    def prepare(self, batches: Sequence[MicroBatch], beta: float) -> tuple[list[Prepared], dict[str, float]]:
+    def prepare(
+        self, batches: Sequence[MicroBatch], beta: float
+    ) -> tuple[list[MicroBatch], dict[str, float]]:
         """pi_old and the reference of each micro-batch, a KL in the reward; and metrics of the mismatch.
 
         Where tokens may be of earlier policies, pi_old is the current policy, the proximal one of
@@ -83,102 +90,114 @@ class Objective:
         (https://fengyao.notion.site/off-policy-rl).
         """
         self.policy.model.eval()
-        scorers = [one for one in (self.policy, self.reference) if one is not None]
-        at_once = min(one.passes_at_once for one in scorers)
+        at_once = self.policy.passes_at_once
+        if self.reference is not None:
+            at_once = min(at_once, self.reference.passes_at_once)
         tokens = [batch.layout.num_tokens for batch in batches]
-        scored = self._passes.run(self._scored, batches, tokens, at_once=at_once)
-        prepared = [one for one, _ in scored]
+        prepared = self._passes.run(self._scored, batches, tokens, at_once=at_once)
+        mismatches = [
+            float(_mismatch(scored.old_logprobs, batch.old_logprobs))
+            for scored, batch in zip(prepared, batches, strict=True)
+        ]
         if prepared and self.reference is not None and self.config.kl_placement == "reward":
             prepared = _with_kl_rewards(prepared, beta)
-        mismatch = max((mismatch for _, mismatch in scored), default=0.0)
-        return prepared, {_MISMATCH: mismatch} if self._measures_mismatch else {}
+        return prepared, {_MISMATCH: max(mismatches, default=0.0)} if self._measures_mismatch else {}
 
-    def _scored(self, batch: MicroBatch) -> tuple[Prepared, float]:
-        """A micro-batch with its scores, and the mismatch where they were computed again."""
+    def _scored(self, batch: MicroBatch) -> MicroBatch:
+        """The micro-batch with pi_old's log-probs and the reference's."""
         behaviour = batch.old_logprobs if self._importance_cap is not None else None
-        mismatch = 0.0
         if self._recompute_old and not self.old_is_current:
-            old = self.policy.score(batch).logprobs
-            mismatch = float(_mismatch(old, batch.old_logprobs))
-            batch = replace(batch, old_logprobs=old)
+            batch = replace(batch, old_logprobs=self.policy.score(batch).logprobs)
         reference = None if self.reference is None else self.reference.score(batch).logprobs
-        return Prepared(batch, reference, behaviour), mismatch
+        return replace(batch, ref_logprobs=reference, behaviour_logprobs=behaviour)
 
     def loss(
-        self,
-        prepared: Prepared,
-        denominators: Denominators,
-        beta: float,
-        *,
-        weight: float = 1.0,
-        seen: Tensor | None = None,
-    ) -> LossOutput:
-        """A micro-batch's share of the step's loss, with `beta` times its KL to the reference.
+        self, batch: MicroBatch, denominators: Denominators, beta: float, *, weight: float = 1.0
+    ) -> MeasuredLoss:
+        """A prepared micro-batch's share of the step's loss, with `beta` times its KL to the reference.
 
         `weight`: times the loss, but not its metrics; a product with the loss itself would be one with the
-        head's whole gradient. `seen` [N]: takes the tokens' log-probs as this forward has them.
+        head's whole gradient.
         """
-        config, batch, loss = self.config, prepared.batch, LOSSES[self.config.loss_type]
-        behaviour, reference = prepared.behaviour, prepared.reference
-        metrics: list[Metrics] = []
-        if not len(batch.targets):
-            zero = self.policy.loss(batch, lambda scores, part: scores.logprobs.sum())
-            return LossOutput(loss=zero, metrics=Metrics())
-
+        config, loss = self.config, LOSSES[self.config.loss_type]
         keep = batch.advantages.abs() >= config.advantage_skip if config.advantage_skip else None
 
-        def loss_of(scores: TokenScores, part: slice) -> Tensor:
-            ids = batch.trajectory_ids[part]
-            if seen is not None:
-                seen[part] = scores.logprobs.detach().to(seen.dtype)
-            output = policy_loss(
-                config.loss_type,
+        def loss_of(scores: TokenScores, part: slice) -> tuple[Tensor, tuple[Metrics, Tensor]]:
+            logprobs = scores.logprobs.detach()
+            if not len(batch.targets):  # rows of a process that waits for others' micro-batches
+                return scores.logprobs.sum(), (Metrics(), logprobs)
+            inputs = LossInputs(
                 scores.logprobs,
-                scores.logprobs.detach() if self.old_is_current else batch.old_logprobs[part],
+                logprobs if self.old_is_current else batch.old_logprobs[part],
                 batch.advantages[part],
-                ids,
+                batch.trajectory_ids[part],
                 denominators,
+                behaviour_logprobs=_part(batch.behaviour_logprobs, part),
+                ref_logprobs=_part(batch.ref_logprobs, part),
+                keep=_part(keep, part),
+            )
+            policy = policy_loss(
+                config.loss_type,
+                inputs,
                 clip_ratio=config.clip_ratio,
                 clip_ratio_high=config.clip_ratio_high,
                 dual_clip=config.dual_clip,
-                behaviour_logprobs=None if behaviour is None else behaviour[part],
                 weight_cap=self._importance_cap,
-                keep=None if keep is None else keep[part],
-                ref_logprobs=None if reference is None else reference[part],
                 beta=beta if config.kl_placement == "loss" else 0.0,
                 kl_estimator=config.kl_estimator,
             )
             entropy = entropy_loss(
                 scores.entropy,
-                ids,
+                inputs.trajectory_ids,
                 denominators,
                 averaging=loss.averaging,
-                keep=None if keep is None else keep[part],
+                keep=inputs.keep,
             )
-            metrics.append(output.metrics + entropy.metrics)
+            metrics = policy.metrics + entropy.metrics
             if self.old_is_current and self._measures_mismatch:
-                mismatch = _mismatch(scores.logprobs.detach(), batch.old_logprobs[part])
-                metrics.append(Metrics(maxima={_MISMATCH: mismatch}))
-            total = output.loss + config.entropy_coef * entropy.loss if config.entropy_coef else output.loss
-            return weight * total
+                mismatch = _mismatch(logprobs, batch.old_logprobs[part])
+                metrics = metrics + Metrics(maxima={_MISMATCH: mismatch})
+            total = policy.loss + config.entropy_coef * entropy.loss if config.entropy_coef else policy.loss
+            return weight * total, (metrics, logprobs)
 
-        total = self.policy.loss(
+        total, parts = self.policy.loss(
             batch,
             loss_of,
             additive=loss.level == "token",  # a ratio of whole trajectories needs all their tokens
             entropy_gradient=config.entropy_coef > 0,
         )
-        return LossOutput(loss=total, metrics=sum(metrics, Metrics()))
+        metrics = sum((metrics for metrics, _ in parts), Metrics())
+        return MeasuredLoss(total, metrics, torch.cat([logprobs for _, logprobs in parts]))
+
+    def token_logprobs(
+        self, batches: Sequence[MicroBatch], logprobs: Sequence[Tensor]
+    ) -> dict[int, TokenLogprobs]:
+        """Log-probs by trajectory, of prepared micro-batches that hold all trained tokens of each.
+
+        `logprobs`: [N] of each micro-batch, as `loss` measured them.
+        """
+        tokens_of: dict[int, list[tuple[int, float, float]]] = {}
+        for batch, current in zip(batches, logprobs, strict=True):
+            old = current if self.old_is_current else batch.old_logprobs
+            columns = (column.tolist() for column in (batch.trajectory_ids, batch.places, old, current))
+            for trajectory, *token in zip(*columns, strict=True):
+                tokens_of.setdefault(trajectory, []).append((token[0], token[1], token[2]))
+        return {
+            trajectory: TokenLogprobs(
+                old=tuple(old for _, old, _ in sorted(tokens)),
+                learner=tuple(learner for _, _, learner in sorted(tokens)),
+            )
+            for trajectory, tokens in tokens_of.items()
+        }
 
 
-def _with_kl_rewards(prepared: Sequence[Prepared], beta: float) -> list[Prepared]:
+def _with_kl_rewards(batches: Sequence[MicroBatch], beta: float) -> list[MicroBatch]:
     """Each token's advantage plus the KL rewards of it and of all later tokens of its conversation, in
     whatever rows and micro-batches these are."""
-    batches = [one.batch for one in prepared]
     costs: list[Tensor] = []
-    for one in prepared:
-        assert one.reference is not None  # the KL is to it
-        costs.append(kl_rewards(one.batch.old_logprobs, one.reference, beta))
+    for batch in batches:
+        assert batch.ref_logprobs is not None  # the KL is to it
+        costs.append(kl_rewards(batch.old_logprobs, batch.ref_logprobs, beta))
     rewards = torch.cat(costs)
     ids = torch.cat([batch.trajectory_ids for batch in batches])
     order = torch.cat([batch.places for batch in batches]).argsort(stable=True)
@@ -187,33 +206,12 @@ def _with_kl_rewards(prepared: Sequence[Prepared], beta: float) -> list[Prepared
     to_go[order] = token_returns_to_go(rewards[order], ids[order])
     parts = torch.split(to_go, [len(batch.targets) for batch in batches])
     return [
-        replace(one, batch=replace(one.batch, advantages=one.batch.advantages + part))
-        for one, part in zip(prepared, parts, strict=True)
+        replace(batch, advantages=batch.advantages + part) for batch, part in zip(batches, parts, strict=True)
     ]
 
 
-def token_logprobs(
-    prepared: Sequence[Prepared], seen: Sequence[Tensor], *, old_is_current: bool
-) -> dict[int, TokenLogprobs]:
-    """By trajectory, of micro-batches that hold all trained tokens of each.
-
-    `seen`: of each micro-batch, as `Objective.loss` filled it.
-    `old_is_current`: pi_old is the policy that was seen.
-    """
-    found: dict[int, list[tuple[int, float, float]]] = {}
-    for one, current in zip(prepared, seen, strict=True):
-        batch = one.batch
-        old = current if old_is_current else batch.old_logprobs
-        rows = (part.tolist() for part in (batch.trajectory_ids, batch.places, old, current))
-        for trajectory, *token in zip(*rows, strict=True):
-            found.setdefault(trajectory, []).append((token[0], token[1], token[2]))
-    return {
-        trajectory: TokenLogprobs(
-            old=tuple(old for _, old, _ in sorted(tokens)),
-            learner=tuple(learner for _, _, learner in sorted(tokens)),
-        )
-        for trajectory, tokens in found.items()
-    }
+def _part(tensor: Tensor | None, part: slice) -> Tensor | None:
+    return None if tensor is None else tensor[part]
 
 
 def _mismatch(old: Tensor, stored: Tensor) -> Tensor:

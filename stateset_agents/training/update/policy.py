@@ -16,28 +16,34 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stateset_agents.backends.linears.matmul_precision import (
+from stateset_agents.backends.linears import (
     MatmulPrecision,
+    fast_linears,
     head_weight,
     is_usable,
     sums_in_fp32,
 )
-from stateset_agents.backends.linears.onednn_linear import fast_linears
 from stateset_agents.backends.pretrained.pictures import NEVER, stacked
 from stateset_agents.core.value_function import trunk_of
-from stateset_agents.training.distributed.sharding import ShardedModel, shard
 from stateset_agents.training.rows.chunked_head import Head, LossOf, TokenScores, chunked_loss, chunked_scores
-from stateset_agents.training.rows.fused_layers import changes_frequencies, fused_hidden, why_not_fused
+from stateset_agents.training.rows.fused_layers import (
+    changes_frequencies,
+    fused_hidden,
+    is_fused_exactly,
+    why_not_fused,
+    why_not_packed,
+)
 from stateset_agents.training.rows.layout import Layout, packed_layouts, padded_layouts
 from stateset_agents.training.rows.packed_attention import recompute_contexts, use_packed_attention
-from stateset_agents.training.rows.packing_check import is_fused_exactly, why_not_packed
-from stateset_agents.training.update.batch import MicroBatch, empty_batch
+from stateset_agents.training.update.batch import MicroBatch, micro_batch
 from stateset_agents.training.update.lora import base_of
+from stateset_agents.training.update.sharding import ShardedModel, shard
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.trajectory import Row
 
 RowLayout = Literal["auto", "packed", "padded"]
 _T = TypeVar("_T")
+_M = TypeVar("_M")
 _SIDE_BY_SIDE = 2
 """Passes at once; more have not been measured."""
 
@@ -78,7 +84,7 @@ class Policy:
         self.precision = precision
         is_half = autocast is torch.bfloat16 and is_usable("medium", self.device)
         self._head_precision: MatmulPrecision = "medium" if is_half else precision
-        """Of the head's gradients."""
+        """Precision of the head's gradients."""
         if self.dtype != torch.float32:
             self._head_precision = "highest"
         on_cpu = self.device.type == "cpu" and self.dtype == torch.float32
@@ -100,21 +106,16 @@ class Policy:
     def _packing(self, row_layout: RowLayout) -> tuple[bool, str]:
         if row_layout == "padded":
             return False, "row_layout is padded"
-        if row_layout == "packed" and self._place_id is not None:
-            raise ConfigurationError(
-                f"{type(self.model).__name__} reads pictures, whose rows cannot be packed: set row_layout to "
-                "auto or padded"
-            )
         if self._place_id is not None:
-            return False, "the model reads pictures"
-        reason = why_not_packed(self.trunk) if self.selects else "its logits are not a linear head's"
-        if reason is None:
-            return True, "packed rows give the model's own hidden states"
+            reason, problem = "the model reads pictures", "reads pictures, whose rows cannot be packed"
+        else:
+            hindrance = why_not_packed(self.trunk) if self.selects else "its logits are not a linear head's"
+            if hindrance is None:
+                return True, "packed rows give the model's own hidden states"
+            reason, problem = hindrance, f"cannot be trained on packed rows ({hindrance})"
         if row_layout == "packed":
-            raise ConfigurationError(
-                f"{type(self.model).__name__} cannot be trained on packed rows ({reason}): set row_layout to "
-                "auto or padded"
-            )
+            name = type(self.model).__name__
+            raise ConfigurationError(f"{name} {problem}: set row_layout to auto or padded")
         return False, reason
 
     @property
@@ -126,8 +127,8 @@ class Policy:
 
     @property
     def passes_at_once(self) -> int:
-        """How many passes are faster side by side: those of fused layers, where they leave the model as it
-        is."""
+        """The number of passes that are faster side by side: those of fused layers, where they leave the
+        model as it is."""
         if not self.fuses or torch.get_num_threads() < _SIDE_BY_SIDE or changes_frequencies(self.trunk):
             return 1
         return _SIDE_BY_SIDE
@@ -156,9 +157,9 @@ class Policy:
         return self._sharded_model is not None
 
     def empty_batch(self) -> MicroBatch:
-        """For a process that has fewer micro-batches than another."""
+        """A batch for a process that has fewer micro-batches than another."""
         (layout,) = self.layouts([[0, 0]], max_rows=1, max_tokens=2)
-        return empty_batch(layout).to(self.device)
+        return micro_batch([], layout).to(self.device)
 
     def _gathered(self, work: Callable[[], _T]) -> _T:
         """Call `work`, which forwards the model, with its shards gathered."""
@@ -188,7 +189,7 @@ class Policy:
                 module.weight = nn.Parameter(module.weight.bfloat16(), requires_grad=False)
 
     def without_adapter(self) -> Policy:
-        """The same model of peft's, scored with its adapter switched off."""
+        """This policy on the same model, scored with its adapter switched off."""
         reference = copy.copy(self)
         reference._adapter_disabled = True
         return reference
@@ -202,8 +203,8 @@ class Policy:
         units: Sequence[Sequence[int]] | None = None,
         at_once: int = 1,
     ) -> list[Layout]:
-        """How these rows of tokens go through the model; arguments as of `packed_layouts`, and of
-        `padded_layouts`, which are never side by side."""
+        """The layouts in which these rows of tokens go through the model; arguments as of `packed_layouts`,
+        and of `padded_layouts`, which are never side by side."""
         bounds = {"max_rows": max_rows, "max_tokens": max_tokens}
         if not self.packs:
             return padded_layouts(rows, units=units, **bounds)
@@ -227,42 +228,38 @@ class Policy:
     @torch.no_grad()
     def score(self, batch: MicroBatch) -> TokenScores:
         """Log-probs of the trained tokens and their distributions' entropies, without gradient."""
-        return self._gathered(lambda: self._scores(batch))
 
-    def _scores(self, batch: MicroBatch) -> TokenScores:
-        if self.selects:
+        def score() -> TokenScores:
+            if not self.selects:
+                return _scores(self._logits(batch) / self.temperature, batch.targets)
             hidden = self._selected(batch)
             with fast_linears(self.fast):
                 return chunked_scores(hidden, self._head(), batch.targets)
-        return _scores(self._logits(batch) / self.temperature, batch.targets)
+
+        return self._gathered(score)
 
     def loss(
-        self, batch: MicroBatch, loss_of: LossOf, *, additive: bool = True, entropy_gradient: bool = False
-    ) -> Tensor:
-        """What `loss_of` makes of the trained tokens' scores, with gradient where it is enabled.
+        self, batch: MicroBatch, loss_of: LossOf[_M], *, additive: bool = True, entropy_gradient: bool = False
+    ) -> tuple[Tensor, list[_M]]:
+        """The loss that `loss_of` makes of the trained tokens' scores, with gradient where it is enabled; and
+        what it measured, in order of the tokens. See `chunked_head.chunked_loss`."""
 
-        See `chunked_head.chunked_loss`.
-        """
-        if not torch.is_grad_enabled():
-            return loss_of(self.score(batch), slice(0, len(batch.targets)))
-        return self._gathered(lambda: self._loss(batch, loss_of, additive, entropy_gradient))
+        def loss() -> tuple[Tensor, list[_M]]:
+            if self.selects:
+                hidden, options = self._selected(batch), {"additive": additive}
+                options["entropy_gradient"] = entropy_gradient
+                with fast_linears(self.fast):
+                    return chunked_loss(hidden, self._head(), batch.targets, loss_of, **options)
+            scores = _scores(self._logits(batch) / self.temperature, batch.targets)
+            if not entropy_gradient:
+                scores = scores._replace(entropy=scores.entropy.detach())
+            return whole(scores)
 
-    def _loss(self, batch: MicroBatch, loss_of: LossOf, additive: bool, entropy_gradient: bool) -> Tensor:
-        if self.selects:
-            hidden = self._selected(batch)
-            with fast_linears(self.fast):
-                return chunked_loss(
-                    hidden,
-                    self._head(),
-                    batch.targets,
-                    loss_of,
-                    additive=additive,
-                    entropy_gradient=entropy_gradient,
-                )
-        scores = _scores(self._logits(batch) / self.temperature, batch.targets)
-        if not entropy_gradient:
-            scores = scores._replace(entropy=scores.entropy.detach())
-        return loss_of(scores, slice(0, len(batch.targets)))
+        def whole(scores: TokenScores) -> tuple[Tensor, list[_M]]:
+            share, measured = loss_of(scores, slice(0, len(batch.targets)))
+            return share, [measured]
+
+        return self._gathered(loss) if torch.is_grad_enabled() else whole(self.score(batch))
 
     def _selected(self, batch: MicroBatch) -> Tensor:
         """[N, H] hidden states that predict a trained token, in the master weights' dtype."""
@@ -289,7 +286,7 @@ class Policy:
             layout.forget_masks()
 
     def _linears(self) -> AbstractContextManager[None]:
-        """How fp32 linears are computed during a forward of the model."""
+        """The context in which a forward of the model computes fp32 linears."""
         return fast_linears(self.fast, self.precision, wide=head_weight(self.model))
 
     def _head(self) -> Head:
@@ -325,7 +322,8 @@ class Policy:
 
 
 def _check_same_shape(model: nn.Module, policy: nn.Module) -> None:
-    """What was found of the policy, how its rows are packed say, must hold of the reference."""
+    """Raise ConfigurationError for another architecture: what was found of the policy, such as how its rows
+    are packed, must hold of the reference."""
     shapes = {name: parameter.shape for name, parameter in policy.named_parameters()}
     for name, parameter in model.named_parameters():
         if shapes.pop(name, None) != parameter.shape:
@@ -350,7 +348,7 @@ def _scores(logits: Tensor, targets: Tensor) -> TokenScores:
 
 @contextlib.contextmanager
 def _full_precision_head(head: nn.Module) -> Iterator[None]:
-    """While open, the model's own head computes in its weights' dtype, whatever autocast says."""
+    """The model's own head computes, while this is open, in its weights' dtype, whatever autocast says."""
 
     def recompute(linear: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         if not isinstance(linear, nn.Linear):
@@ -363,3 +361,38 @@ def _full_precision_head(head: nn.Module) -> Iterator[None]:
         yield
     finally:
         hook.remove()
+
+
+# Dropout of an update: on or off, and drawn from a random stream of its own. The learners call it.
+
+
+def set_mode(model: nn.Module, *, dropout: bool) -> None:
+    """Training mode, or evaluation mode in which layers with gradient checkpointing still recompute.
+
+    transformers' layers recompute in training mode only: without dropout only these layers are put into it,
+    and the dropout rates that they apply themselves are set to 0.
+    """
+    model.train(dropout)
+    if dropout:
+        return
+    for module in model.modules():
+        if getattr(module, "gradient_checkpointing", False):
+            module.training = True
+            clear_dropout_rates(module)
+
+
+def clear_dropout_rates(module: nn.Module) -> None:
+    """Set to 0 the rates that a layer hands to `F.dropout` itself."""
+    for name, value in list(vars(module).items()):
+        if "drop" in name and isinstance(value, float):
+            setattr(module, name, 0.0)
+
+
+@contextlib.contextmanager
+def seeded_rng(key: int, device: torch.device) -> Iterator[None]:
+    """Torch draws, while this is open, from a generator seeded by `key`; the process's generators stay as
+    they were."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(key)
+        yield

@@ -17,20 +17,19 @@ import torch
 from torch import Tensor
 
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.update.batch import Sample
-from stateset_agents.training.update.critic import CreditedBatch
+from stateset_agents.training.update.batch import CreditedBatch, Sample
 from stateset_agents.types.trajectory import TokenLogprobs, TrajectoryGroup
 
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What a step's update did."""
+    """The result of a step's update."""
 
     metrics: dict[str, float]
     logprobs: Sequence[TokenLogprobs | None] = ()
     """[samples] where `log_learner_logprobs` asks for them, else empty; None where one was left out."""
     failure: str | None = None
-    """What was not finite, so that weights did not move, and what to do; None where all was."""
+    """The number that was not finite, so that weights did not move, and what to do; None where all was."""
 
 
 def not_finite(
@@ -74,13 +73,13 @@ class PolicyLearner(Protocol):
     def num_updates(self) -> int: ...  # optimiser steps made, over all parts of a resumed run
 
     def set_num_steps(self, num_steps: int) -> None:
-        """Of the whole run: the learning rate's schedule has this length from the next update on.
+        """Give the learning rate's schedule this length, that of the whole run, from the next update on.
 
         Raises ConfigurationError where it cannot change any more.
         """
 
     def set_temperature(self, temperature: float) -> None:
-        """Of the rollouts that the next update learns from."""
+        """Note the temperature of the rollouts that the next update learns from."""
 
     def credit(self, groups: Sequence[TrajectoryGroup]) -> CreditedBatch:
         """Credit a step's groups by `advantage_estimator`; the critic predicts first."""
@@ -92,11 +91,11 @@ class PolicyLearner(Protocol):
         """The loss of these samples under the weights as they are; nothing steps."""
 
     def weights(self) -> dict[str, Tensor]:
-        """By the names of a plain model, an adapter added to them; else the live tensors, which the next
+        """The weights by the names of a plain model, an adapter added; else the live tensors, which the next
         update changes. All processes ask together where each holds a shard."""
 
     def state(self) -> dict[str, Any]:
-        """Of the optimiser, an adapter and the KL coefficient; tensors are the live ones."""
+        """The state of the optimiser, an adapter and the KL coefficient; tensors are the live ones."""
 
     def critic_state(self) -> dict[str, Tensor]:
         """The critic's head and optimiser, the live tensors; empty without a critic."""
@@ -113,7 +112,7 @@ class PolicyLearner(Protocol):
         """
 
     def contribute_shards(self) -> None:
-        """In a process that writes no checkpoint: take part while the first one gathers the shards."""
+        """Take part, in a process that writes no checkpoint, while the first one gathers the shards."""
 
     def write_model_files(self, path: Path) -> None:
         """Write what transformers needs beside the weights: config and generation config; an adapter goes to

@@ -21,11 +21,10 @@ from stateset_agents.core.chat.plain_template import PlainTemplate
 from stateset_agents.core.chat.template import ChatTemplate
 from stateset_agents.runs.checkpoint_files import fingerprint
 from stateset_agents.runtime.tasks import gather_or_cancel, in_thread
-from stateset_agents.training.distributed.process_group import ProcessGroup
-from stateset_agents.training.estimators.base import tokens_per_turn
-from stateset_agents.training.settings.distillation import DistillationSettings
-from stateset_agents.training.update.batch import Sample, trained_turns
-from stateset_agents.training.update.credit import Credited
+from stateset_agents.training.estimators import tokens_per_turn
+from stateset_agents.training.processes import ProcessGroup
+from stateset_agents.training.settings.update import DistillationSettings
+from stateset_agents.training.update.batch import CreditedBatch, Sample, trained_turns
 from stateset_agents.types.errors import BackendError, ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.trajectory import Row
@@ -68,16 +67,16 @@ class Teacher:
 
         Raises BackendError where it cannot be had.
         """
-        found: list[Sequence[float]] = [()] * len(sample.trajectory.turns)
+        by_turn: list[Sequence[float]] = [()] * len(sample.trajectory.turns)
 
         async def score(row: Row) -> None:
             async with self._places:
                 scores = await self._backend.score(row.token_ids, temperature=temperature)
             for number, turn, start in trained_turns(row):
-                found[number] = scores[start - 1 : start - 1 + len(turn.completion.token_ids)]
+                by_turn[number] = scores[start - 1 : start - 1 + len(turn.completion.token_ids)]
 
         await gather_or_cancel(map(score, sample.rows))
-        values = [value for part in found for value in part]
+        values = [value for part in by_turn for value in part]
         if any(math.isnan(value) or value > 1e-3 for value in values):  # rounding may go a little above 0
             raise BackendError(
                 f"the teacher {self.settings.teacher!r} gave log-probs that are none: look at its weights"
@@ -85,9 +84,9 @@ class Teacher:
         return values
 
     async def guide(
-        self, credited: Credited, *, temperature: float = 1.0
-    ) -> tuple[Credited, dict[str, float]]:
-        """The samples with `weight` times the teacher's word and `reward_weight` times the reward's as their
+        self, batch: CreditedBatch, *, temperature: float = 1.0
+    ) -> tuple[CreditedBatch, dict[str, float]]:
+        """The batch with `weight` times the teacher's word and `reward_weight` times the reward's as their
         advantages; and metrics.
 
         - kl/teacher: the mean of log pi_S - log pi_T over the sampled tokens, in nats: an estimate of the
@@ -95,30 +94,26 @@ class Teacher:
         - time/teacher: seconds that the student waited.
         """
         began = time.perf_counter()
-        samples, settings = credited.samples, self.settings
-        said = await self._of_all(samples, temperature)
-        guided: dict[int, tuple[float, ...]] = {}
+        samples, settings = batch.samples, self.settings
+        teacher_logprobs = await self._of_all(samples, temperature)
+        guided: list[Sample] = []
         total = 0.0
-        for index, (sample, logprobs) in enumerate(zip(samples, said, strict=True)):
-            own = [value for turn in sample.trajectory.turns for value in turn.completion.logprobs]
-            signal = teacher_signal(logprobs, own)
+        for sample, logprobs in zip(samples, teacher_logprobs, strict=True):
+            completions = [turn.completion for turn in sample.trajectory.turns]
+            student_logprobs = [value for completion in completions for value in completion.logprobs]
+            signal = teacher_signal(logprobs, student_logprobs)
             total -= math.fsum(signal)
             gains = teacher_advantages(signal, tokens_per_turn(sample.trajectory), settings.credit)
-            guided[index] = tuple(
+            advantages = tuple(
                 settings.reward_weight * reward + settings.weight * gain
                 for reward, gain in zip(sample.advantages, gains, strict=True)
             )
-        count = sum(len(advantages) for advantages in guided.values())
-        numbers = iter(guided.values())
-        credit = [
-            [None if advantages is None else next(numbers) for advantages in group]
-            for group in credited.advantages
-        ]
-        new = [replace(sample, advantages=guided[index]) for index, sample in enumerate(samples)]
+            guided.append(replace(sample, advantages=advantages))
+        credit = batch.by_member([sample.advantages for sample in guided])
         metrics = {"time/teacher": time.perf_counter() - began}
-        if count:
+        if count := sum(len(sample.advantages) for sample in guided):
             metrics["kl/teacher"] = total / count
-        return replace(credited, samples=new, advantages=credit), metrics
+        return replace(batch, samples=guided, advantages=credit), metrics
 
     async def _of_all(self, samples: Sequence[Sample], temperature: float) -> list[list[float]]:
         """[samples][N_i] of each; with several processes each asks for its share."""
@@ -166,12 +161,12 @@ def check_vocabulary(student: Tokenizer, teacher: Tokenizer, *, name: str) -> No
 
     Raises ConfigurationError for a token of the student's that is another one of the teacher's, or none.
     """
-    known = _vocabulary(teacher)
+    tokens = _vocabulary(teacher)
     for id, token in sorted(_vocabulary(student).items()):
-        if known.get(id) != token:
+        if tokens.get(id) != token:
             raise ConfigurationError(
                 f"the teacher {name!r} has another vocabulary than the student (token {id} is {token!r} here "
-                f"and {known.get(id)!r} there): take a teacher of the student's family, or let it write "
+                f"and {tokens.get(id)!r} there): take a teacher of the student's family, or let it write "
                 "traces, with a section traces in place of training.distillation"
             )
 

@@ -1,4 +1,4 @@
-"""How the trained weights are held: in full, as an adapter beside frozen ones, or one shard in each process.
+"""The trained weights: held in full, as an adapter beside frozen ones, or one shard in each process.
 
 The learners ask it for what the sampler and a checkpoint read.
 """
@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 
+from stateset_agents.runs.checkpoint_files import fingerprint
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.distributed.processes import Processes
-from stateset_agents.training.distributed.sharding import (
+from stateset_agents.training.processes import Processes
+from stateset_agents.training.update.lora import load_trainable_state, merged_weights, save_trainable_state
+from stateset_agents.training.update.policy import Policy
+from stateset_agents.training.update.sharding import (
     empty_tensor,
     gather_optimizer_state,
     gather_state_dict,
@@ -21,80 +24,61 @@ from stateset_agents.training.distributed.sharding import (
     named_tensors,
     shard_like,
 )
-from stateset_agents.training.update.lora import load_trainable_state, merged_weights, save_trainable_state
-from stateset_agents.training.update.policy import Policy
 from stateset_agents.types.errors import CheckpointError, ConfigurationError
 
 State = dict[str, Any]
 """An optimiser's state dict."""
 
 
-class WeightStore(Protocol):
-    """A model's trained weights; `trained` are the tensors that the optimiser moves, in its order."""
+@dataclass(frozen=True, slots=True)
+class FullWeights:
+    """A model's trained weights, all of them in every process.
+
+    The methods' `trained` are the tensors that the optimiser moves, in its order.
+    """
+
+    model: nn.Module
 
     def weights(self) -> dict[str, Tensor]:
-        """By the names of a plain model, an adapter added: the live tensors where they are not sharded."""
+        """The weights by the names of a plain model, an adapter added: the live tensors where they are not
+        sharded."""
+        return merged_weights(self.model)
 
     def optimizer_state(self, state: State, trained: Sequence[Tensor]) -> State:
-        """What a checkpoint keeps of the optimiser; the live tensors where they are not sharded."""
+        """The part of the optimiser's state that a checkpoint keeps; the live tensors where they are not
+        sharded."""
+        return state
 
     def contribute_shards(self, state: State) -> None:
-        """In a process that writes no checkpoint: take part while the first one gathers the shards."""
+        """Take part, in a process that writes no checkpoint, while the first one gathers the shards."""
 
     def restore(self, weights: Mapping[str, Tensor], state: State, trained: Sequence[Tensor]) -> State:
         """Load a checkpoint's tensors, tied ones under one name only; returns the optimiser's state.
 
         Raises CheckpointError, before anything changes, when the weights are of another model.
         """
-
-
-@dataclass(frozen=True, slots=True)
-class FullWeights:
-    """Every process trains and holds all weights."""
-
-    model: nn.Module
-
-    def weights(self) -> dict[str, Tensor]:
-        return merged_weights(self.model)
-
-    def optimizer_state(self, state: State, trained: Sequence[Tensor]) -> State:
-        return state
-
-    def contribute_shards(self, state: State) -> None:
-        """Nothing is sharded."""
-
-    def restore(self, weights: Mapping[str, Tensor], state: State, trained: Sequence[Tensor]) -> State:
-        _check_same_model(weights, self.weights())
+        _check_same_model(weights, merged_weights(self.model))
         self.model.load_state_dict(dict(weights), strict=False)
         return state
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterWeights:
+class AdapterWeights(FullWeights):
     """An adapter is trained on a frozen model. Merged weights do not give it back, so its tensors go with the
     optimiser's state."""
-
-    model: nn.Module
-
-    def weights(self) -> dict[str, Tensor]:
-        return merged_weights(self.model)
 
     def optimizer_state(self, state: State, trained: Sequence[Tensor]) -> State:
         return save_trainable_state(state, trained)
 
-    def contribute_shards(self, state: State) -> None:
-        """Nothing is sharded."""
-
     def restore(self, weights: Mapping[str, Tensor], state: State, trained: Sequence[Tensor]) -> State:
-        _check_same_model(weights, self.weights())
+        _check_same_model(weights, merged_weights(self.model))
         return load_trainable_state(state, trained)
 
 
 @dataclass(frozen=True, slots=True)
-class ShardedWeights:
+class ShardedWeights(FullWeights):
     """Each process holds one shard; all processes gather full tensors together."""
 
-    model: nn.Module
     processes: Processes
 
     def weights(self) -> dict[str, Tensor]:
@@ -119,23 +103,26 @@ class ShardedWeights:
 
 def weights_and_reference(
     policy: Policy, config: TrainingConfig, processes: Processes, reference_model: nn.Module | None = None
-) -> tuple[WeightStore, Policy | None]:
-    """How the policy's weights are held by `config`, and the frozen reference where it uses one: the model
-    without its adapter, `reference_model`, or a copy. With fsdp2 both are cut into shards."""
+) -> tuple[str, FullWeights, Policy | None]:
+    """The fingerprint of the policy's weights, how `config` has them held, and the frozen reference where it
+    uses one: the model without its adapter, `reference_model`, or a copy. With fsdp2 both are cut into
+    shards."""
+    digest = fingerprint(merged_weights(policy.model))  # before any shard is cut off
     if reference_model is not None and (config.lora is not None or not config.uses_reference):
         why = "beta is 0" if config.lora is None else "an adapter's reference is the model without it"
         raise ConfigurationError(f"a reference model is of no use here ({why}): leave it out")
     if config.lora is not None:
-        return AdapterWeights(policy.model), policy.without_adapter() if config.uses_reference else None
+        reference = policy.without_adapter() if config.uses_reference else None
+        return digest, AdapterWeights(policy.model), reference
     reference = policy.reference(reference_model) if config.uses_reference else None
     if config.parallelism == "fsdp2" and processes.count > 1:
         with processes.collective("the model's division"):
             for model in filter(None, (policy, reference)):
                 model.shard(processes.count)
-        return ShardedWeights(policy.model, processes), reference
+        return digest, ShardedWeights(policy.model, processes), reference
     if reference is not None and reference_model is None and reference.fuses:
         reference.round_operands()
-    return FullWeights(policy.model), reference
+    return digest, FullWeights(policy.model), reference
 
 
 def _check_same_model(

@@ -18,12 +18,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stateset_agents.algorithms.aggregation import Denominators
-from stateset_agents.algorithms.losses import policy_loss
+from stateset_agents.algorithms.losses import Denominators, LossInputs, policy_loss
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.estimators.base import ValueEstimate
-from stateset_agents.training.update.batch import Sample
-from stateset_agents.training.update.credit import assign_credit, trainable
+from stateset_agents.training.estimators import ValueEstimate
+from stateset_agents.training.update.batch import Sample, assign_credit, trainable
 from stateset_agents.types.messages import Completion, Message
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import Branch, Row, Trajectory, TrajectoryGroup, Turn
@@ -325,11 +323,13 @@ def _loss(
     )
     loss = policy_loss(
         config.loss_type,
-        logprobs,
-        logprobs.detach(),
-        torch.tensor([token.advantage for token in tokens], dtype=torch.float64),
-        torch.repeat_interleave(torch.arange(len(trained)), lengths),
-        denominators,
+        LossInputs(
+            logprobs,
+            logprobs.detach(),
+            torch.tensor([token.advantage for token in tokens], dtype=torch.float64),
+            torch.repeat_interleave(torch.arange(len(trained)), lengths),
+            denominators,
+        ),
     ).loss
     return config.loss_length * loss
 

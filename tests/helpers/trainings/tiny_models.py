@@ -20,7 +20,7 @@ from transformers import (
     RwkvConfig,
 )
 
-from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
+from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
 
 SPECIAL = ["<|bos|>", "<|end|>", "<|user|>", "<|assistant|>"]
 VOCAB = 256 + len(SPECIAL) + 2  # bytes, special tokens, two added tokens that are not flagged special

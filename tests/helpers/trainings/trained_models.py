@@ -13,7 +13,7 @@ from tiny_models import BLOCKS, CONFIGS, SIZES, VOCAB
 from transformers import AutoModelForCausalLM, Gemma2Config, Phi3Config
 
 from stateset_agents.backends.local.batcher import Batcher
-from stateset_agents.backends.local.request import GenerationRequest, new_request
+from stateset_agents.backends.local.slot_table import GenerationRequest, new_request
 from stateset_agents.types.messages import SamplingParams
 
 CONTEXT = 256

@@ -11,9 +11,7 @@ from test_families import FAMILIES
 from tiny_models import CONFIGS
 from transformers import AutoModelForCausalLM
 
-from stateset_agents.backends.local.correctness_check import check_cache
-from stateset_agents.backends.local.fp32_forwards import fp32_forwards
-from stateset_agents.backends.local.model_selection import select_engine
+from stateset_agents.backends.local.model_selection import check_cache, fp32_forwards, select_engine
 from stateset_agents.backends.models.batched import BatchedModel
 from stateset_agents.backends.models.fused import FusedModel
 from stateset_agents.types.errors import BackendError

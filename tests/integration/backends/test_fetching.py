@@ -21,8 +21,13 @@ from warm_python import warm_python
 from stateset_agents import AgentConfig, MultiTurnAgent
 from stateset_agents.backends.pretrained import fetching
 from stateset_agents.backends.pretrained.fetching import fetch
-from stateset_agents.backends.pretrained.loading import load_model_and_tokenizer, model_folder
-from stateset_agents.backends.pretrained.package_models import PACKAGE_MODELS, PackageModel, cache_folder
+from stateset_agents.backends.pretrained.loading import (
+    PACKAGE_MODELS,
+    PackageModel,
+    cache_folder,
+    load_model_and_tokenizer,
+    model_folder,
+)
 from stateset_agents.cli.main import main
 from stateset_agents.core.model_card import shared_name
 from stateset_agents.types.errors import ConfigurationError

@@ -16,7 +16,7 @@ from gguf_files import OWN_TEMPLATE, tiny_llama, write_gguf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stateset_agents import AgentConfig, MultiTurnAgent
-from stateset_agents.backends.pretrained import gguf as gguf_files
+from stateset_agents.backends.pretrained import loading as gguf_files
 from stateset_agents.backends.pretrained.loading import load_model_and_tokenizer, load_tokenizer, model_folder
 from stateset_agents.cli.main import main
 from stateset_agents.types.errors import ConfigurationError

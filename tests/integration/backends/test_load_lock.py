@@ -24,8 +24,7 @@ import stateset_agents
 from stateset_agents import AgentConfig, MultiTurnAgent
 from stateset_agents.backends.loading import load_backend
 from stateset_agents.backends.local.backend import HuggingFaceBackend
-from stateset_agents.backends.pretrained.library_logs import suppress_library_logs
-from stateset_agents.backends.pretrained.load_lock import load_in_thread, loading
+from stateset_agents.backends.pretrained.load_lock import load_in_thread, loading, suppress_library_logs
 from stateset_agents.backends.pretrained.loading import load_model_and_tokenizer, load_tokenizer, model_folder
 from stateset_agents.embedded.network import new_model
 from stateset_agents.training.config import TrainingConfig

@@ -16,13 +16,13 @@ from trained_models import ODD, assert_same, learnt_rows, say, trained_model
 from transformers import AutoModelForCausalLM, GPTNeoConfig, LlamaConfig, MistralConfig, Qwen3NextConfig
 
 from stateset_agents.backends.base import Session
-from stateset_agents.backends.kv_cache.slots import SlotModel
 from stateset_agents.backends.local import model_selection as paths
 from stateset_agents.backends.local.backend import HuggingFaceBackend
 from stateset_agents.backends.local.batcher import Batcher
-from stateset_agents.backends.local.correctness_check import check_cache
+from stateset_agents.backends.local.model_selection import check_cache
 from stateset_agents.backends.models import fused as lean
 from stateset_agents.backends.models.batched import BatchedModel
+from stateset_agents.backends.models.slots import SlotModel
 from stateset_agents.types.errors import BackendError, ConfigurationError
 from stateset_agents.types.messages import SamplingParams
 
@@ -165,7 +165,7 @@ def test_a_lean_forward_that_is_wrong_is_found_out(
     def wrong(self: Any, *args: Any, **kwargs: Any) -> None:
         original_init(self, *args, **kwargs)
         if fault == "window":
-            self._store._windows = [0, 0]
+            self._windows = [0, 0]
         else:
             self._blocks = [replace(block, scaling=0.9 * block.scaling) for block in self._blocks]
 

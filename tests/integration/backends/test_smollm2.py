@@ -19,8 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stateset_agents import AgentConfig, Message, MultiTurnAgent
 from stateset_agents.backends.pretrained.fetching import fetch
-from stateset_agents.backends.pretrained.loading import load_model_and_tokenizer
-from stateset_agents.backends.pretrained.package_models import PACKAGE_MODELS
+from stateset_agents.backends.pretrained.loading import PACKAGE_MODELS, load_model_and_tokenizer
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import ToolCall
 

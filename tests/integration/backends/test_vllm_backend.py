@@ -19,7 +19,7 @@ from vllm_server import VLLMServer
 
 from stateset_agents.backends.loading import load_backend
 from stateset_agents.backends.local.backend import HuggingFaceBackend
-from stateset_agents.backends.vllm.client import VLLMClient
+from stateset_agents.backends.vllm import VLLMClient
 from stateset_agents.cli.main import main
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.runtime.circuit_breakers import Breaker
@@ -236,7 +236,7 @@ async def test_a_server_that_lost_the_weights_gets_them_again(folder, monkeypatc
         await backend.update_weights(other_weights(), 1)
         trained = await backend.generate(PROMPT, PARAMS)
         await server.restart()
-        monkeypatch.setattr("stateset_agents.backends.vllm.backend._CHECK_SECONDS", 0.0)
+        monkeypatch.setattr("stateset_agents.backends.vllm._CHECK_SECONDS", 0.0)
         assert (await backend.generate(PROMPT, PARAMS)).token_ids == trained.token_ids
         assert backend.counts()["refreshes"] == 2
 

@@ -20,7 +20,7 @@ from tiny_models import SIZES, tiny_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from stateset_agents.backends.loading import load_backend
-from stateset_agents.cli.health.engine import command
+from stateset_agents.cli.models import command
 from stateset_agents.types.messages import SamplingParams
 
 pytestmark = pytest.mark.vllm

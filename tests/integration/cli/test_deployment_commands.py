@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from command_line import the_line
 
+from stateset_agents.cli import serve
 from stateset_agents.cli.main import main
-from stateset_agents.cli.serving import serve
 from stateset_agents.deployment.controller import DeploymentController
 from stateset_agents.deployment.conversations import Deployed
 from stateset_agents.deployment.journal import Journal

@@ -14,8 +14,7 @@ import pytest
 from repository_paths import ROOT
 from warm_python import warm_python
 
-from stateset_agents.cli.health.doctor import EXTRAS, REQUIRED, machine_findings
-from stateset_agents.cli.health.trial import trial_findings
+from stateset_agents.cli.health import EXTRAS, REQUIRED, machine_findings, trial_findings
 from stateset_agents.sandbox import levels
 from stateset_agents.tracking.monitors import Finding
 from stateset_agents.training.update.learner import Learner

@@ -27,7 +27,7 @@ from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.reward import EnvironmentReward
 from stateset_agents.core.rollout.endpoint_agent import EndpointAgent
 from stateset_agents.environments.retail_desk import HonestAgent, RetailDesk
-from stateset_agents.evaluation import scripted_play
+from stateset_agents.evaluation import scripted_agents
 from stateset_agents.evaluation.evaluator import evaluate, spread
 from stateset_agents.serving.server import AgentServer
 from stateset_agents.types.messages import Message
@@ -238,6 +238,6 @@ async def test_verdicts_on_long_calls_with_many_tools_are_those_of_the_same_agen
     for group in result.groups:
         [there] = group.trajectories
         seed = derive(0, "user", 0, there.scenario.id)
-        here = await scripted_play.play(desk, there.scenario, seed, lambda tools: HonestAgent())
+        here = await scripted_agents.play(desk, there.scenario, seed, lambda tools: HonestAgent())
         assert [message.content for message in there.messages] == [m.content for m in here.messages]
         assert there.outcome == here.outcome

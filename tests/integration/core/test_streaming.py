@@ -134,7 +134,7 @@ async def test_a_rollout_decodes_no_text_token_by_token(monkeypatch: pytest.Monk
     def add(*_: Any) -> bool:
         raise AssertionError("decoded for nobody")
 
-    monkeypatch.setattr("stateset_agents.backends.text.turn_text.TurnText.add", add)
+    monkeypatch.setattr("stateset_agents.backends.tokenizers.TurnText.add", add)
     async with make_agent() as agent:
         assert await replies(agent)
 

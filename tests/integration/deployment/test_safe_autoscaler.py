@@ -11,8 +11,8 @@ import pytest
 import torch
 from repository_paths import ROOT
 
-from stateset_agents.numeric.autoscaling.cluster import Cluster
 from stateset_agents.numeric.autoscaling.environment import InfrastructureEnv
+from stateset_agents.numeric.autoscaling.simulator import Cluster
 from stateset_agents.numeric.autoscaling.workload import GeneratedLoad
 from stateset_agents.numeric.policy import MlpPolicy
 

@@ -33,8 +33,8 @@ from stateset_agents.core.sources.scenario_files import read_scenarios
 from stateset_agents.core.tools import Toolbox, tool
 from stateset_agents.core.users.simulated_user import ScriptedUser
 from stateset_agents.reporting.report import write_report
-from stateset_agents.runs.warnings import StepWarnings
-from stateset_agents.runtime.retries import FaultPolicy, FaultTolerance
+from stateset_agents.runs.recorder import StepWarnings
+from stateset_agents.runtime.circuit_breakers import FaultPolicy, FaultTolerance
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.tracker import JsonlTracker
 from stateset_agents.training.config import TrainingConfig

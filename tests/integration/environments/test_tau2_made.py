@@ -9,8 +9,8 @@ import pytest
 
 from stateset_agents.environments.retail_desk import play
 from stateset_agents.environments.tau2 import Tau2Environment
-from stateset_agents.environments.tau2.made_tasks import FAMILIES, HELD_OUT, MADE_TOOLS
-from stateset_agents.environments.tau2.tau2_verdict import Tau2Verdict
+from stateset_agents.environments.tau2.tasks import FAMILIES, HELD_OUT, MADE_TOOLS
+from stateset_agents.environments.tau2.verdict import Tau2Verdict
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from stateset_agents.environments.tau2 import Tau2Conversation, Tau2Environment
-from stateset_agents.environments.tau2.tau2_verdict import Tau2Verdict
-from stateset_agents.environments.tau2.verdict import Verdict
+from stateset_agents.environments.tau2.verdict import Tau2Verdict, Verdict
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.scenario import Scenario
 

@@ -7,8 +7,7 @@ import runpy
 import pytest
 from repository_paths import ROOT
 
-from stateset_agents.numeric.autoscaling.baselines.hpa import HPA_GRID
-from stateset_agents.numeric.autoscaling.baselines.replicas import InReplicas, exactly, in_actions
+from stateset_agents.numeric.autoscaling.baselines import HPA_GRID, InReplicas, exactly, in_actions
 from stateset_agents.numeric.autoscaling.environment import InfrastructureEnv
 from stateset_agents.numeric.cloning import clone
 from stateset_agents.numeric.evaluation import evaluate, evaluate_rule, evaluation_seeds

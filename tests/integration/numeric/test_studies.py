@@ -17,7 +17,7 @@ from repository_paths import ROOT
 from stateset_agents.cli.main import main
 from stateset_agents.numeric.studies.analyzer import GRPOvsPPOAnalyzer
 from stateset_agents.numeric.studies.runner import ARMS, StudySettings, open_study, run_study
-from stateset_agents.numeric.studies.study_folder import Cell, StudyFolder
+from stateset_agents.numeric.studies.study import Cell, StudyFolder
 from stateset_agents.types.errors import ConfigurationError
 
 SMALL = {"num_groups": 4, "steps_per_rollout": 100, "minibatch_size": 64, "num_iterations": 1}

@@ -97,6 +97,7 @@ def test_a_program_that_something_else_kills_is_unscored(level: Level) -> None:
     thread = threading.Thread(target=run)
     thread.start()
     program: list[int] = []
+    wait_until(lambda: bool(watch._pid))  # 0 before it is started: the ancestor of all processes
     wait_until(lambda: bool(program.extend(looping(watch._pid)) or program))
     os.kill(program[0], signal.SIGKILL)
     thread.join()

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateset_agents.algorithms.advantages import (
+    BASELINES,
     broadcast_turns,
     group_advantages,
     per_turn_group_credit,
@@ -17,7 +18,6 @@ from stateset_agents.algorithms.advantages import (
     standardized,
     zero_variance_fraction,
 )
-from stateset_agents.algorithms.baselines import BASELINES
 from stateset_agents.types.errors import ConfigurationError, RewardFailure
 
 SCALINGS = ["population", "sample", "batch", "none"]

@@ -9,8 +9,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from stateset_agents.algorithms.advantages import group_advantages, per_turn_group_credit, returns_to_go
-from stateset_agents.algorithms.branching import branch_credit
+from stateset_agents.algorithms.advantages import (
+    branch_credit,
+    group_advantages,
+    per_turn_group_credit,
+    returns_to_go,
+)
 from stateset_agents.types.errors import ConfigurationError
 
 

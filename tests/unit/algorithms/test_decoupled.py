@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from stateset_agents.algorithms.advantages import group_advantages
-from stateset_agents.algorithms.decoupled import decoupled_advantages, summed_advantages
+from stateset_agents.algorithms.advantages import decoupled_advantages, group_advantages, summed_advantages
 
 PLAIN = {"baseline": "group_mean", "scaling": "population"}
 UNSCALED = {"baseline": "group_mean", "scaling": "none"}

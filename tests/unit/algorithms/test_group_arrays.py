@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateset_agents.algorithms.advantages import (
+    branch_credit,
     group_advantages,
     per_turn_group_credit,
     turn_gae,
     zero_variance_fraction,
 )
-from stateset_agents.algorithms.branching import branch_credit
 from stateset_agents.algorithms.group_arrays import (
     branch_credit_array,
     deviation_array,

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stateset_agents.algorithms.aggregation import Denominators
-from stateset_agents.algorithms.kl.controllers import (
+from stateset_agents.algorithms.kl_settings import (
     AdaptiveKLController,
     FixedKLController,
     ZieglerKLController,
+    allowed_weightings,
     create_kl_controller,
 )
-from stateset_agents.algorithms.kl.estimators import allowed_weightings
-from stateset_agents.algorithms.kl.penalty import (
+from stateset_agents.algorithms.losses import (
+    Denominators,
     estimate,
     kl_loss,
     kl_rewards,

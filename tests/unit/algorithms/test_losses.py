@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from stateset_agents.algorithms.aggregation import Denominators, aggregate
-from stateset_agents.algorithms.losses import policy_loss
+from stateset_agents.algorithms.losses import Denominators, LossInputs, aggregate, policy_loss
 from stateset_agents.algorithms.policy_losses import (
     LOSSES,
     Clip,
@@ -40,9 +40,9 @@ COUNTS = Denominators.of([3, 2], max_length=8)
 
 def worked(name: str, logprobs: Tensor = LOGPROBS, old: Tensor = OLD, **options):
     clip = {} if name == "gspo" else CLIP
-    return policy_loss(
-        name, logprobs[MASK], old[MASK], ADVANTAGES[MASK], IDS[MASK], COUNTS, **{**clip, **options}
-    )
+    inputs = LossInputs(logprobs[MASK], old[MASK], ADVANTAGES[MASK], IDS[MASK], COUNTS)
+    tensors = {field: options.pop(field) for field in inputs.__slots__ if field in options}
+    return policy_loss(name, replace(inputs, **tensors), **{**clip, **options})
 
 
 # ------------------------------------------------------------------------------- worked numbers
@@ -96,7 +96,7 @@ def test_gspo_brings_its_own_narrow_range():
     assert worked("gspo").loss == worked("gspo", clip_ratio=3e-4, clip_ratio_high=4e-4).loss
     logprob = double([0.001])
     output = policy_loss(
-        "gspo", logprob, double([0.0]), double([1.0]), torch.tensor([0]), Denominators.of([1])
+        "gspo", LossInputs(logprob, double([0.0]), double([1.0]), torch.tensor([0]), Denominators.of([1]))
     )
     assert output.loss.item() == pytest.approx(-1.0004)
 
@@ -114,45 +114,45 @@ def test_decoupled_worked_loss():
 
 
 # One token that the clip holds (ratio 2, A > 0), one that strays unclipped (ratio 2, A < 0).
-DECOUPLED = {
-    "logprobs": double([-1.0, -1.0]),
-    "old_logprobs": double([-1.0 - math.log(2), -1.0 - math.log(2)]),
-    "advantages": double([1.0, -1.0]),
-    "trajectory_ids": torch.tensor([0, 1]),
-    "denominators": Denominators.of([1, 1], max_length=4),
-    "behaviour_logprobs": double([-1.0 - math.log(8), -1.0 - math.log(1)]),  # weights 4 and 1/2
-    "clip_ratio": 0.2,
-}
+DECOUPLED = LossInputs(
+    logprobs=double([-1.0, -1.0]),
+    old_logprobs=double([-1.0 - math.log(2), -1.0 - math.log(2)]),
+    advantages=double([1.0, -1.0]),
+    trajectory_ids=torch.tensor([0, 1]),
+    denominators=Denominators.of([1, 1], max_length=4),
+    behaviour_logprobs=double([-1.0 - math.log(8), -1.0 - math.log(1)]),  # weights 4 and 1/2
+)
 
 
 def test_decoupled_form_clips_around_the_proximal_policy_and_weighs_by_who_sampled():
-    output = policy_loss("dapo", **DECOUPLED)
+    output = policy_loss("dapo", DECOUPLED, clip_ratio=0.2)
     assert output.loss.item() == pytest.approx((-4 * 1.2 + 0.5 * 2) / 2)
     assert output.metrics.to_dict()["policy/weight"] == pytest.approx((4 + 0.5) / 2)
     assert output.metrics.to_dict()["policy/clip_fraction_high"] == 0.5
 
 
 def test_the_decoupled_weight_can_be_truncated():
-    output = policy_loss("dapo", **DECOUPLED, weight_cap=3.0)
+    output = policy_loss("dapo", DECOUPLED, clip_ratio=0.2, weight_cap=3.0)
     assert output.loss.item() == pytest.approx((-3 * 1.2 + 0.5 * 2) / 2)
 
 
 def test_the_kl_term_is_truncated_with_the_weight():
     """Its rho is 8 and 1: pi/pi_old of 2 times weights of 4, truncated to 3, and 1/2."""
-    reference = {"ref_logprobs": DECOUPLED["logprobs"] - 0.5, "beta": 0.1}
+    inputs = replace(DECOUPLED, ref_logprobs=DECOUPLED.logprobs - 0.5)
+    options = {"clip_ratio": 0.2, "beta": 0.1}
     k3 = math.exp(-0.5) - 1 + 0.5
-    free = policy_loss("dapo", **DECOUPLED, **reference).metrics.to_dict()
+    free = policy_loss("dapo", inputs, **options).metrics.to_dict()
     assert free["loss/kl"] == pytest.approx(0.1 * (8 + 1) / 2 * k3)
-    capped = policy_loss("dapo", **DECOUPLED, **reference, weight_cap=3.0).metrics.to_dict()
+    capped = policy_loss("dapo", inputs, **options, weight_cap=3.0).metrics.to_dict()
     assert capped["loss/kl"] == pytest.approx(0.1 * (2 * 3 + 1) / 2 * k3)
 
 
 def test_the_decoupled_weight_has_no_gradient():
-    behaviour = DECOUPLED["behaviour_logprobs"].clone().requires_grad_()
-    proximal = DECOUPLED["old_logprobs"].clone().requires_grad_()
-    logprobs = DECOUPLED["logprobs"].clone().requires_grad_()
-    inputs = {"logprobs": logprobs, "old_logprobs": proximal, "behaviour_logprobs": behaviour}
-    policy_loss("dapo", **{**DECOUPLED, **inputs}).loss.backward()
+    behaviour = DECOUPLED.behaviour_logprobs.clone().requires_grad_()
+    proximal = DECOUPLED.old_logprobs.clone().requires_grad_()
+    logprobs = DECOUPLED.logprobs.clone().requires_grad_()
+    inputs = replace(DECOUPLED, logprobs=logprobs, old_logprobs=proximal, behaviour_logprobs=behaviour)
+    policy_loss("dapo", inputs, clip_ratio=0.2).loss.backward()
     assert behaviour.grad is None
     assert proximal.grad is None
     # the clipped token has none; the other -w A ratio / num_tokens = .5 * 2 / 2
@@ -175,12 +175,14 @@ def test_truncated_weights_are_refused_where_the_clip_already_corrects(behaviour
         with pytest.raises(ConfigurationError, match=r"weight_cap 2\.0 needs behaviour_logprobs apart"):
             policy_loss(
                 "dapo",
-                LOGPROBS[MASK][start:stop],
-                old[start:stop],
-                ADVANTAGES[MASK][start:stop],
-                IDS[MASK][start:stop],
-                COUNTS,
-                behaviour_logprobs=None if behaviour is None else behaviour[start:stop],
+                LossInputs(
+                    LOGPROBS[MASK][start:stop],
+                    old[start:stop],
+                    ADVANTAGES[MASK][start:stop],
+                    IDS[MASK][start:stop],
+                    COUNTS,
+                    behaviour_logprobs=None if behaviour is None else behaviour[start:stop],
+                ),
                 weight_cap=2.0,
             )
 
@@ -188,8 +190,8 @@ def test_truncated_weights_are_refused_where_the_clip_already_corrects(behaviour
 def test_dual_clip_bounds_the_loss_of_a_bad_token_with_a_huge_ratio():
     inputs = (double([0.0, 0.0, 0.0]), double([-2.0, -0.5, -2.0]), double([-1.0, -1.0, 1.0]))
     ids, counts = torch.tensor([0, 0, 0]), Denominators.of([3])
-    plain = policy_loss("dapo", *inputs, ids, counts, **CLIP)
-    dual = policy_loss("dapo", *inputs, ids, counts, **CLIP, dual_clip=3.0)
+    plain = policy_loss("dapo", LossInputs(*inputs, ids, counts), **CLIP)
+    dual = policy_loss("dapo", LossInputs(*inputs, ids, counts), **CLIP, dual_clip=3.0)
     assert plain.loss.item() == pytest.approx((math.exp(2) + math.exp(0.5) - 1.28) / 3)
     assert dual.loss.item() == pytest.approx((3 + math.exp(0.5) - 1.28) / 3)
     assert dual.metrics.to_dict()["policy/clip_fraction_dual"] == pytest.approx(1 / 3)
@@ -221,11 +223,7 @@ def test_metrics_of_the_worked_batch():
 def test_the_low_clip_counts_bad_tokens_that_already_shrank():
     output = policy_loss(
         "dapo",
-        double([-1.0]),
-        double([-0.5]),
-        double([-1.0]),
-        torch.tensor([0]),
-        Denominators.of([1]),
+        LossInputs(double([-1.0]), double([-0.5]), double([-1.0]), torch.tensor([0]), Denominators.of([1])),
         **CLIP,
     )
     assert output.metrics.to_dict()["policy/clip_fraction_low"] == 1
@@ -278,8 +276,9 @@ def test_the_kl_term_joins_with_the_losss_own_averaging():
 
 
 def test_in_the_decoupled_form_the_kl_ratio_is_taken_to_the_policy_that_sampled():
-    inputs = {**DECOUPLED, "ref_logprobs": double([-1.5, -1.5])}  # d = .5, ratios to behaviour 8 and 1
-    difference = policy_loss("dapo", **inputs, beta=1.0).loss - policy_loss("dapo", **inputs).loss
+    inputs = replace(DECOUPLED, ref_logprobs=double([-1.5, -1.5]))  # d = .5, ratios to behaviour 8 and 1
+    plain, with_kl = (policy_loss("dapo", inputs, clip_ratio=0.2, beta=beta).loss for beta in (0.0, 1.0))
+    difference = with_kl - plain
     assert difference.item() == pytest.approx((8 + 1) / 2 * (math.exp(-0.5) - 0.5))
 
 
@@ -291,7 +290,7 @@ def test_a_reference_with_beta_zero_is_reported_and_not_trained():
 
 def test_half_precision_is_widened_before_any_arithmetic():
     args = [tensor[MASK].bfloat16() for tensor in (LOGPROBS, OLD, ADVANTAGES)]
-    output = policy_loss("grpo", *args, IDS[MASK], COUNTS, **CLIP)
+    output = policy_loss("grpo", LossInputs(*args, IDS[MASK], COUNTS), **CLIP)
     assert output.loss.dtype == torch.float32
     assert output.loss.item() == pytest.approx(0.141867731, abs=5e-3)
 
@@ -320,11 +319,13 @@ def test_every_ratio_keeps_the_gradient_of_its_formula(name, advantage):
     logprobs = torch.full((count,), -70.0, requires_grad=True)  # fp32
     loss = policy_loss(
         name,
-        logprobs,
-        logprobs.detach() - FAR,
-        torch.full((count,), advantage),
-        torch.arange(count),
-        Denominators.of([1] * count, max_length=1),
+        LossInputs(
+            logprobs,
+            logprobs.detach() - FAR,
+            torch.full((count,), advantage),
+            torch.arange(count),
+            Denominators.of([1] * count, max_length=1),
+        ),
     ).loss
     loss.backward()
     assert loss.isfinite()
@@ -344,13 +345,15 @@ def test_ratio_weight_and_kl_together_overflow_nowhere(name, far):
             logprobs = torch.tensor([-6000.0], requires_grad=True)
             loss = policy_loss(
                 name,
-                logprobs,
-                old,
-                torch.tensor([advantage]),
-                torch.tensor([0]),
-                Denominators.of([1], max_length=1),
-                behaviour_logprobs=behaviour,
-                ref_logprobs=ref,
+                LossInputs(
+                    logprobs,
+                    old,
+                    torch.tensor([advantage]),
+                    torch.tensor([0]),
+                    Denominators.of([1], max_length=1),
+                    behaviour_logprobs=behaviour,
+                    ref_logprobs=ref,
+                ),
                 beta=0.1,
             ).loss
             loss.backward()
@@ -361,7 +364,9 @@ def test_ratio_weight_and_kl_together_overflow_nowhere(name, far):
 def test_an_absurd_ratio_stays_finite_and_spoils_no_other_token():
     logprobs = torch.tensor([0.0, -1.0], requires_grad=True)
     old, advantages = torch.tensor([-500.0, -1.0]), torch.tensor([0.0, 1.0])
-    output = policy_loss("dapo", logprobs, old, advantages, torch.tensor([0, 0]), Denominators.of([2]))
+    output = policy_loss(
+        "dapo", LossInputs(logprobs, old, advantages, torch.tensor([0, 0]), Denominators.of([2]))
+    )
     output.loss.backward()
     assert output.loss.item() == -0.5
     assert logprobs.grad.tolist() == [0.0, -0.5]
@@ -388,13 +393,13 @@ def test_impossible_options_are_named(name, options, message):
 def test_dr_grpo_needs_its_constant():
     args = [tensor[MASK] for tensor in (LOGPROBS, OLD, ADVANTAGES, IDS)]
     with pytest.raises(ConfigurationError, match="max_length"):
-        policy_loss("dr_grpo", *args, Denominators.of([3, 2]))
+        policy_loss("dr_grpo", LossInputs(*args, Denominators.of([3, 2])))
     with pytest.raises(ConfigurationError, match="max_length must be at least 1, got 0"):
         Denominators.of([3, 2], max_length=0)
 
 
 def test_tensors_of_unequal_shape_are_refused():
     with pytest.raises(ValueError, match=r"advantages must have the shape of logprobs, \[5\], got \[4\]"):
-        policy_loss("grpo", LOGPROBS[MASK], OLD[MASK], torch.ones(4), IDS[MASK], COUNTS)
+        policy_loss("grpo", LossInputs(LOGPROBS[MASK], OLD[MASK], torch.ones(4), IDS[MASK], COUNTS))
     with pytest.raises(ValueError, match="flat"):
-        policy_loss("grpo", LOGPROBS, OLD, ADVANTAGES, IDS, COUNTS)
+        policy_loss("grpo", LossInputs(LOGPROBS, OLD, ADVANTAGES, IDS, COUNTS))

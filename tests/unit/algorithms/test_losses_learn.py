@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from stateset_agents.algorithms.advantages import broadcast_turns, group_advantages
-from stateset_agents.algorithms.aggregation import Denominators
-from stateset_agents.algorithms.losses import policy_loss
+from stateset_agents.algorithms.losses import Denominators, LossInputs, policy_loss
 from stateset_agents.algorithms.policy_losses import LOSSES
 
 NUM_PROMPTS, NUM_WORDS, NUM_REPLIES, LENGTH = 4, 6, 8, 3
@@ -34,7 +33,9 @@ def _share_right(name: str, *, learning_rate: float, beta: float = 0.0) -> float
         for _ in range(2):
             logprobs = logits.log_softmax(-1)[prompts, words.flatten()]
             output = policy_loss(
-                name, logprobs, old, advantages, ids, denominators, ref_logprobs=reference, beta=beta
+                name,
+                LossInputs(logprobs, old, advantages, ids, denominators, ref_logprobs=reference),
+                beta=beta,
             )
             optimizer.zero_grad()
             output.loss.backward()

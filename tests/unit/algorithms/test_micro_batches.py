@@ -10,8 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stateset_agents.algorithms.aggregation import Denominators, Metrics, mean_per_trajectory
-from stateset_agents.algorithms.losses import policy_loss
+from stateset_agents.algorithms.losses import (
+    Denominators,
+    LossInputs,
+    Metrics,
+    mean_per_trajectory,
+    policy_loss,
+)
 from stateset_agents.algorithms.policy_losses import LOSSES
 
 NAMES = sorted(LOSSES)
@@ -53,15 +58,17 @@ class Batch:
         for rows in pieces:
             output = policy_loss(
                 name,
-                self._logprobs(parameters, rows),
-                self.old[rows],
-                self.advantages[rows],
-                self.ids[rows],
-                self.counts,
-                behaviour_logprobs=self.behaviour[rows],
+                LossInputs(
+                    self._logprobs(parameters, rows),
+                    self.old[rows],
+                    self.advantages[rows],
+                    self.ids[rows],
+                    self.counts,
+                    behaviour_logprobs=self.behaviour[rows],
+                    keep=self.keep[rows],
+                    ref_logprobs=self.reference[rows],
+                ),
                 weight_cap=1.3,
-                keep=self.keep[rows],
-                ref_logprobs=self.reference[rows],
                 beta=0.1,
             )
             output.loss.backward()
@@ -141,7 +148,7 @@ def test_an_empty_micro_batch_adds_zero():
     empty = torch.zeros(0, dtype=torch.float64, requires_grad=True)
     counts = Denominators.of([3], max_length=8)
     for name in NAMES:
-        output = policy_loss(name, empty, empty, empty, torch.zeros(0, dtype=torch.int64), counts)
+        output = policy_loss(name, LossInputs(empty, empty, empty, torch.zeros(0, dtype=torch.int64), counts))
         assert output.loss.item() == 0
         output.loss.backward()
 

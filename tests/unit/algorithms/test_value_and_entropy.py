@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stateset_agents.algorithms.aggregation import Denominators
-from stateset_agents.algorithms.losses import entropy, entropy_loss, value_loss
+from stateset_agents.algorithms.losses import Denominators, entropy, entropy_loss, value_loss
 from stateset_agents.types.errors import ConfigurationError
 
 

@@ -14,8 +14,7 @@ from neighbours import neighbours
 
 from stateset_agents.answers import symbolic
 from stateset_agents.answers.expressions import read
-from stateset_agents.answers.latex import latex_of
-from stateset_agents.answers.symbolic import SymbolicWorker, symbolically_equal
+from stateset_agents.answers.symbolic import SymbolicWorker, latex_of, symbolically_equal
 from stateset_agents.types.errors import RewardTimeout
 
 ENDLESS = r"(x+1)^{90} \cdot (x+2)^{90} \cdot (y+3)^{99}"

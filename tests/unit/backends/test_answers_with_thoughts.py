@@ -10,7 +10,7 @@ from aiohttp import web
 from chat_server import ChatServer, Fault, body
 
 from stateset_agents.backends.openai.client import ChatClient
-from stateset_agents.backends.openai.thoughts import WordStream, words_of
+from stateset_agents.backends.openai.responses import WordStream, words_of
 from stateset_agents.core.users.model_user import ModelUsers
 from stateset_agents.rewards.judge import JudgeReward
 from stateset_agents.types.errors import EnvironmentFailure, RewardFailure

@@ -11,7 +11,7 @@ from chat_server import ChatServer, Fault, answer, body, status
 
 from stateset_agents.backends.openai import client as client_module
 from stateset_agents.backends.openai.client import ChatClient, NoAnswer
-from stateset_agents.backends.openai.thoughts import thoughts_of
+from stateset_agents.backends.openai.responses import thoughts_of
 from stateset_agents.runtime.http_guard import HttpGuard
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message

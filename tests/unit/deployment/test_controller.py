@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import pytest
 from deployment_journals import alter
 
-from stateset_agents.deployment.assignment import bucket
 from stateset_agents.deployment.controller import DeploymentController, start_deployment
 from stateset_agents.deployment.guards import Answer
 from stateset_agents.deployment.journal import Journal
 from stateset_agents.deployment.plan import DeploymentPlan, GuardPlan, read_plan
+from stateset_agents.deployment.state import bucket
 from stateset_agents.types.errors import ConfigurationError, JournalError
 
 QUICK: dict[str, Any] = {

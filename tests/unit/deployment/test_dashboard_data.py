@@ -16,9 +16,9 @@ from stateset_agents.deployment.journal import Journal
 from stateset_agents.deployment.plan import DeploymentPlan
 from stateset_agents.deployment.sequential import Evidence
 from stateset_agents.deployment.views.dashboard_data import Deployments
+from stateset_agents.deployment.views.dashboard_live import prometheus_page
 from stateset_agents.deployment.views.dashboard_page import write_dashboard
 from stateset_agents.deployment.views.history import DeploymentHistory, EvidencePoint, ThinnedPoints
-from stateset_agents.deployment.views.prometheus_page import prometheus_page
 from stateset_agents.types.errors import ConfigurationError, JournalError
 
 

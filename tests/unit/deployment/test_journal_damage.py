@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 from deployment_journals import SimulatedDeployment
 
-from stateset_agents.deployment.assignment import Assignment
 from stateset_agents.deployment.controller import DeploymentController, start_deployment
 from stateset_agents.deployment.guards import Answer
 from stateset_agents.deployment.journal import Journal, Pages
+from stateset_agents.deployment.state import Assignment
 from stateset_agents.types.errors import ConfigurationError, JournalError
 
 NOBODY = 65534

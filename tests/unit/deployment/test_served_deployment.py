@@ -21,12 +21,12 @@ from stateset_agents.backends.scripted import ScriptedBackend, ScriptedRequest
 from stateset_agents.cli.main import main
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.deployment import conversations
-from stateset_agents.deployment.assignment import Arm
 from stateset_agents.deployment.controller import DeploymentController
 from stateset_agents.deployment.conversations import Deployed
 from stateset_agents.deployment.guards import Answer, Violation, agreement_of
 from stateset_agents.deployment.journal import Journal
 from stateset_agents.deployment.plan import DeploymentPlan
+from stateset_agents.deployment.state import Arm
 from stateset_agents.serving.server import AgentServer
 from stateset_agents.types.errors import BackendError, ConfigurationError, JournalError
 from stateset_agents.types.messages import Message, ToolCall

@@ -15,13 +15,12 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stateset_agents.backends.pretrained.loading import trained_tokens
-from stateset_agents.cli import build_embedded as verb
+from stateset_agents.cli import models
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.embedded import build
 from stateset_agents.embedded.build import build_embedded
 from stateset_agents.embedded.recipes import reasoner
-from stateset_agents.embedded.recipes.desk import RECOMMENDED, copying_weights
-from stateset_agents.embedded.recipes.desk_dialogues import demonstrations, perturbed
+from stateset_agents.embedded.recipes.desk import RECOMMENDED, copying_weights, demonstrations, perturbed
 from stateset_agents.embedded.recipes.recipe import Phase
 from stateset_agents.environments.problems import ArithmeticProblems
 from stateset_agents.environments.retail_desk import catalog
@@ -32,7 +31,7 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.scenario import Split
 
-DESK = Path(verb.__file__).parents[1] / "embedded" / "desk"
+DESK = Path(models.__file__).parents[1] / "embedded" / "desk"
 REASONER = DESK.parent / "reasoner"
 HELD_OUT: tuple[Split, Split] = ("validation", "test")
 
@@ -214,7 +213,7 @@ def test_the_verb_builds_a_folder_and_says_what_it_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parser = argparse.ArgumentParser()
-    verb.add_parser(parser.add_subparsers())
+    models.add_build_embedded(parser.add_subparsers())
     args = parser.parse_args(
         ["build-embedded", str(tmp_path / "model"), "--steps", "2", "--dialogues", "30", "--seed", "4"]
     )
@@ -231,7 +230,7 @@ def test_the_verb_builds_the_reasoner_in_two_phases(
 ) -> None:
     monkeypatch.setattr(reasoner, "_HABIT_STEPS", 2)
     parser = argparse.ArgumentParser()
-    verb.add_parser(parser.add_subparsers())
+    models.add_build_embedded(parser.add_subparsers())
     folder = tmp_path / "model"
     words = ["build-embedded", str(folder), "--model", "reasoner", "--steps", "2", "--dialogues", "90"]
     args = parser.parse_args(words)

@@ -10,8 +10,8 @@ import sys
 import pydantic
 import pytest
 
-from stateset_agents.environments.tau2.tables import CopiedRows
-from stateset_agents.environments.tau2.users.first_person import as_told, sentences
+from stateset_agents.environments.tau2.users import as_told, sentences
+from stateset_agents.environments.tau2.world import CopiedRows
 
 
 class Row(pydantic.BaseModel):

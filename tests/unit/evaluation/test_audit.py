@@ -11,7 +11,7 @@ import pytest
 from environments import ChattyEnvironment, scenarios
 
 from stateset_agents.cli.main import main
-from stateset_agents.cli.measure.audit import _numbers
+from stateset_agents.cli.rewards import _numbers
 from stateset_agents.core.environment import ConversationEnvironment
 from stateset_agents.core.reward import (
     CompositeReward,
@@ -22,9 +22,15 @@ from stateset_agents.core.reward import (
 from stateset_agents.core.tools import Toolbox, ToolError, tool
 from stateset_agents.core.users.simulated_user import RuleBasedUser
 from stateset_agents.evaluation.audit import audit, degenerate_agents_of
-from stateset_agents.evaluation.degenerate_agents import DEGENERATE, KeywordStuffer, Liar, Silent
 from stateset_agents.evaluation.evaluator import held_out
-from stateset_agents.evaluation.scripted_play import MAX_TURNS, play
+from stateset_agents.evaluation.scripted_agents import (
+    DEGENERATE,
+    MAX_TURNS,
+    KeywordStuffer,
+    Liar,
+    Silent,
+    play,
+)
 from stateset_agents.training.components import make_environment
 from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
 from stateset_agents.types.messages import Message, ToolCall

@@ -9,14 +9,14 @@ from typing import Any
 from environments import ChattyConversation, ChattyEnvironment, scenarios
 
 from stateset_agents.backends.scripted import ScriptedBackend
-from stateset_agents.cli.measure.evaluate import _lines
+from stateset_agents.cli.evaluate import _lines
 from stateset_agents.cli.output import floors
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.environment import Observation
 from stateset_agents.core.reward import EnvironmentReward
+from stateset_agents.evaluation.audit import with_floors
 from stateset_agents.evaluation.evaluator import Evaluation, FamilyResult, evaluate
-from stateset_agents.evaluation.floors import with_floors
-from stateset_agents.reporting.measurements import other_tables
+from stateset_agents.reporting.report import other_tables
 from stateset_agents.types.messages import Message
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import Outcome

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 from tiny_training import make_agent
 
+from stateset_agents.backends.base import exclusive, new_weights
 from stateset_agents.backends.scripted import ScriptedBackend
-from stateset_agents.backends.training_lock import exclusive, new_weights
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.evaluation.response_cache import ResponseCache
 from stateset_agents.types.errors import BackendError, ConfigurationError

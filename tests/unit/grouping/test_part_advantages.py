@@ -7,7 +7,6 @@ import pytest
 from numpy.typing import NDArray
 
 from stateset_agents.algorithms.group_arrays import gae_array
-from stateset_agents.grouping.adaptive import hierarchical_advantages
 from stateset_agents.grouping.advantages import (
     GroupAdvantageNormalizer,
     absolute_shares,
@@ -17,6 +16,7 @@ from stateset_agents.grouping.advantages import (
     part_statistics,
     sign_flip_share,
 )
+from stateset_agents.grouping.partitioner import hierarchical_advantages
 from stateset_agents.grouping.partitions import key_parts, quantile_parts
 from stateset_agents.grouping.weights import (
     FLOOR,

@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 
 from stateset_agents.grouping import partitions
-from stateset_agents.grouping.adaptive import AdaptiveGrouper, finer_parts
-from stateset_agents.grouping.clustering import kmeans, matched
-from stateset_agents.grouping.mulberry32 import mulberry32
+from stateset_agents.grouping.partitioner import AdaptiveGrouper, finer_parts
 from stateset_agents.grouping.partitions import (
     STRATEGIES,
     GroupingStrategy,
     Trajectories,
     create_group_masks,
     key_parts,
+    kmeans,
     kmeans_parts,
+    matched,
+    mulberry32,
     quantile_parts,
     random_parts,
 )
@@ -140,7 +141,7 @@ def test_parts_keep_their_numbers_over_20_batches_that_drift() -> None:
         first = first or of_kind
         assert of_kind == first
         assert all(len(parts) == 1 for parts in of_kind)
-        assert grouper.num_remembered == min(100, 30 * (batch + 1))  # bounded
+        assert len(grouper.state()["window"]) == min(100, 30 * (batch + 1))  # bounded
 
 
 def test_an_adaptive_grouper_goes_on_from_its_state() -> None:

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from stateset_agents.numeric.credit import credit
 from stateset_agents.numeric.environments.base import Spec, Transition
-from stateset_agents.numeric.environments.mix import Task, TaskMix
-from stateset_agents.numeric.environments.suites import make_suite
+from stateset_agents.numeric.environments.suites import Task, TaskMix, make_suite
 from stateset_agents.numeric.rollout import Rollout, action_keys, collect
 from stateset_agents.numeric.settings import ControlConfig
 from stateset_agents.numeric.studies.partitioned import GRPO

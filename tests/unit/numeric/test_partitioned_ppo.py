@@ -10,15 +10,13 @@ import pytest
 import torch
 from control_toys import Signals
 
-from stateset_agents.grouping.partitioner import GROUP_STRATEGIES, Partitioner, PartSettings
+from stateset_agents.grouping.partitioner import GROUP_STRATEGIES, Partitioner
 from stateset_agents.numeric.credit import Values, credit
-from stateset_agents.numeric.environments.mix import Task, TaskMix
-from stateset_agents.numeric.environments.suites import mix
+from stateset_agents.numeric.environments.suites import Task, TaskMix, mix
 from stateset_agents.numeric.policy import MlpPolicy, ScaledCritic, ValuedPolicy
 from stateset_agents.numeric.rollout import action_keys, collect
 from stateset_agents.numeric.settings import ControlConfig
-from stateset_agents.numeric.studies.partitioned import GRPO, policy_for
-from stateset_agents.numeric.studies.task_policy import TaskPolicy
+from stateset_agents.numeric.studies.partitioned import GRPO, TaskPolicy, policy_for
 from stateset_agents.numeric.update import Batch, minibatch_loss, update
 from stateset_agents.runs.optimizer import Optimization
 from stateset_agents.tracking.run_log import RunLog
@@ -82,7 +80,7 @@ def advantages(scale, strategy):
     values = values_of(rollout)
     of_task = np.where(rollout.tasks.ids == 1, scale, 1.0)
     values = dataclasses.replace(values, before=values.before * of_task, final=values.final * of_task)
-    partitioner = Partitioner(PartSettings(strategy=strategy))
+    partitioner = Partitioner(strategy)
     return credit(rollout, "gae", gamma=0.99, values=values, partitioner=partitioner)
 
 
@@ -100,10 +98,8 @@ def test_weights_enter_the_loss():
     rollout = played(environment)
     found = {}
     for method in ("balanced", "performance"):
-        settings = PartSettings(strategy="task", weight_method=method)
-        result = credit(
-            rollout, "gae", gamma=0.99, values=values_of(rollout), partitioner=Partitioner(settings)
-        )
+        partitioner = Partitioner("task", weight_method=method)
+        result = credit(rollout, "gae", gamma=0.99, values=values_of(rollout), partitioner=partitioner)
         found[method] = result
     assert found["balanced"].metrics["part_weight/one"] == 0.5
     weights = found["performance"].metrics
@@ -125,7 +121,7 @@ def test_a_balanced_part_counts_the_same_whatever_its_length():
         "gae",
         gamma=0.99,
         values=values_of(rollout),
-        partitioner=Partitioner(PartSettings(strategy="task")),
+        partitioner=Partitioner("task"),
     )
     squares = [
         np.abs(result.advantages[:, rollout.tasks.ids == task][rollout.alive[:, rollout.tasks.ids == task]])
@@ -144,7 +140,7 @@ def test_failed_rows_move_no_boundary():
     broken = dataclasses.replace(
         rollout, failed=failed, alive=rollout.alive & ~failed, terminated=~failed, rewards=rewards
     )
-    partitioner = Partitioner(PartSettings(strategy="difficulty"))
+    partitioner = Partitioner("difficulty")
     result = credit(broken, "gae", gamma=0.99, values=values_of(rollout), partitioner=partitioner)
     assert not result.advantages[:, :3].any()
     assert sum(result.metrics[f"part_size/{part}"] for part in range(4)) == 21

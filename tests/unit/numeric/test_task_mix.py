@@ -10,12 +10,11 @@ from control_toys import Signals
 
 from stateset_agents.numeric.environments.base import check_environment
 from stateset_agents.numeric.environments.classic import BatchedAcrobot, BatchedCartPole
-from stateset_agents.numeric.environments.mix import Task, TaskMix
-from stateset_agents.numeric.environments.suites import SUITES, make_suite, mix
+from stateset_agents.numeric.environments.suites import SUITES, Task, TaskMix, make_suite, mix
 from stateset_agents.numeric.experiment import ControlFile, make_environment
 from stateset_agents.numeric.policy import MlpPolicy
 from stateset_agents.numeric.rollout import action_keys, collect
-from stateset_agents.numeric.studies.task_policy import TaskPolicy
+from stateset_agents.numeric.studies.partitioned import TaskPolicy
 from stateset_agents.types.errors import ConfigurationError
 
 

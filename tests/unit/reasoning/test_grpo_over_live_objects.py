@@ -15,8 +15,7 @@ from tiny_models import tiny_model, tiny_tokenizer
 from tiny_training import even_share, plain_logits, plain_logprobs
 
 import stateset_agents
-from stateset_agents.algorithms.aggregation import Denominators
-from stateset_agents.algorithms.losses import policy_loss
+from stateset_agents.algorithms.losses import Denominators, LossInputs, policy_loss
 from stateset_agents.core.reward import RewardFunction, RewardResult
 from stateset_agents.reasoning import (
     GRPOTrainer,
@@ -24,7 +23,7 @@ from stateset_agents.reasoning import (
     normalize_rewards_per_group,
     setup_distributed_grpo,
 )
-from stateset_agents.reasoning.groups import Group, samples_of
+from stateset_agents.reasoning.trainer import Group, samples_of
 from stateset_agents.rewards.reasoning import DeepSeekRewardFunction
 from stateset_agents.types.errors import BackendError, ConfigurationError
 from stateset_agents.types.scenario import Scenario
@@ -202,18 +201,22 @@ def by_hand(trainer: GRPOTrainer, reference: Any, group: Group, **more: Any) -> 
 
     now = logprobs(trainer.policy_model)
     stored = torch.cat([torch.tensor(t.turns[0].completion.logprobs) for t in trajectories])
+    behaviour = None
     if more.pop("is_weighted", False):
-        more |= {"behaviour_logprobs": stored, "weight_cap": 2.0}
-        stored = now
+        more["weight_cap"] = 2.0
+        stored, behaviour = now, stored
     output = policy_loss(
         "grpo",
-        now,
-        stored,
-        torch.cat([torch.tensor(sample.advantages) for sample in samples]),
-        ids,
-        Denominators.of(lengths),
+        LossInputs(
+            now,
+            stored,
+            torch.cat([torch.tensor(sample.advantages) for sample in samples]),
+            ids,
+            Denominators.of(lengths),
+            behaviour_logprobs=behaviour,
+            ref_logprobs=logprobs(reference),
+        ),
         clip_ratio=0.2,
-        ref_logprobs=logprobs(reference),
         beta=trainer.config.beta,
         **more,
     )

@@ -17,8 +17,8 @@ from stateset_agents.reporting.curves import (
     other_curves,
     reward_terms,
 )
+from stateset_agents.tracking.diagnostics import CONVERSATIONS, NUMERIC
 from stateset_agents.tracking.run_log import MetricLine
-from stateset_agents.tracking.units import CONVERSATIONS, NUMERIC
 
 
 def lines(**metrics: list[float]) -> list[MetricLine]:

@@ -16,8 +16,8 @@ from report_runs import finished_run, numeric_run, page_data
 from stateset_agents.cli.main import main
 from stateset_agents.deployment.views.dashboard_live import serve_dashboard
 from stateset_agents.evaluation.comparison import recorded_evaluation
-from stateset_agents.reporting.overview.overview_data import overview_data
-from stateset_agents.reporting.overview.overview_live import serve_overview
+from stateset_agents.reporting.live import serve_overview
+from stateset_agents.reporting.overview import overview_data
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 

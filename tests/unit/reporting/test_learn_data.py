@@ -7,18 +7,16 @@ import gzip
 import json
 from pathlib import Path
 
+import learn_toys as toys
 import pytest
 from report_runs import finished_run, numeric_run
 from study_folders import comparison, write_study
 
 from stateset_agents.algorithms.advantages import group_advantages
 from stateset_agents.cli.main import main
-from stateset_agents.cli.pages.learn import write_pages
-from stateset_agents.cli.pages.study_data import study_data
-from stateset_agents.reporting.learn.lab.lab_data import lab_data
-from stateset_agents.reporting.learn.learn_page import PAGES, render_learn_page
-from stateset_agents.reporting.learn.papers import toys
-from stateset_agents.reporting.learn.parts.parts_data import run_parts, toy_parts
+from stateset_agents.cli.pages import write_pages
+from stateset_agents.cli.study import study_data
+from stateset_agents.reporting.learn_pages import PAGES, lab_data, render_learn_page, run_parts, toy_parts
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.types.errors import ConfigurationError
 

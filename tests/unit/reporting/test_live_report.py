@@ -18,7 +18,7 @@ from warm_python import warm_python
 from stateset_agents.cli.main import main
 from stateset_agents.reporting import live
 from stateset_agents.reporting.live import serve
-from stateset_agents.reporting.page_data import page_data
+from stateset_agents.reporting.report import page_data
 from stateset_agents.runtime.http_server import listen
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.tracking.tracker import JsonlTracker
@@ -28,7 +28,7 @@ async def test_the_page_holds_the_run_and_fetches_its_conversations(tmp_path: Pa
     async with served(serve, RunLog(finished_run(tmp_path, steps=2))) as client:
         async with client.get("/") as page, client.get("/plotly.js") as script:
             assert "<title>0001-demo" in await page.text()
-            assert "plotly.js v" in await script.text()
+            assert "plotly.js (cartesian - minified) v" in await script.text()
         async with client.get("/conversations.json") as response:
             assert (await response.json())["total"] == 2 * 8 + 2 * 10
 

@@ -10,13 +10,16 @@ from report_runs import log_stage, metrics, page_data
 
 from stateset_agents.cli.main import main
 from stateset_agents.evaluation.comparison import compare_runs
-from stateset_agents.reporting.overview.experiments import difference, experiments, score
-from stateset_agents.reporting.overview.overview_data import overview_data
-from stateset_agents.reporting.overview.overview_live import serve_overview
-from stateset_agents.reporting.overview.run_results import read_run
+from stateset_agents.reporting.live import serve_overview
+from stateset_agents.reporting.overview import (
+    difference,
+    experiments,
+    overview_data,
+    read_run,
+    score,
+)
 from stateset_agents.tracking.run_folder import RunFolder
-from stateset_agents.tracking.run_log import RunLog
-from stateset_agents.tracking.run_settings import differing_settings
+from stateset_agents.tracking.run_log import RunLog, differing_settings
 from stateset_agents.tracking.tracker import JsonlTracker
 
 BEFORE = {0, 1}

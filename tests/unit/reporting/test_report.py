@@ -14,8 +14,7 @@ import pytest
 from report_runs import finished_run, log_stage, page_data, side
 
 from stateset_agents.cli.main import main
-from stateset_agents.reporting.measurements import other_tables
-from stateset_agents.reporting.report import write_report
+from stateset_agents.reporting.report import other_tables, write_report
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.tracker import JsonlTracker
 from stateset_agents.types.errors import ConfigurationError
@@ -160,7 +159,7 @@ def test_plotly_can_stand_once_beside_all_runs(tmp_path: Path) -> None:
     for folder in runs:
         page = Page(write_report(folder.path, shared_assets=True).read_text())
         (source,) = [attrs["src"] for tag, attrs in page.tags if tag == "script" and "src" in attrs]
-        assert "plotly.js v" in (folder.path / str(source)).read_text()[:200]
+        assert "plotly.js (cartesian - minified) v" in (folder.path / str(source)).read_text()[:200]
         assert folder.report.stat().st_size < 150_000
     assert len(list(tmp_path.glob("plotly-*.min.js"))) == 1
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from stateset_agents.reporting.curves import activity_curves
-from stateset_agents.reporting.step_activity import (
+from stateset_agents.reporting.curves import (
     OTHER,
     OVERLAPPED,
     ROLLOUT_ONLY,
     UPDATE_ONLY,
+    activity_curves,
     step_activity,
 )
 

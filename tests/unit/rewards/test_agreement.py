@@ -10,8 +10,7 @@ from builders import trajectory
 from chat_server import ChatServer
 
 from stateset_agents.core.reward import reward_function
-from stateset_agents.rewards.agreement import cohens_kappa, measure_agreement
-from stateset_agents.rewards.judge import JudgeReward, create_judge_reward
+from stateset_agents.rewards.judge import JudgeReward, cohens_kappa, create_judge_reward, measure_agreement
 from stateset_agents.rewards.verifiable import create_correctness_reward
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message

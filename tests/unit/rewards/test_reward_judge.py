@@ -17,8 +17,13 @@ from chat_server import ChatServer, answer, body, status
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.scoring.base import RewardResult, score_trajectories
-from stateset_agents.rewards.judge import JudgeReward, create_judge_reward, judge_prompt, parse_verdict
-from stateset_agents.rewards.judge_cache import AnswerCache
+from stateset_agents.rewards.judge import (
+    AnswerCache,
+    JudgeReward,
+    create_judge_reward,
+    judge_prompt,
+    parse_verdict,
+)
 from stateset_agents.types.errors import BudgetExceeded, ConfigurationError, RewardFailure
 from stateset_agents.types.messages import Message, ToolCall
 
@@ -316,7 +321,7 @@ async def test_what_cannot_be_read_is_not_kept(tmp_path: Path):
 
 _WRITER = """
 import sys
-from stateset_agents.rewards.judge_cache import AnswerCache
+from stateset_agents.rewards.judge import AnswerCache
 cache = AnswerCache(sys.argv[1])
 for number in range(40):
     key = cache.key("m", f"question {number}")

@@ -23,7 +23,7 @@ from stateset_agents.rewards import (
     create_reasoning_format_reward,
     create_reasoning_reward,
 )
-from stateset_agents.runtime.retries import FaultPolicy, FaultTolerance
+from stateset_agents.runtime.circuit_breakers import FaultPolicy, FaultTolerance
 from stateset_agents.training.components import make_reward
 from stateset_agents.types.errors import ConfigurationError, RewardFailure, RewardTimeout
 from stateset_agents.types.scenario import Scenario

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stateset_agents.core.reward import CompositeReward, EnvironmentReward, reward_function
 from stateset_agents.core.scoring.base import RewardFunction, RewardResult
-from stateset_agents.rewards.scaling import (
+from stateset_agents.rewards.composites import (
     NormalizedReward,
     RunningMoments,
     ScaledReward,

@@ -10,16 +10,15 @@ import pytest
 from builders import trajectory
 
 from stateset_agents.algorithms.advantages import (
+    branch_credit,
     group_advantages,
     per_turn_group_credit,
     returns_to_go,
     turn_gae,
 )
-from stateset_agents.algorithms.branching import branch_credit
 from stateset_agents.core.reward import CompositeReward, EnvironmentReward, reward_function
 from stateset_agents.core.scoring.base import RewardResult
-from stateset_agents.rewards.composites import GatedReward
-from stateset_agents.rewards.scaling import NormalizedReward, ScaledReward
+from stateset_agents.rewards.composites import GatedReward, NormalizedReward, ScaledReward
 from stateset_agents.rewards.shaping import PotentialShaping, refuse_unfit_shaping, shaping_rewards
 from stateset_agents.types.errors import ConfigurationError, RewardFailure
 from stateset_agents.types.trajectory import Outcome, Status, Trajectory

@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateset_agents.core.reward import RewardFunction, create_engagement_reward
-from stateset_agents.core.scoring.answers import agreement, parse_number
 from stateset_agents.core.scoring.base import RewardResult
 from stateset_agents.rewards.verifiable import (
+    agreement,
     create_conciseness_reward,
     create_correctness_reward,
     create_safety_reward,
+    parse_number,
 )
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message, ToolCall

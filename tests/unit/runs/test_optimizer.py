@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from stateset_agents.runs.learning_rate import schedule
 from stateset_agents.runs.optimizer import Optimization, autocast_dtype
+from stateset_agents.runs.settings import schedule
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.types.errors import ConfigurationError
 

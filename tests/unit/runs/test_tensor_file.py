@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from stateset_agents.runs.tensor_file import write_tensors
+from stateset_agents.runs.checkpoint_files import write_tensors
 
 DTYPES = (
     torch.float64,

@@ -30,9 +30,9 @@ from stateset_agents.runs.checkpoint_files import (
     save_checkpoint,
     write_texts,
 )
+from stateset_agents.runs.checkpoints import truncate_run
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.tracker import JsonlTracker
-from stateset_agents.training.loop.checkpointer import truncate_after
 from stateset_agents.training.loop.run_state import RunState
 from stateset_agents.types.errors import CheckpointError
 
@@ -195,7 +195,7 @@ def test_a_kill_at_any_operation_of_a_resume_leaves_no_checkpoint_without_its_lo
                 save(made.checkpoints, step)
     state = RunState(step=2, evaluated_step=2)
     left = every_kill(
-        tmp_path, made.path, lambda folder: truncate_after(RunFolder(folder), state, {"training": {}})
+        tmp_path, made.path, lambda folder: truncate_run(RunFolder(folder), {"training": {}}, state)
     )
     found = []
     for folder in left:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from healthy_run import HEALTHY, TRAINING, Series
 
-from stateset_agents.runs.warnings import StepWarnings
+from stateset_agents.runs.recorder import StepWarnings
 
 SAME = {"group/zero_variance": 1.0, "reward/mean": 0.5}
 

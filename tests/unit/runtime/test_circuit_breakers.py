@@ -10,8 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateset_agents.runtime.circuit_breakers import Breaker, admitted
-from stateset_agents.runtime.retries import FaultPolicy, FaultTolerance, wait_before
+from stateset_agents.runtime.circuit_breakers import (
+    Breaker,
+    FaultPolicy,
+    FaultTolerance,
+    admitted,
+    wait_before,
+)
 from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
 
 LAST = r"\(last: OSError: away \(at test_circuit_breakers\.py:\d+\)\)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stateset_agents.runtime.devices import local_gpu
+from stateset_agents.runtime.machine import local_gpu
 from stateset_agents.types.errors import ConfigurationError
 
 

@@ -16,7 +16,7 @@ import pytest
 import stateset_agents
 from stateset_agents.backends.pretrained.loading import load_tokenizer
 from stateset_agents.core.chat.plain_template import PlainTemplate
-from stateset_agents.runtime.loop_lag import _user_place, measure_loop_lag
+from stateset_agents.runtime.event_loop import _user_place, measure_loop_lag
 from stateset_agents.types.messages import Message
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from stateset_agents.runtime import memory_use
-from stateset_agents.runtime.memory_use import peak_memory
+from stateset_agents.runtime import machine as memory_use
+from stateset_agents.runtime.machine import peak_memory
 
 GROWING = """
-from stateset_agents.runtime.memory_use import peak_memory
+from stateset_agents.runtime.machine import peak_memory
 before = peak_memory()
 taken = bytearray(int(before["memory/peak_mib"] * 2**20))
 taken[::4096] = b"1" * len(taken[::4096])  # or no page of it is there

@@ -29,7 +29,7 @@ from stateset_agents.core.reward import (
 )
 from stateset_agents.core.rollout.time_limited_environment import TimeLimitedEnvironment
 from stateset_agents.rewards.judge import JudgeReward
-from stateset_agents.runtime.retries import FaultPolicy, FaultTolerance
+from stateset_agents.runtime.circuit_breakers import FaultPolicy, FaultTolerance
 from stateset_agents.types.errors import ConfigurationError, RewardFailure, RewardTimeout
 from stateset_agents.types.messages import Message
 from stateset_agents.types.scenario import Scenario

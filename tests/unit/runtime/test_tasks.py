@@ -16,7 +16,7 @@ from builders import trajectory
 
 from stateset_agents.core.reward import reward_function, score_trajectories
 from stateset_agents.runtime import tasks as waiting
-from stateset_agents.runtime.loop_lag import measure_loop_lag
+from stateset_agents.runtime.event_loop import measure_loop_lag
 from stateset_agents.runtime.tasks import LoopShare, in_thread, with_timeout
 from stateset_agents.types.errors import RewardTimeout
 

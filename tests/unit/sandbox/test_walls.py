@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from stateset_agents.sandbox import Job, Limits, Sandbox, SandboxFailure, landlock, levels, what_is_there
-from stateset_agents.sandbox.interpreter import find_interpreter
+from stateset_agents.sandbox import Job, Limits, Sandbox, SandboxFailure, levels, what_is_there
 from stateset_agents.sandbox.levels import LEVELS, choose_walls
 from stateset_agents.sandbox.local import run_job
-from stateset_agents.sandbox.seccomp import assemble
-from stateset_agents.sandbox.syscalls import ARCHITECTURES, Architecture
+from stateset_agents.sandbox.syscalls import ARCHITECTURES, Architecture, assemble
+from stateset_agents.sandbox.walls import find_interpreter, landlock_version, make_ruleset
 from stateset_agents.types.errors import ConfigurationError
 
 ALLOW, EPERM, KILL = "allow", "EPERM", "kill"
@@ -189,8 +188,8 @@ def test_the_ruleset_names_the_standard_library_alone() -> None:
     for name in ("site-packages", "dist-packages", "test"):
         assert library / name not in readable
     assert not any(path.is_symlink() for path in readable)
-    if landlock.abi():
-        os.close(landlock.make_ruleset(readable, version=landlock.abi()))
+    if landlock_version():
+        os.close(make_ruleset(readable, version=landlock_version()))
 
 
 @pytest.mark.parametrize(

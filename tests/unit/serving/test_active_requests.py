@@ -8,7 +8,7 @@ import time
 import pytest
 
 from stateset_agents.backends.openai.protocol import ApiError
-from stateset_agents.serving.active_requests import ActiveRequests
+from stateset_agents.serving.limits import ActiveRequests
 
 
 async def answer(requests, seconds):

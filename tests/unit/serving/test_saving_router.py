@@ -17,8 +17,8 @@ from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.deployment.conversations import Deployed
 from stateset_agents.deployment.journal import Journal
 from stateset_agents.deployment.plan import DeploymentPlan
+from stateset_agents.serving.routing import SavingRouter
 from stateset_agents.serving.saved_conversations import load_served
-from stateset_agents.serving.saving_router import SavingRouter
 from stateset_agents.serving.server import AgentServer
 
 CALL = '<tool_call>{"name": "look", "arguments": {"order": "K1"}}</tool_call>'

@@ -18,15 +18,15 @@ from chat_templates import trl_tokenizer
 from stateset_agents import AgentConfig, Message, MultiTurnAgent
 from stateset_agents.backends.base import Session
 from stateset_agents.backends.scripted import ScriptedBackend, ScriptedRequest
-from stateset_agents.backends.text.tokenizers import ByteTokenizer, HuggingFaceTokenizer
-from stateset_agents.cli.serving.serve import add_parser, agent_config_of
+from stateset_agents.backends.tokenizers import ByteTokenizer, HuggingFaceTokenizer
+from stateset_agents.cli.serve import add_parser, agent_config_of
 from stateset_agents.core.environment import ConversationEnvironment
 from stateset_agents.core.rollout.episode import EpisodeSeeds, run_episode
 from stateset_agents.core.tools import Toolbox
 from stateset_agents.serving.chat_session import ChatSession
-from stateset_agents.serving.client_histories import ClientHistories, ClientHistory
 from stateset_agents.serving.limits import Limits
 from stateset_agents.serving.saved_conversations import load_conversations, save_conversation
+from stateset_agents.serving.served_agent import ClientHistories, ClientHistory
 from stateset_agents.serving.server import AgentServer
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Completion, ToolCall

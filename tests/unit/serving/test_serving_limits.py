@@ -14,7 +14,7 @@ import pytest
 
 from stateset_agents.backends.openai.protocol import ApiError
 from stateset_agents.backends.scripted import ScriptedBackend
-from stateset_agents.cli.serving import serve
+from stateset_agents.cli import serve
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.serving.limits import AnswerQueue, BodyMemory, Limits
 from stateset_agents.serving.server import AgentServer

@@ -20,10 +20,15 @@ from tiny_training import talk
 
 from stateset_agents.algorithms.intervals import mean_interval, wilson
 from stateset_agents.cli.main import main
-from stateset_agents.tracking.checks import CHECKS, _loop_lag
-from stateset_agents.tracking.diagnostics import all_passed, diagnose, live_findings
-from stateset_agents.tracking.history import History
-from stateset_agents.tracking.monitors import MONITORS, Finding
+from stateset_agents.tracking.diagnostics import (
+    CHECKS,
+    History,
+    _loop_lag,
+    all_passed,
+    diagnose,
+    live_findings,
+)
+from stateset_agents.tracking.monitors import Finding, monitors
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import MetricLine, RunLog, held_out_gains
 from stateset_agents.tracking.tracker import JsonlTracker
@@ -498,8 +503,8 @@ def test_a_strict_gate_fails_on_warnings_too(tmp_path: Path) -> None:
 def test_the_table_has_every_check_and_each_its_thresholds_advice_and_source(tmp_path: Path) -> None:
     findings = diagnose(record(tmp_path, HEALTHY))
     not_said = {"floor", "held-out", "rules", "KL to its target"}
-    assert {finding.check for finding in findings} | not_said == set(MONITORS)
-    for monitor in MONITORS.values():
+    assert {finding.check for finding in findings} | not_said == set(monitors())
+    for monitor in monitors().values():
         assert monitor.warn <= monitor.fail
         assert monitor.advice
         assert monitor.why

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from stateset_agents.tracking.run_folder import RunFolder
-from stateset_agents.tracking.run_lock import RunLock
+from stateset_agents.tracking.run_folder import RunFolder, RunLock
 from stateset_agents.tracking.tracker import JsonlTracker
 from stateset_agents.types.errors import ConfigurationError
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from stateset_agents.tracking.run_lock import RunLock
+from stateset_agents.tracking.run_folder import RunLock
 lock = RunLock(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(60)

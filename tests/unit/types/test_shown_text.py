@@ -7,8 +7,7 @@ import logging
 import pytest
 
 from stateset_agents.cli.main import main
-from stateset_agents.types.logs import configure_logging, get_logger
-from stateset_agents.types.shown_text import shown, shown_line
+from stateset_agents.types.logs import configure_logging, get_logger, shown, shown_line
 
 
 def test_control_and_direction_characters_are_escapes() -> None:

@@ -1,1 +1,1 @@
-"""What the agent sampled, read back: thoughts, words and tool calls."""
+"""Readers of sampled replies: thoughts, words and tool calls."""

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import regex  # type: ignore[import-untyped]  # it has no types of its own
 
+from stateset_agents.types.schemas import ValueKind, kinds_of, merged
+
 MAX_LEVELS = 32
-"""Of objects and lists inside one another; real arguments have a handful."""
+"""Most levels of nested objects and lists; real arguments have a handful."""
 _SPACE = re.compile(r"\s*")
 _WORD = re.compile(r"[^\s,:\[\]{}()'\"]+")
 _KEY = re.compile(r"[^,:\[\]{}'\"]+(?=:)")
@@ -28,7 +30,8 @@ _QUOTES = ('<|"|>', '"', "'")
 _ESCAPE = re.compile(r"\\(U00[01][0-9a-fA-F]{5}|u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
 _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "\n": ""}
 _AFTER_TEXT = re.compile(r"\s*(?:,\s*[^\s,()\[\]{}=]+\s*=|\)\s*(?:\]|,\s*[^\s,()\[\]{}=]+\())")
-"""What stands behind an argument that is text: templates that escape no quotes leave no other way to tell."""
+"""Matches the text behind an argument that is text: templates that escape no quotes leave no other way to
+tell."""
 _CONSTANTS = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
 
 
@@ -78,17 +81,17 @@ class TaggedArguments:
 
     opens: str
     key: str
-    """What a whole key must match."""
+    """A pattern that a whole key must match."""
     divides: str
     """Stands between key and value."""
     closes: str
     """With what must follow, so that a value may hold the same text; `$` is the end of the call's text."""
     end: str
-    """What closes the call."""
+    """The text that closes the call."""
 
     @property
     def literal(self) -> tuple[Any, Any]:
-        """How an argument begins, and the rest of it; see `Region.literal`."""
+        """Patterns of an argument's beginning and of the rest of it; see `Region.literal`."""
         closes = self.closes.replace("$", re.escape(self.end))
         return regex.compile(self.opens), regex.compile(f"(?s:.*?){closes}")
 
@@ -209,7 +212,7 @@ class _Reader:
         return items
 
     def _quoted(self, quote: str) -> str:
-        """What follows a quote, up to the next one; `<|"|>` is a token, and nothing is escaped in it."""
+        """Reads the text from a quote to the next one; `<|"|>` is a token, and nothing is escaped in it."""
         is_token = len(quote) > 1
         end = self.position - 1
         while (end := self.text.find(quote, end + 1)) >= 0:
@@ -220,7 +223,7 @@ class _Reader:
         raise self.error(f"a text that {quote} ends")
 
     def _is_escaped(self, position: int) -> bool:
-        """Does an odd number of backslashes stand before it?"""
+        """True if an odd number of backslashes stands before this position."""
         before = position
         while before > self.position and self.text[before - 1] == "\\":
             before -= 1
@@ -244,3 +247,45 @@ def _character(found: re.Match[str]) -> str:
     if len(code) > 1:
         return chr(int(code[1:], 16))
     return _ESCAPED.get(code, code if code in "\\'\"/" else "\\" + code)
+
+
+# --- types of arguments that a format writes as text ---
+
+_NULLS = ("null", "None")
+"""Templates write constants as JSON or as Python has them."""
+_PYTHON_BOOLS = {"True": True, "False": False}
+
+
+def with_types(arguments: Mapping[str, Any], schema: Mapping[str, Any], null: str) -> dict[str, Any]:
+    """Arguments that are texts as the values that the schema of all arguments asks for.
+
+    A text stays one where it may be one. `null` is how the template writes a null: that alone is null where
+    the argument may be any text, and only where a null cannot be said by leaving the argument out.
+    """
+    members = merged(schema)
+    typed = {}
+    for key, value in arguments.items():
+        kinds = kinds_of(members.schemas.get(key), schema)
+        is_null = (
+            value == null and not members.may_be_absent(key) and any(kind.allows(None) for kind in kinds)
+        )
+        typed[key] = None if is_null else _typed(value, kinds) if isinstance(value, str) else value
+    return typed
+
+
+def _typed(text: str, kinds: Sequence[ValueKind]) -> Any:
+    """A text as a value of one of these kinds; as it stands where it may be text, or is none of them."""
+    if not kinds or any(kind.allows(text) for kind in kinds):
+        return text
+    plain = text.strip()
+    if plain in _NULLS and any(kind.allows(None) for kind in kinds):
+        return None
+    try:
+        value = _PYTHON_BOOLS[plain] if plain in _PYTHON_BOOLS else json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    is_whole = isinstance(value, float) and value.is_integer()
+    if is_whole and not any("number" in kind.types and kind.allows(value) for kind in kinds):
+        value = int(value)
+    fits = any(kind.allows(value) for kind in kinds) and not isinstance(value, str)
+    return value if fits else text

@@ -8,20 +8,21 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import regex  # type: ignore[import-untyped]  # it has no types of its own
 
-from stateset_agents.core.chat.replies.argument_types import with_types
 from stateset_agents.core.chat.replies.call_values import (
     MAX_LEVELS,
     TaggedArguments,
     TooDeep,
     read_bare_keys,
     read_python_calls,
+    with_types,
 )
-from stateset_agents.core.chat.replies.response_templates import RESPONSE_TEMPLATES
 from stateset_agents.core.chat.replies.stream import CallText, Region, ReplyStream
+from stateset_agents.runtime.yaml_files import read_yaml
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.messages import Completion, Message, ToolCall, call_arguments
@@ -42,17 +43,17 @@ class ReplyParser:
 
     regions: tuple[Region, ...]
     begins_in: Region | None = None
-    """What the end of the prompt has opened: a thought, say."""
+    """The region that the end of the prompt has opened: a thought, say."""
     keeps_outside: bool = True
     """False: words are framed, too, and what stands in no frame is dropped."""
     special: tuple[str, ...] = ()
     """Control tokens, which are left out wherever they stand."""
     skip_special_tokens: bool = True
-    """May control tokens be missing in the text? False: thoughts or calls can only be told by them."""
+    """True if control tokens may be missing in the text; else thoughts or calls can only be told by them."""
     reads_calls: bool = True
-    """Is a call that the chat template writes read back?"""
+    """True if calls that the chat template writes are read back."""
     null: str = "null"
-    """How the chat template writes a null where all arguments are text."""
+    """The chat template's text for a null if it writes all arguments as text."""
 
     def read(self, text: str, *, turn: int = 0, tools: Tools = (), calls: bool = True) -> Message:
         """The assistant message that a sampled text stands for; never raises.
@@ -107,7 +108,7 @@ class ReplyParser:
         return replace(completion, message=message)
 
     def stream(self, *, calls: bool = True) -> ReplyStream:
-        """For a text that is still being sampled; `calls` as in `read`."""
+        """A reader of a text that is still being sampled; `calls` as in `read`."""
         return ReplyStream(
             [region for region in self.regions if calls or region.holds != "tool_calls"],
             dropped=_any_of(self.special),
@@ -166,7 +167,7 @@ class ReplyParser:
             yield ToolCall(name=name, arguments=arguments) if fault is None else broken(fault)
 
     def _value(self, found: CallText) -> Any:
-        """What a call's region reads; raises anything.
+        """The value that a call's region reads; it may raise anything.
 
         Control tokens may be part of the format. Those that are not are dropped.
         """
@@ -270,7 +271,7 @@ def choose_parser(tokenizer: Any, prompt_end: str, render: Callable[[Message], s
 
 _TOO_DEEP = f"the tool call has more than {MAX_LEVELS} levels of objects and lists"
 _THINK = Region(holds="reasoning", opens=regex.compile("<think>"), closes=regex.compile(r"</think>\s*"))
-"""In every format: any model may write it, whatever its template knows of thoughts."""
+"""A region of every format: any model may write it, whatever its template knows of thoughts."""
 _JSON_TEXT = (regex.compile('"'), regex.compile(r'(?:[^"\\\x00-\x1f]++|\\.)*+"'))
 HERMES = ReplyParser(
     regions=(
@@ -326,7 +327,7 @@ def _reads_call(parser: ReplyParser, prompt_end: str, text: str, arguments: Mapp
 
 
 def _null_of(parser: ReplyParser, prompt_end: str, text: str) -> str:
-    """How the template writes a null, from a call of which it is the only argument."""
+    """The template's text for a null, read from a call of which it is the only argument."""
     for message in _readings(parser, prompt_end, text):
         for call in message.tool_calls:
             if isinstance(written := call.arguments.get("city"), str):
@@ -372,13 +373,20 @@ def _formats(tokenizer: Any) -> Iterator[ReplyParser]:
         except ValueError as error:
             _log.warning(f"the tokenizer's response_template cannot be used ({_line(error)}): trying others")
     yield HERMES
-    yield from map(_known_format, RESPONSE_TEMPLATES)
+    yield from map(_known_format, response_templates())
+
+
+@functools.cache
+def response_templates() -> dict[str, dict[str, Any]]:
+    """Fields by the format's name, in the order in which they are tried."""
+    templates: dict[str, dict[str, Any]] = read_yaml(Path(__file__).with_name("response_templates.yaml"))
+    return templates
 
 
 @functools.cache
 def _known_format(name: str) -> ReplyParser:
     fields, readers = {}, {}
-    for key, field in RESPONSE_TEMPLATES[name].items():
+    for key, field in response_templates()[name].items():
         reader = _own_reader(field)
         if reader is not None:
             readers[key], field = reader, {**field, "content": "text", "content_args": {}}
@@ -387,7 +395,7 @@ def _known_format(name: str) -> ReplyParser:
 
 
 def _own_reader(field: Mapping[str, Any]) -> Callable[[str, Mapping[str, str]], Any] | None:
-    """For contents that transformers has no parser for; None where it has one."""
+    """Our reader of contents that transformers has no parser for; None where it has one."""
     match field.get("content"):
         case "python-calls":
             return functools.partial(read_python_calls, **field.get("content_args", {}))
@@ -425,7 +433,7 @@ _HOLDS: dict[str, Literal["content", "reasoning", "tool_calls"]] = {
     "reasoning_content": "reasoning",
     "thinking": "reasoning",
 }
-"""What the fields of response templates hold, by name. Others hold nothing that anybody reads."""
+"""The contents of response templates' fields by name. Other fields hold nothing that anybody reads."""
 
 
 def _region(field: Any, reader: Callable[[str, Mapping[str, str]], Any] | None, is_known: bool) -> Region:
@@ -459,7 +467,7 @@ def _region(field: Any, reader: Callable[[str, Mapping[str, str]], Any] | None, 
 
 
 def _keys_in_content(field: Any) -> dict[str, str] | None:
-    """What a call's JSON calls "name" and "arguments"; None where the format has the name before the JSON.
+    """The JSON keys of a call's name and arguments; None where the format has the name before the JSON.
 
     The transformation of a response template reads these two and would lose every other key.
     """

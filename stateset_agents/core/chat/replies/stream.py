@@ -20,23 +20,23 @@ class Region:
     opens: Any
     """Its named groups are the region's captures."""
     closes: Any = None
-    """None: only the end of the text closes it."""
+    """Pattern of the closing delimiter; with None only the end of the text closes the region."""
     closing: str = ""
-    """What `closes` matches, for error messages; empty if that is not one text."""
+    """The text that `closes` matches, for error messages; empty if there are several."""
     closes_by_end: bool = False
-    """Is a call complete that the end of the text closes? False: it is reported as not closed."""
+    """True if a call that the end of the text closes is complete; else it is reported as not closed."""
     read: Callable[[str, Mapping[str, str]], Any] | None = None
-    """Of tool calls: body and captures to `{"function": {"name": ..., "arguments": {...}}}`, or to a list of
-    such. Raises ValueError, or whatever a parser of transformers raises, for what it cannot read."""
+    """Reads a tool call: body and captures to `{"function": {"name": ..., "arguments": {...}}}`, or to a
+    list of such. Raises ValueError, or whatever a parser of transformers raises, for what it cannot read."""
     waits: bool = False
     """While a reply is sampled, is nothing certain from here on? For calls whose closing delimiter may match
     more when more has come."""
     is_json: bool = False
-    """Is the body of a call JSON? For error messages."""
+    """True if the body of a call is JSON; for error messages."""
     values_are_text: bool = False
-    """Are all arguments read as text, so that only the tool's schema tells their types?"""
+    """True if all arguments are read as text, so that only the tool's schema tells their types."""
     literal: tuple[Any, Any] | None = None
-    """How a text in a call begins, and the rest of it: what closes the region does not close it in there."""
+    """Patterns of a text in a call, its beginning and its rest: no delimiter closes the region in there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +49,12 @@ class CallText:
     written: str
     """All of it, delimiters included."""
     is_closed: bool
-    """By a delimiter; False if the text ended before one."""
+    """True if a delimiter closed it; False if the text ended before one."""
 
 
 class ReplyStream:
-    """What a reply says for sure while it is sampled: `add` its pieces, then ask for the `delta` of each.
+    """Reads a reply while it is sampled, and tells what is certain: `add` its pieces, then ask for the
+    `delta` of each.
 
     `content` and `reasoning` only grow: what may be the beginning of a delimiter is held back, and white
     space at the end. Both take time in proportion to their length, `delta` to its own.
@@ -77,7 +78,7 @@ class ReplyStream:
             strips: Drop white space at the ends of the words?
         """
         self.region = region
-        """Where the text stands; None: in no region."""
+        """The region in which the text stands; None outside of all."""
         self.calls: list[CallText] = []
         """Filled by `finish`."""
         self._opening = [(region.opens, region) for region in regions]
@@ -89,20 +90,22 @@ class ReplyStream:
         self._has_thoughts = region is not None and region.holds == "reasoning"
         self._thinks_first = True
         self._text = ""
-        self._position = 0
+        self.num_read = 0
+        """Characters that are certain; the others are held back."""
         self._next_look = 0
-        """At this length of the text delimiters are sought again. It grows with what is held back, which is
-        gone through each time: a delimiter that never ends would take time with the square of its length."""
+        """Length of the text from which delimiters are sought again. It grows with what is held back, which
+        is gone through each time: a delimiter that never ends would take time with the square of its
+        length."""
         self._opened: tuple[int, int, Mapping[str, str]] = 0, 0, {}
         """Start and end of the delimiter that opened the region, and its captures."""
         self._empty_match = -1
-        """Where the last match of no characters was; another one there would go on for ever."""
+        """Position of the last empty match; another one there would go on for ever."""
         self._found: dict[int, Any] = {}
         """The next match of each pattern in the present text, by the pattern's id."""
         self._literals_end = 0
         """Up to here the texts in a call have been gone through."""
         self._first_closing = -1
-        """Where a delimiter stood that was taken for part of a text in a call; -1 for nowhere."""
+        """Position of a delimiter that was taken for part of a text in a call; -1 for none."""
 
     @property
     def content(self) -> str:
@@ -121,14 +124,10 @@ class ReplyStream:
         return self._thinks_first and not is_open
 
     def delta(self) -> dict[str, str]:
-        """What became certain since the last call, as `reasoning` and `content`; nothing empty is in it."""
+        """The text that became certain since the last call, as `reasoning` and `content`; nothing empty is
+        in it."""
         texts = {"reasoning": self._thoughts.take_new(), "content": self._words.take_new()}
         return {name: text for name, text in texts.items() if text}
-
-    @property
-    def num_read(self) -> int:
-        """Characters that are certain; the others are held back."""
-        return self._position
 
     def add(self, piece: str) -> None:
         """More text, in pieces of any size."""
@@ -136,7 +135,7 @@ class ReplyStream:
         if len(self._text) < self._next_look:
             return
         self._advance(is_last=False)
-        held = len(self._text) - self._position
+        held = len(self._text) - self.num_read
         self._next_look = len(self._text) + held // 8
 
     def finish(self, piece: str = "") -> None:
@@ -157,8 +156,8 @@ class ReplyStream:
     def _advance(self, is_last: bool) -> None:
         while True:
             match, region, end = self._next(is_last)
-            self._take(self._text[self._position : end])
-            self._position = end if match is None else match.end()
+            self._take(self._text[self.num_read : end])
+            self.num_read = end if match is None else match.end()
             if match is None:
                 return
             if match.start() == match.end():
@@ -208,10 +207,10 @@ class ReplyStream:
     def _search(self, pattern: Any, *, partial: bool) -> Any:
         """The pattern's next match; one that was found before is kept while it lies ahead."""
         match = self._found.get(id(pattern), _UNKNOWN)
-        if match is _UNKNOWN or (match is not None and match.start() < self._position):
-            match = pattern.search(self._text, self._position, partial=partial)
+        if match is _UNKNOWN or (match is not None and match.start() < self.num_read):
+            match = pattern.search(self._text, self.num_read, partial=partial)
         if match is not None and match.start() == match.end() == self._empty_match and not match.partial:
-            ahead = self._position + 1
+            ahead = self.num_read + 1
             match = pattern.search(self._text, ahead, partial=partial) if ahead <= len(self._text) else None
         self._found[id(pattern)] = match
         return match
@@ -234,7 +233,7 @@ class ReplyStream:
                     self._first_closing = match.start()
                 match = pattern.search(self._text, whole.end(), partial=not is_last)
         if match is None and is_last and self._first_closing >= 0:
-            self._position = self._first_closing
+            self.num_read = self._first_closing
             return pattern.search(self._text, self._first_closing)
         return match
 
@@ -285,7 +284,7 @@ class _Growing:
         """Since it began."""
 
     def begin(self, between: str) -> None:
-        """What comes next is a text of its own; `between` stands before it, if it is not empty."""
+        """Begins another text; `between` stands before it, if it is not empty."""
         self._held.clear()
         self._between = between if self._pieces else ""
         self.has_words = False

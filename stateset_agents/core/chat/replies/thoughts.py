@@ -24,7 +24,7 @@ class Reasoned:
     """A reply in the format, white space at the ends of both parts taken off."""
 
     thinking: str
-    """May be empty: whether that is enough is for the reward to say."""
+    """The thought; it may be empty: whether that is enough is for the reward to say."""
     answer: str
     """Never empty."""
 
@@ -65,7 +65,7 @@ def read_reasoned(message: Message) -> Reasoned | None:
 
 
 def answer_of(message: Message) -> str | None:
-    """What stands between the tags of the answer, though the rest of the reply may not be in the format.
+    """The text between the tags of the answer, though the rest of the reply may not be in the format.
 
     None without an answer, with several, with one in a thought, and where a thought stands anywhere but at
     the beginning: what cannot be told is not guessed.
@@ -80,7 +80,7 @@ def answer_of(message: Message) -> str | None:
 
 
 def words_of(message: Message) -> str | None:
-    """What a reply says behind its thought; None where it thinks twice, late, or without an end."""
+    """The words of a reply behind its thought; None where it thinks twice, late, or without an end."""
     if message.reasoning is not None:
         is_one = message.thinks_first and not any(tag in message.reasoning for tag in _TAGS[:2])
         return message.content if is_one else None
@@ -94,7 +94,7 @@ def words_of(message: Message) -> str | None:
 
 
 def num_steps(thinking: str) -> int:
-    """How many steps a thought has: its lines, sentences and clauses; of a single chain of equations its
+    """The number of steps of a thought: its lines, sentences and clauses; of a single chain of equations its
     links.
 
     >>> num_steps("2 + 12 - 1 = 14 - 1 = 13")

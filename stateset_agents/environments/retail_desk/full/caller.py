@@ -12,16 +12,153 @@ import re
 from dataclasses import dataclass, field, replace
 
 from stateset_agents.environments.retail_desk import catalog
-from stateset_agents.environments.retail_desk.claims import MAX_CHARACTERS
-from stateset_agents.environments.retail_desk.full import wordings
-from stateset_agents.environments.retail_desk.full.case import FullCase, Request
-from stateset_agents.environments.retail_desk.full.claims import ORDER_ID, plain, read_claims
-from stateset_agents.environments.retail_desk.full.families import FAMILIES, requests_of
-from stateset_agents.environments.retail_desk.full.proposals import Proposal, read_proposal
-from stateset_agents.environments.retail_desk.full.scenarios import request_text
+from stateset_agents.environments.retail_desk.catalog import WORDINGS
+from stateset_agents.environments.retail_desk.claims import MAX_CHARACTERS, NEGATION
+from stateset_agents.environments.retail_desk.full.claims import (
+    OFFER,
+    ORDER_ID,
+    PAYMENT,
+    plain,
+    read_claims,
+    sentences,
+)
+from stateset_agents.environments.retail_desk.full.policy import (
+    FAMILIES,
+    FullCase,
+    Request,
+    payment_id_of,
+    requests_of,
+)
 from stateset_agents.environments.retail_desk.policy import Claim, DeskCall
 from stateset_agents.environments.retail_desk.user import CallerState, Reaction
 from stateset_agents.types.scenario import Split
+
+# Proposals: what an agent offers to write, and which writes a yes to it covers
+
+_ASKS_YES = re.compile(r"\?|\b(?:please confirm|confirm if|say yes|reply yes|let me know if)\b")
+_GO_AHEAD = re.compile(r"\b(?:proceed|confirm|go ahead|correct|right|agree|ok(?:ay)?|yes)\b")
+_ACTIONS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (tool, re.compile(pattern))
+    for tool, pattern in (
+        ("transfer_to_human", r"\b(?:human|colleague|supervisor|specialist)\b"),
+        ("issue_credit", r"\bcredit\b(?! card)"),
+        ("reship", r"\b(?:re-?ship(?:ping)?|re-?send(?:ing)?|replacement)\b|\bsend(?:ing)?\b.*\bagain\b"),
+        ("exchange_item", r"\b(?:exchang(?:e|ing)|swap(?:ping)?|switch(?:ing)?)\b"),
+        ("cancel_order", r"\bcancel(?:l?ing|l?ation)?\b"),
+        ("return_items", r"\b(?:return|refund)(?:ing)?\b|\btak(?:e|ing)\b.*\bback\b"),
+        ("update_address", r"\b(?:chang|updat|redirect|send|shipp?|deliver)(?:e|ing)?\b"),
+    )
+)
+"""The first that matches is meant: a cancellation also speaks of a refund."""
+_NEW_ITEM = re.compile(rf"\b(?:for|to|into) (?:the |an? |one )?({catalog.ITEM.pattern})")
+_AMOUNT = re.compile(r"\$ ?(\d+(?:\.\d\d)?)|\b(\d+(?:\.\d\d)?) dollars?\b")
+_ORIGINAL = re.compile(r"\boriginal payment\b")
+
+NEEDS: dict[str, tuple[str, ...]] = {
+    "cancel_order": ("order", "item", "amount", "payment"),
+    "return_items": ("order", "item", "amount", "payment"),
+    "exchange_item": ("order", "item", "new item", "city"),
+    "update_address": ("order", "item", "city"),
+    "reship": ("order", "item", "city"),
+    "issue_credit": ("order", "item", "amount"),
+    "transfer_to_human": ("order",),
+}
+"""Things that a proposal must name; of a credit the destination is store credit, which its verb says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """One write that the agent asks about; what it left out is empty."""
+
+    tool: str
+    order_id: str
+    items: tuple[str, ...]
+    """All that are named, the new one of an exchange apart."""
+    new_item: str
+    amounts: tuple[str, ...]
+    cities: tuple[str, ...]
+    payments: tuple[str, ...]
+    """Kinds of payment method."""
+
+    def missing(self) -> tuple[str, ...]:
+        """The things that it needs and does not name."""
+        named = {
+            "order": self.order_id,
+            "item": self.items,
+            "new item": self.new_item,
+            "amount": self.amounts,
+            "city": self.cities,
+            "payment": self.payments,
+        }
+        return tuple(need for need in NEEDS[self.tool] if not named[need])
+
+    def covers(self, call: DeskCall, case: FullCase) -> bool:
+        """True for the write agreed to. Arguments left out mean all items and the order's payment."""
+        arguments = dict(call.arguments)
+        if call.tool != self.tool:
+            return False
+        if arguments.get("order_id", self.order_id) != self.order_id:
+            return False
+        order = case.order if case.order.order_id == self.order_id else case.other
+        everything = {order.item, order.extra_item} - {""}
+        match call.tool:
+            case "return_items":
+                items = {item.strip() for item in arguments.get("items", "").split(",")} - {""}
+                paid = payment_id_of(case.customer_id, case.payment)
+                agreed = payment_id_of(case.customer_id, self.payments[0])
+                return (items or everything) == set(self.items) and arguments.get(
+                    "payment_id", paid
+                ) == agreed
+            case "exchange_item":
+                item = arguments.get("item")
+                return arguments["new_item"] == self.new_item and (
+                    item in self.items if item else everything == set(self.items)
+                )
+            case "update_address":
+                return arguments["city"] == self.cities[0]
+            case "issue_credit":
+                return float(arguments["amount"]) == float(self.amounts[-1])
+        return True
+
+
+def _action(text: str) -> str | None:
+    return next((tool for tool, pattern in _ACTIONS if pattern.search(text)), None)
+
+
+def read_proposal(text: str, payment: str) -> Proposal | None:
+    """The write that a reply asks a yes for; None where it asks for none. `payment` is the original one.
+
+    What the asking and offering sentences leave out is looked for in the rest of the reply.
+    """
+    text = plain(text)
+    if not _ASKS_YES.search(text):
+        return None
+    asked = " ".join(
+        sentence for sentence in sentences(text) if OFFER.search(sentence) or _ASKS_YES.search(sentence)
+    )
+    tool = _action(asked)
+    if tool is None and _GO_AHEAD.search(asked):  # "cancel order K27, ... do you want to proceed?"
+        tool = _action(" ".join(sentence for sentence in sentences(text) if not NEGATION.search(sentence)))
+    if tool is None:
+        return None
+    new_items = _NEW_ITEM.findall(asked) or _NEW_ITEM.findall(text)
+    new_item = new_items[-1] if new_items and tool == "exchange_item" else ""
+    items = [item for item in catalog.ITEM.findall(asked) or catalog.ITEM.findall(text) if item != new_item]
+    orders = ORDER_ID.findall(asked) or ORDER_ID.findall(text)
+    payments = PAYMENT.findall(asked) or PAYMENT.findall(text)
+    if not payments and _ORIGINAL.search(text):
+        payments = [payment]
+    amounts = ["".join(found) for found in _AMOUNT.findall(asked) or _AMOUNT.findall(text)]
+    return Proposal(
+        tool=tool,
+        order_id=orders[0].upper() if orders else "",
+        items=tuple(dict.fromkeys(items)),
+        new_item=new_item,
+        amounts=tuple(amounts),
+        cities=tuple(catalog.CITY.findall(asked) or catalog.CITY.findall(text)),
+        payments=tuple(payments),
+    )
+
 
 _ASKING = re.compile(
     r"\?|\b(?:give me|tell me|i need|may i have|could you|can you|"
@@ -48,7 +185,7 @@ _ASKS = {
         ("wish", r"\bhow (?:can|may) i\b|\bwhat (?:can i|do you want|would you like|is it about)\b|\belse\b"),
     )
 }
-"""What a question may ask for."""
+"""Patterns of what a question may ask for."""
 _FITTING = {
     "status": frozenset({"transfer_to_human"}),
     "cancel": frozenset({"cancel_order", "transfer_to_human"}),
@@ -80,9 +217,9 @@ class FullCaller(CallerState):
     case: FullCase
     split: Split
     requests: tuple[Request, ...]
-    """What is still wanted, in order."""
+    """Requests that are still open, in order."""
     details_given: set[str] = field(default_factory=set)
-    """What the caller has said about themselves: email, name, zip."""
+    """Details that the caller has given about themselves: email, name, zip."""
     agreed: list[Proposal] = field(default_factory=list)
     """Proposals that got a yes and have not been carried out."""
     done: set[str] = field(default_factory=set)
@@ -102,7 +239,7 @@ class FullCaller(CallerState):
         at_first = FAMILIES[case.family].at_first
         if at_first:
             requests = (replace(requests[0], kind=at_first), *requests[1:])
-        caller = cls(case, split, requests, seed=seed, patience=wordings.PERSONAS[case.persona])
+        caller = cls(case, split, requests, seed=seed, patience=WORDINGS["personas"][case.persona])
         caller.subject = case.order.order_id
         if case.tells_details:
             caller.details_given |= {"email"} if case.gives == "email" else {"name", "zip"}
@@ -114,7 +251,7 @@ class FullCaller(CallerState):
         )
 
     def consents(self, call: DeskCall) -> bool:
-        """Was this write agreed to? A yes is good for one write."""
+        """True for a write that was agreed to. A yes is good for one write."""
         for index, proposal in enumerate(self.agreed):
             if proposal.covers(call, self.case):
                 del self.agreed[index]
@@ -122,7 +259,7 @@ class FullCaller(CallerState):
         return False
 
     def has_given(self, call: DeskCall) -> bool:
-        """Is the customer looked up by what the caller has said, and by nothing else?"""
+        """True where the customer is looked up by what the caller has said, and by nothing else."""
         details = {"email": self.case.email, "name": self.case.name, "zip": self.case.zip}
         return all(name in self.details_given and details[name] == value for name, value in call.arguments)
 
@@ -163,7 +300,7 @@ class FullCaller(CallerState):
     # Requests
 
     def _other_choice(self, claims: tuple[Claim, ...]) -> str | None:
-        """What the caller wants instead of an item that is out of stock."""
+        """The caller's wish instead of an item that is out of stock."""
         request = self.requests[0]
         if request.kind != "exchange" or all(c.text != f"out_of_stock:{request.new_item}" for c in claims):
             return None
@@ -198,8 +335,8 @@ class FullCaller(CallerState):
         if offered:
             return None
         request = self.requests[0]
-        wording = self.draw("next", wordings.REQUESTS[request.kind][self.split])
-        return Reaction("ok. " + request_text(wording, self.case, request.order))
+        wording = self.draw("next", WORDINGS["requests"][request.kind][self.split])
+        return Reaction("ok. " + self.case.fill(wording, request.order))
 
     def _closing_question(self) -> str:
         if self.done & {"refunded", "cancelled", "returned"} and "amount" not in self.done:
@@ -237,7 +374,7 @@ class FullCaller(CallerState):
         return Reaction(self.draw("yes", ("yes, please.", "yes, do that.", "yes, go ahead.")))
 
     def _objection(self, proposal: Proposal, request: Request) -> Reaction | None:
-        """What is wrong with a proposal that names all it needs."""
+        """The caller's objection to a proposal that names all it needs; None where it is right."""
         case, order, tool = self.case, request.order, proposal.tool
         if tool == "transfer_to_human":
             return None
@@ -274,7 +411,7 @@ class FullCaller(CallerState):
     # Questions
 
     def _asks(self, text: str) -> frozenset[str]:
-        """What a reply asks for."""
+        """The things that a reply asks for."""
         if not _ASKING.search(text):
             return frozenset()
         asks = {name for name, pattern in _ASKS.items() if pattern.search(text)}
@@ -300,8 +437,8 @@ class FullCaller(CallerState):
         if "payment" in asks:
             parts.append(f"to my {self.case.wanted_payment or self.case.payment}.")
         if not parts:
-            wording = self.draw("wish", wordings.REQUESTS[request.kind][self.split])
-            parts.append(request_text(wording, self.case, request.order, named=self.case.tells_order_id))
+            wording = self.draw("wish", WORDINGS["requests"][request.kind][self.split])
+            parts.append(self.case.fill(wording, request.order, named=self.case.tells_order_id))
         return " ".join(parts)
 
     def _details(self, asks: frozenset[str]) -> str:

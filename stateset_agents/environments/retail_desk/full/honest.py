@@ -12,8 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stateset_agents.environments.retail_desk import catalog
-from stateset_agents.environments.retail_desk.full.case import FullCase, Purchase, Request
-from stateset_agents.environments.retail_desk.full.policy import Decision, decide, rules_on
+from stateset_agents.environments.retail_desk.catalog import WORDINGS
+from stateset_agents.environments.retail_desk.full.policy import (
+    Decision,
+    FullCase,
+    Purchase,
+    Request,
+    decide,
+    rules_on,
+)
 from stateset_agents.environments.retail_desk.policy import RETURN_DAYS, DeskCall
 from stateset_agents.types.messages import Message, ToolCall
 
@@ -31,7 +38,7 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("address", catalog.CITY),
     ("status", re.compile(r".")),
 )
-"""How a request is told from its words; the first that matches."""
+"""Patterns that tell the kind of a request; the first match counts."""
 
 
 @dataclass(slots=True)
@@ -47,7 +54,7 @@ class RequestView:
 
 @dataclass(slots=True)
 class FullView:
-    """What can be told from the messages."""
+    """The state of a call, read off the messages."""
 
     wanted: list[RequestView] = field(default_factory=list)
     num_settled: int = 0
@@ -202,7 +209,7 @@ def _find_order(view: FullView, wanted: RequestView, lists: bool) -> Message | N
 
 
 def _look_up(view: FullView, wanted: RequestView) -> Message | None:
-    """What the rules on the request read and has not been read."""
+    """The next look-up that the rules on the request need; None where all is read."""
     if wanted.order_id not in view.orders:
         return call("get_order", order_id=wanted.order_id)
     wanted.item = wanted.item or _lines(view, wanted)[0][0]
@@ -272,43 +279,34 @@ def _act(view: FullView, wanted: RequestView, asks_first: bool) -> Message:
         return say(f"sorry, the {request.new_item} is out of stock. what would you like instead?")
     decision = decide(case, request)
     if view.wrote or not decision.programs[0]:
-        return say(closing_of(decision, case, request))
+        return say(_closing_of(decision, case, request))
     write = decision.programs[0][0]
     if view.agreed or not asks_first:
         return call(write.tool, **dict(write.arguments))
-    return say(proposal_of(write, case, request))
+    return say(f"i can {_wording('offers', write, case, request.order)}. shall i?")
 
 
-def proposal_of(write: DeskCall, case: FullCase, request: Request) -> str:
-    """Asks for a yes, with all that a yes needs to hear."""
-    order, arguments = request.order, dict(write.arguments)
-    name, items = (
-        f"order {order.order_id}",
-        f"the {order.item}" + (f" and the {order.extra_item}" if order.extra_item else ""),
-    )
-    paid = case.payment
-    if "payment_id" in arguments:
-        paid = case.wanted_payment
-    offers: Mapping[str, str] = {
-        "cancel_order": f"cancel {name}, {items}, and refund {order.total} dollars to your {paid}",
-        "return_items": f"take back the {order.item} of {name} and refund {order.price} dollars "
-        f"to your {paid}",
-        "exchange_item": f"swap the {order.item} of {name} for a {arguments.get('new_item')} and "
-        f"send it to {case.city}",
-        "update_address": f"send {name}, {items}, to {arguments.get('city')}",
-        "reship": f"send {name}, {items}, to {case.city} again",
-        "issue_credit": f"give {order.price} dollars of store credit for the {order.item} of order "
-        f"{order.order_id}",
-        "transfer_to_human": f"hand {name} over to a human",
+def _wording(kind: str, write: DeskCall, case: FullCase, order: Purchase) -> str:
+    """The offer or the closing of a write, with the call's values in it."""
+    arguments = dict(write.arguments)
+    slots = {
+        "name": f"order {order.order_id}",
+        "item": order.item,
+        "items": f"the {order.item}" + (f" and the {order.extra_item}" if order.extra_item else ""),
+        "price": order.price,
+        "total": order.total,
+        "paid": case.wanted_payment if "payment_id" in arguments else case.payment,
+        "new_item": arguments.get("new_item"),
+        "city": arguments.get("city", case.city),
     }
-    return f"i can {offers[write.tool]}. shall i?"
+    return str(WORDINGS[kind][write.tool]).format(**slots)
 
 
-def closing_of(decision: Decision, case: FullCase, request: Request) -> str:
+def _closing_of(decision: Decision, case: FullCase, request: Request) -> str:
     """Says what was done, or why it was not; every fact that the caller needs is in it."""
     order = request.order
     name = f"order {order.order_id}"
-    claims = {claim.text.partition(":")[0]: claim.text for fact in decision.facts for claim in fact}
+    claims = {claim.text.partition(":")[0] for fact in decision.facts for claim in fact}
     if "refused" in claims:
         verb = {"cancel": "cancel", "return": "take back", "address": "change"}[request.kind]
         reason = f"{name} is already {order.status}"
@@ -320,17 +318,4 @@ def closing_of(decision: Decision, case: FullCase, request: Request) -> str:
     if not decision.programs[0]:
         arrives = f" and arrives on {order.arrives}" if order.status == "shipped" else ""
         return f"{name} is {order.status}{arrives}."
-    write = decision.programs[0][0]
-    arguments = dict(write.arguments)
-    paid = case.wanted_payment if "payment_id" in arguments else case.payment
-    done: Mapping[str, str] = {
-        "cancel_order": f"{name} is cancelled and {order.total} dollars are refunded to your {paid}",
-        "return_items": f"the {order.item} of {name} is returned and {order.price} dollars are refunded to "
-        f"your {paid}",
-        "exchange_item": f"the {order.item} of {name} is exchanged for a {arguments.get('new_item')}",
-        "update_address": f"{name} now goes to {arguments.get('city')}",
-        "reship": f"{name} is sent again",
-        "issue_credit": f"{order.price} dollars are credited for {name}",
-        "transfer_to_human": f"a human now looks after {name}",
-    }
-    return f"done, {done[write.tool]}."
+    return f"done, {_wording('closings', decision.programs[0][0], case, order)}."

@@ -111,12 +111,12 @@ def collect_grpo_batch(
     begun = states.take(group_ids)
     keys = action_keys(key, 0, num_groups, group_size)
     observations, masks = begun.observations, begun.mask
-    actions, log_probs = _acted(apply, params, begun, uniforms(keys, 0))
+    actions, log_probs = sampled(apply, params, begun, uniforms(keys, 0))
     ends, num_experiments = begun.after(actions), len(begun)
     if reward_config.horizon == "campaign":
         step = 1
         while (goes_on := ends.goes_on).any():
-            next_actions, _ = _acted(apply, params, ends, uniforms(keys, step))
+            next_actions, _ = sampled(apply, params, ends, uniforms(keys, step))
             ends, num_experiments, step = (
                 ends.after(next_actions),
                 num_experiments + int(goes_on.sum()),
@@ -147,7 +147,7 @@ def compiled_batch_collection(policy_network: nn.Module) -> Callable[..., GRPOBa
     return collect
 
 
-def _acted(apply: Apply, params: Params, states: AcquisitionState, drawn: Array) -> tuple[Ints, Any]:
+def sampled(apply: Apply, params: Params, states: AcquisitionState, drawn: Array) -> tuple[Ints, Any]:
     """[B] actions and log-probs; a row that has ended takes any."""
     mask = states.mask | ~states.goes_on[:, None]
     with torch.no_grad():

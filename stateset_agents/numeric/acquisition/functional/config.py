@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Annotated, Any
 
 from pydantic import AliasChoices, Field, field_validator
 
 from stateset_agents.algorithms.advantages import Scaling
-from stateset_agents.numeric.credit import ESTIMATORS
 from stateset_agents.numeric.settings import ControlConfig
-from stateset_agents.runs.learning_rate import Schedule
-from stateset_agents.types.settings import OneOf
+from stateset_agents.runs.settings import Schedule
+
+_FIELDS = ControlConfig.model_fields
+"""Descriptions, limits and aliases, which stay; the class below changes defaults."""
 
 
 class GRPOConfig(ControlConfig):
@@ -25,54 +27,29 @@ class GRPOConfig(ControlConfig):
     0.02
     """
 
-    total_steps: int = Field(
-        default=100_000,
-        ge=1,
-        validation_alias=AliasChoices("total_steps", "total_timesteps"),
-        description="Experiments of the run; the samples that reach them are the last.",
-    )
+    total_steps: Annotated[int, _FIELDS["total_steps"]] = 100_000
     group_size: int = Field(
         default=64,
         ge=2,
         validation_alias=AliasChoices("group_size", "num_generations"),
         description="Actions that are tried from one state; at least 2, since they are compared.",
     )
-    advantage_estimator: Annotated[str, OneOf(ESTIMATORS)] = Field(
-        default="group", description="What a sample is compared with."
-    )
-    advantage_normalization: Scaling = Field(
-        default="population",
-        validation_alias=AliasChoices("advantage_normalization", "scale_rewards"),
-        description="Deviation that advantages are divided by; scale_rewards False is none (Dr. GRPO).",
-    )
-    entropy_coef: float = Field(
-        default=0.01,
-        ge=0.0,
-        validation_alias=AliasChoices("entropy_coef", "entropy_coefficient", "entropy_coeff"),
-        description="Weight of the entropy bonus.",
-    )
-    learning_rate: float = Field(default=3e-4, ge=0.0, description="Peak of the schedule.")
-    lr_scheduler_type: Schedule = Field(default="constant", description="How it goes on after the warm-up.")
-    weight_decay: float = Field(default=0.0, ge=0.0, description="AdamW's, on matrices; 0 is Adam.")
-    max_grad_norm: float = Field(default=1.0, gt=0.0, description="Gradients are clipped to this norm.")
-    run_name: str = Field(
-        default="acquisition", description="Part of the run folder's name.", pattern=r"^[\w.-]+$"
-    )
+    advantage_estimator: Annotated[str, _FIELDS["advantage_estimator"]] = "group"
+    advantage_normalization: Annotated[Scaling, _FIELDS["advantage_normalization"]] = "population"
+    entropy_coef: Annotated[float, _FIELDS["entropy_coef"]] = 0.01
+    learning_rate: Annotated[float, _FIELDS["learning_rate"]] = 3e-4
+    lr_scheduler_type: Annotated[Schedule, _FIELDS["lr_scheduler_type"]] = "constant"
+    weight_decay: Annotated[float, _FIELDS["weight_decay"]] = 0.0
+    max_grad_norm: Annotated[float, _FIELDS["max_grad_norm"]] = 1.0
+    run_name: Annotated[str, _FIELDS["run_name"]] = "acquisition"
 
     @field_validator("advantage_normalization", mode="before")
     @classmethod
     def _by_the_batch_or_not(cls, value: Any) -> Any:
         return {True: "population", False: "none"}[value] if isinstance(value, bool) else value
 
-    @property
-    def entropy_coeff(self) -> float:
-        """The document's name of entropy_coef."""
-        return self.entropy_coef
-
-    @property
-    def kl_penalty_coeff(self) -> float:
-        """The document's name of beta."""
-        return self.beta
+    entropy_coeff = property(attrgetter("entropy_coef"), doc="The document's name of entropy_coef.")
+    kl_penalty_coeff = property(attrgetter("beta"), doc="The document's name of beta.")
 
     @property
     def scale_rewards(self) -> bool:

@@ -1,4 +1,4 @@
-"""What an experiment is paid: one objective or a weighted sum of several, scaled, and bonuses for trying.
+"""The reward of an experiment: one objective or a weighted sum of several, scaled, and bonuses for trying.
 
 `AcquisitionState.worth` says what there is; a reward is by how much it rose.
 """
@@ -14,7 +14,7 @@ import numpy as np
 
 from stateset_agents.numeric.acquisition.functional.states import AcquisitionState
 from stateset_agents.numeric.acquisition.linear_models import Array, Ints
-from stateset_agents.rewards.scaling import RewardScaling, apply_reward_scaling
+from stateset_agents.rewards.composites import RewardScaling, apply_reward_scaling
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import alternatives, nearest
 
@@ -31,12 +31,12 @@ class RewardConfig:
     """Several objectives in one reward: sum of weight times rise."""
 
     weights: Mapping[str, float] = field(default_factory=lambda: {"expected_regret": 1.0})
-    """By name of OBJECTIVES."""
+    """Weight of each objective, by its name in OBJECTIVES."""
     reward_scaling: RewardScaling = "tanh"
     reward_clip_value: float = 10.0
-    """See `rewards.scaling.apply_reward_scaling`."""
+    """See `rewards.composites.apply_reward_scaling`."""
     horizon: Literal["step", "campaign"] = "step"
-    """What an action is paid for: its own experiment, or also those that the policy makes after it until the
+    """Experiments that an action is paid for: its own, or also those that the policy makes after it until the
     budget is spent. The first is quick and as near-sighted as the knowledge gradient."""
 
     def __post_init__(self) -> None:

@@ -27,7 +27,7 @@ class AcquisitionState:
 
     @property
     def observations(self) -> dict[str, FloatArray]:
-        """What the policy sees, as `AcquisitionEnv` has it."""
+        """The policy's observations, as `AcquisitionEnv` gives them."""
         return self.environment.observe()
 
     @property
@@ -49,7 +49,7 @@ class AcquisitionState:
         return AcquisitionState(self.environment.joined([other.environment for other in others]))
 
     def after(self, actions: Ints) -> AcquisitionState:
-        """After one experiment of every row that goes on."""
+        """The state after one experiment in every row that has not ended."""
         copy = self.environment.fork(np.arange(len(self)))
         copy.step(actions)
         return AcquisitionState(copy)
@@ -81,7 +81,7 @@ def create_random_scm(key: int, family: LinearFamily | None = None, *, number: i
 
 
 def create_acquisition_state(family: LinearFamily, tasks: Tasks, **settings: Any) -> AcquisitionState:
-    """Before the first experiment of these tasks, which are of `family`. `settings`: of `AcquisitionEnv`."""
+    """The state of these tasks of `family` before the first experiment. `settings`: of `AcquisitionEnv`."""
     if tasks.menu.costs.shape[1] != family.num_actions:
         raise ConfigurationError(
             f"the tasks have {tasks.menu.costs.shape[1]} interventions and the family has "

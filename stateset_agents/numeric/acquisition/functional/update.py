@@ -1,4 +1,6 @@
-"""One GRPO update as a function: (parameters, optimiser state, batch) -> new ones and what happened.
+"""One GRPO update as a function, and loops of updates: plain, from easy to hard, with bonuses for trying.
+
+(parameters, optimiser state, batch) -> update_step -> new parameters, new state, a `GRPOUpdate`
 
 The loss is `control.update.minibatch_loss`, the clip and AdamW are torch's, the schedule is the house's: the
 object form, `ControlTrainer`, does the same with the same numbers. The group's mean is the baseline, and
@@ -8,35 +10,44 @@ there is no critic (https://arxiv.org/abs/2402.03300).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from stateset_agents.algorithms.aggregation import Denominators, Metrics
-from stateset_agents.algorithms.kl.penalty import estimate
+from stateset_agents.algorithms.losses import Denominators, Metrics, estimate
+from stateset_agents.numeric.acquisition.families import LinearFamily, Tasks
 from stateset_agents.numeric.acquisition.functional.batch import (
     Apply,
     GRPOBatch,
     Params,
     applied,
+    collect_grpo_batch,
     compute_advantages,
     initial_params,
+    sampled,
 )
 from stateset_agents.numeric.acquisition.functional.config import GRPOConfig
-from stateset_agents.numeric.environments.base import map_observations
-from stateset_agents.numeric.policy import allowed_logits
-from stateset_agents.numeric.update import Batch, minibatch_loss
-from stateset_agents.runs.learning_rate import schedule
+from stateset_agents.numeric.acquisition.functional.rewards import Bonus, RewardConfig
+from stateset_agents.numeric.acquisition.functional.states import (
+    AcquisitionState,
+    create_acquisition_state,
+    create_random_scm,
+)
+from stateset_agents.numeric.rollout import action_keys, uniforms
+from stateset_agents.numeric.update import Batch, action_logprobs, minibatch_loss
+from stateset_agents.runs.settings import schedule
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.seeds import derive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GRPOUpdate:
-    """What one update did; losses are of the parameters before it."""
+    """Measurements of one update; losses are those of the parameters before it."""
 
     policy_loss: float
     entropy_loss: float
@@ -46,12 +57,12 @@ class GRPOUpdate:
     total_loss: float
     """The sum of the three."""
     grad_norm: float
-    """Before clipping."""
+    """Norm of the gradient before clipping."""
     group_baseline: float
     """Mean over the states of what their samples earned on average."""
     mean_reward: float
     reward_std: float
-    """Of all rewards: how large advantages are before they are scaled, where states are alike."""
+    """Deviation of all rewards: the size of advantages before they are scaled, where states are alike."""
     mean_advantage: float
     """0 but for rounding."""
     advantage_std: float
@@ -71,7 +82,7 @@ class OptimizerState:
     num_updates: int = 0
     """Steps that moved the parameters."""
     num_experiments: int = 0
-    """Of the batches that were seen, every use counted: by them the learning rate falls."""
+    """Experiments of the batches so far, every use counted; the learning rate falls by this number."""
 
 
 UpdateStep = Callable[
@@ -173,38 +184,17 @@ def _steps(batch: GRPOBatch, config: GRPOConfig) -> Batch:
 
 
 def _pieces(batch: Batch, size: int | None) -> Iterator[Batch]:
-    """Of `size` samples each; their trajectories keep their numbers in the whole."""
+    """The batch in pieces of `size` samples, whose trajectories keep their numbers."""
     if size is None or size >= len(batch):
         yield batch
         return
     for begin in range(0, len(batch), size):
-        part = slice(begin, begin + size)
-
-        def cut(tensor: Any, part: slice = part) -> Any:
-            return tensor[part]
-
-        yield replace(
-            batch,
-            observations=map_observations(cut, batch.observations),
-            masks=None if batch.masks is None else batch.masks[part],
-            actions=batch.actions[part],
-            old_logprobs=batch.old_logprobs[part],
-            advantages=batch.advantages[part],
-            trajectory_ids=batch.trajectory_ids[part],
-            ref_logprobs=None if batch.ref_logprobs is None else batch.ref_logprobs[part],
-        )
+        yield batch.at(slice(begin, begin + size))
 
 
 def _log_probs(apply: Apply, params: Params, batch: Batch, size: int | None) -> Tensor:
-    """[N] of the actions."""
-    with torch.no_grad():
-        found = [
-            torch.log_softmax(allowed_logits(apply(params, piece.observations), piece.masks), dim=-1)
-            .gather(1, piece.actions[:, None])
-            .squeeze(1)
-            for piece in _pieces(batch, size)
-        ]
-    return torch.cat(found)
+    """[N] log-probs of the actions, piece by piece."""
+    return torch.cat([action_logprobs(partial(apply, params), piece) for piece in _pieces(batch, size)])
 
 
 def _gradients(
@@ -215,9 +205,7 @@ def _gradients(
     whole: Denominators = batch.denominators()
     total, metrics, sums = 0.0, Metrics(), None
     for piece in _pieces(batch, size):
-        loss, found = minibatch_loss(
-            lambda observations: apply(live, observations), piece, config, denominators=whole
-        )
+        loss, found = minibatch_loss(partial(apply, live), piece, config, denominators=whole)
         parts = torch.autograd.grad(loss, list(live.values()), allow_unused=True)
         filled = [
             torch.zeros_like(each) if part is None else part
@@ -287,3 +275,313 @@ def _seen(
         mean_entropy=entropy,
         approx_kl=found["kl/old"],
     )
+
+
+# ------------------------------------------------------------------------------------------ reuse
+#
+# Samples train several times; a manager says when new ones are due, and never changes itself. The log-probs
+# of a batch are of the policy that chose its actions and stay so however often it is used; the ratio to
+# them is what the clip bounds. `num_iterations` counts all uses, the first included.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SampleReuseManager:
+    """Samples to train on, and how often they have been used."""
+
+    current_samples: GRPOBatch | None = None
+    reuse_iteration: int = 0
+    """Uses of it so far."""
+    max_iterations: int
+
+    def should_collect_new_samples(self, required_size: int) -> bool:
+        """True if there are no samples, too few, or if they have been used `max_iterations` times."""
+        held = self.current_samples
+        return held is None or len(held) < required_size or self.reuse_iteration >= self.max_iterations
+
+    def update_for_reuse(self) -> SampleReuseManager:
+        """The manager after one more use of its samples."""
+        return replace(self, reuse_iteration=self.reuse_iteration + 1)
+
+    def reset_with_new_samples(self, samples: GRPOBatch) -> SampleReuseManager:
+        """The manager with new samples; their first use is counted already."""
+        return replace(self, current_samples=samples, reuse_iteration=1)
+
+
+def create_sample_reuse_manager(config: GRPOConfig) -> SampleReuseManager:
+    """Empty, for `num_iterations` uses of each batch."""
+    return SampleReuseManager(max_iterations=config.num_iterations)
+
+
+LOG_EVERY, REUSE_EVERY = 100, 50
+"""Updates between two lines of the log, and between two counts of how often samples were used."""
+
+Collect = Callable[[Params, int], GRPOBatch]
+"""(parameters, key) -> new samples."""
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trained:
+    """Result of a training loop."""
+
+    params: dict[str, Tensor]
+    opt_state: OptimizerState
+    updates: tuple[GRPOUpdate, ...]
+    num_experiments: int
+
+    def load_into(self, policy_network: nn.Module) -> None:
+        """Give the network these parameters."""
+        policy_network.load_state_dict(self.params)
+
+
+def collect_grpo_batch_with_reuse(
+    collect: Collect, params: Params, manager: SampleReuseManager, *, required_size: int, key: int
+) -> tuple[GRPOBatch, SampleReuseManager]:
+    """The samples of this update, new ones where they are due, and the manager after this use."""
+    if manager.should_collect_new_samples(required_size):
+        samples = collect(params, key)
+        return samples, manager.reset_with_new_samples(samples)
+    assert manager.current_samples is not None
+    return manager.current_samples, manager.update_for_reuse()
+
+
+def training_step_with_reuse(
+    update_step: UpdateStep,
+    collect: Collect,
+    params: Params,
+    opt_state: OptimizerState,
+    manager: SampleReuseManager,
+    *,
+    required_size: int,
+    key: int,
+) -> tuple[dict[str, Tensor], OptimizerState, SampleReuseManager, GRPOUpdate]:
+    """One update, of new samples or of those that are held."""
+    batch, manager = collect_grpo_batch_with_reuse(
+        collect, params, manager, required_size=required_size, key=key
+    )
+    params, opt_state, seen = update_step(params, opt_state, batch)
+    return params, opt_state, manager, seen
+
+
+# ------------------------------------------------------------------------------------------ states
+
+
+def generate_scms_for_difficulty(difficulty: Difficulty, number: int, *, key: int) -> Tasks:
+    """`number` models of its family; a function of `key` alone."""
+    return create_random_scm(key, difficulty.family, number=number)
+
+
+def generate_initial_states(
+    policy_network: nn.Module,
+    params: Params,
+    difficulty: Difficulty,
+    number: int,
+    *,
+    key: int,
+    apply: Apply | None = None,
+) -> AcquisitionState:
+    """`number` states that the policy meets: each a task of its own, which the policy has played until as
+    much of the budget was spent as chance says, so that starts, middles and ends are trained. Every one can
+    pay an experiment."""
+    apply = apply or applied(policy_network)
+    family = difficulty.family
+    states = create_acquisition_state(family, generate_scms_for_difficulty(difficulty, number, key=key))
+    least = 1.0 - np.random.default_rng(derive(key, "left")).random(number)  # of the budget's share
+    keys = action_keys(derive(key, "walk"), 0, number, 1)
+    found: list[AcquisitionState] = []
+    step = 0
+    while True:
+        actions, _ = sampled(apply, params, states, uniforms(keys, step))
+        after = states.after(actions)
+        stays = (after.worth()["cost"] < least) | ~after.goes_on
+        found.append(states.take(np.flatnonzero(stays)))
+        goes = np.flatnonzero(~stays)
+        if not len(goes):
+            return found[0].joined(found[1:])
+        states, least, keys, step = after.take(goes), least[goes], keys[goes], step + 1
+
+
+# ------------------------------------------------------------------------------------------ loops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difficulty:
+    """One stage of a curriculum."""
+
+    family: LinearFamily
+    share: float = 1.0
+    """Share of the experiments, relative to the other stages' shares."""
+    entropy_scale: float = 1.0
+    """Times entropy_coeff."""
+    learning_rate_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("share", "entropy_scale", "learning_rate_scale"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ConfigurationError(f"{name} of a difficulty must be above 0, got {value}")
+
+
+def adjust_grpo_config_for_difficulty(config: GRPOConfig, difficulty: Difficulty) -> GRPOConfig:
+    """The same settings with the stage's entropy_coeff and learning_rate."""
+    return config.model_copy(
+        update={
+            "entropy_coef": difficulty.entropy_scale * config.entropy_coef,
+            "learning_rate": difficulty.learning_rate_scale * config.learning_rate,
+        }
+    )
+
+
+def enhanced_grpo_training_loop(
+    policy_network: nn.Module,
+    family: LinearFamily,
+    config: GRPOConfig,
+    *,
+    reward_config: RewardConfig | None = None,
+    compute_bonuses: Bonus | None = None,
+    compile: bool = False,
+    log: Log = print,
+) -> Trained:
+    """Updates until `total_steps` experiments have been made; everything follows from `config.seed`.
+
+    The network gives its first parameters and stays as it is: `Trained.load_into` changes it. `log` gets a
+    line every 100 updates, and every 50 one that says how often samples were used.
+    """
+    return curriculum_enhanced_grpo(
+        policy_network,
+        [Difficulty(family=family)],
+        config,
+        reward_config=reward_config,
+        compute_bonuses=compute_bonuses,
+        compile=compile,
+        log=log,
+    )
+
+
+def grpo_with_exploration(
+    policy_network: nn.Module,
+    family: LinearFamily,
+    config: GRPOConfig,
+    compute_bonuses: Bonus,
+    *,
+    reward_config: RewardConfig | None = None,
+    log: Log = print,
+) -> Trained:
+    """The loop with bonuses in the rewards, such as `count_bonus(0.1)`."""
+    return enhanced_grpo_training_loop(
+        policy_network,
+        family,
+        config,
+        reward_config=reward_config,
+        compute_bonuses=compute_bonuses,
+        log=log,
+    )
+
+
+def curriculum_enhanced_grpo(
+    policy_network: nn.Module,
+    stages: Sequence[Difficulty],
+    config: GRPOConfig,
+    *,
+    reward_config: RewardConfig | None = None,
+    compute_bonuses: Bonus | None = None,
+    compile: bool = False,
+    log: Log = print,
+) -> Trained:
+    """The loop over families of rising difficulty, `total_steps` experiments in all stages together.
+
+    The policy takes any number of variables, so that stages may differ in size; AdamW's state goes on from
+    one to the next.
+    """
+    if not stages:
+        raise ConfigurationError("stages must have at least one Difficulty, got none")
+    apply = applied(policy_network, compile=compile)
+    run = _Run(policy_network, config, reward_config, compute_bonuses, apply, log)
+    total = sum(stage.share for stage in stages)
+    until = 0.0
+    for index, stage in enumerate(stages):
+        until += stage.share
+        last = index == len(stages) - 1
+        run.stage(stage, config.total_steps if last else round(config.total_steps * until / total), compile)
+    return Trained(
+        params=run.params,
+        opt_state=run.opt_state,
+        updates=tuple(run.updates),
+        num_experiments=run.num_experiments,
+    )
+
+
+@dataclass(slots=True)
+class _Run:
+    """A loop under way: the one owner of its parameters, samples and counts."""
+
+    network: nn.Module
+    config: GRPOConfig
+    reward_config: RewardConfig | None
+    bonus: Bonus | None
+    apply: Apply
+    log: Log
+    params: dict[str, Tensor] = field(init=False)
+    opt_state: OptimizerState = field(init=False)
+    updates: list[GRPOUpdate] = field(default_factory=list)
+    num_experiments: int = 0
+
+    def __post_init__(self) -> None:
+        self.params = initial_params(self.network)
+        self.opt_state = create_grpo_trainer(self.network, self.config)[1](self.params)
+
+    def stage(self, difficulty: Difficulty, until: int, compile: bool) -> None:
+        """Updates until so many experiments have been made in all."""
+        config = adjust_grpo_config_for_difficulty(self.config, difficulty)
+        update_step, _ = create_grpo_trainer(self.network, config, compile=compile)
+        manager = create_sample_reuse_manager(config)
+        required = config.num_groups * config.group_size
+
+        def collect(params: Params, key: int) -> GRPOBatch:
+            states = generate_initial_states(
+                self.network,
+                params,
+                difficulty,
+                config.num_groups,
+                key=derive(key, "states"),
+                apply=self.apply,
+            )
+            batch = collect_grpo_batch(
+                self.network,
+                params,
+                states,
+                config,
+                self.reward_config,
+                key=derive(key, "actions"),
+                compute_bonuses=self.bonus,
+                apply=self.apply,
+            )
+            walked = int(states.environment.situation.counts.sum())
+            batch = replace(batch, num_experiments=batch.num_experiments + walked)
+            self.num_experiments += batch.num_experiments
+            return batch
+
+        while self.num_experiments < until or not manager.should_collect_new_samples(required):
+            self.params, self.opt_state, manager, seen = training_step_with_reuse(
+                update_step,
+                collect,
+                self.params,
+                self.opt_state,
+                manager,
+                required_size=required,
+                key=derive(config.seed, "functional", len(self.updates)),
+            )
+            self.updates.append(seen)
+            self._say(manager)
+
+    def _say(self, manager: SampleReuseManager) -> None:
+        number, seen = len(self.updates), self.updates[-1]
+        if number % LOG_EVERY == 0:
+            self.log(
+                f"update {number}: reward {seen.mean_reward:.4f}, loss {seen.total_loss:.4f}, entropy "
+                f"{seen.mean_entropy:.3f}, KL {seen.approx_kl:.4f}, {self.num_experiments:,} experiments"
+            )
+        if number % REUSE_EVERY == 0:
+            self.log(
+                f"update {number}: use {manager.reuse_iteration} of {manager.max_iterations} of its samples"
+            )

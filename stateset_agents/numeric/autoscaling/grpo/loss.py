@@ -15,10 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from stateset_agents.algorithms.advantages import Scaling
-from stateset_agents.algorithms.aggregation import Denominators
 from stateset_agents.algorithms.group_arrays import gae_array, group_advantages_array
-from stateset_agents.algorithms.kl.penalty import log_ratio
-from stateset_agents.algorithms.losses import entropy, policy_loss
+from stateset_agents.algorithms.losses import Denominators, LossInputs, entropy, log_ratio, policy_loss
 from stateset_agents.numeric.autoscaling.grpo.config import GRPOConfig
 from stateset_agents.types.errors import ConfigurationError
 
@@ -31,7 +29,7 @@ class GRPOLoss(nn.Module):
     """
 
     def __init__(self, config: GRPOConfig | None = None) -> None:
-        """Of the settings it reads loss_type, the clips, beta, kl_estimator, entropy_coef and
+        """The loss reads the settings loss_type, the clips, beta, kl_estimator, entropy_coef and
         advantage_normalization."""
         super().__init__()
         self.config = config or GRPOConfig()
@@ -90,15 +88,17 @@ class GRPOLoss(nn.Module):
         alone = torch.arange(len(log_probs), device=log_probs.device)
         output = policy_loss(
             config.loss_type,
-            log_probs,
-            old_log_probs,
-            advantages,
-            alone,
-            Denominators.of(torch.ones_like(alone), max_length=1),
+            LossInputs(
+                log_probs,
+                old_log_probs,
+                advantages,
+                alone,
+                Denominators.of(torch.ones_like(alone), max_length=1),
+                ref_logprobs=old_log_probs.detach() if ref_log_probs is None else ref_log_probs[scored],
+            ),
             clip_ratio=config.clip_ratio,
             clip_ratio_high=config.clip_ratio_high,
             dual_clip=config.dual_clip,
-            ref_logprobs=old_log_probs.detach() if ref_log_probs is None else ref_log_probs[scored],
             beta=config.beta,
             kl_estimator=config.kl_estimator,
         )

@@ -5,28 +5,92 @@ network, environment -> MetricsHistory, NetworkPolicy -> ControlTrainer -> a run
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import numpy as np
 import torch
 
 from stateset_agents.numeric.autoscaling.actions import InfrastructureActionSpace
 from stateset_agents.numeric.autoscaling.grpo.config import GRPOConfig
-from stateset_agents.numeric.autoscaling.grpo.history import MetricsHistory
 from stateset_agents.numeric.autoscaling.grpo.network import GRPOPolicyNetwork, NetworkPolicy
-from stateset_agents.numeric.environments.base import BatchedEnvironment
+from stateset_agents.numeric.environments.base import (
+    BatchedEnvironment,
+    BoolArray,
+    FloatArray,
+    IntArray,
+    Observations,
+    Transition,
+)
 from stateset_agents.numeric.evaluation import ControlEvaluation, evaluate, evaluation_seeds
 from stateset_agents.numeric.trainer import ControlTrainer
 from stateset_agents.runs.callbacks import Callback
 from stateset_agents.runs.checkpoint_files import latest_checkpoint, load_checkpoint
-from stateset_agents.runs.resuming import checkpoint_at
+from stateset_agents.runs.checkpoints import checkpoint_at
 from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.types.errors import CheckpointError, ConfigurationError
 from stateset_agents.types.settings import expect
+
+# ------------------------------------------------------------------------------------------ windows
+
+
+class MetricsHistory:
+    """An environment whose observations are the last ones, and the one of now.
+
+    metrics_history [B, T, M], oldest first and the one of now last, and current_metrics [B, M]. Before the
+    start the first observation is taken to have stood for ever. Starts, noise, rewards and forks are those of
+    the environment inside.
+    """
+
+    def __init__(self, environment: BatchedEnvironment, history_length: int = 60) -> None:
+        """Raises ConfigurationError for observations that are not one array [B, M]."""
+        shape = environment.spec.observation_shape
+        if not isinstance(shape, tuple) or len(shape) != 1:
+            raise ConfigurationError(
+                f"{environment.spec.name}: observations must be one array [rows, metrics] to be remembered, "
+                f"got the shape {shape!r}"
+            )
+        if history_length < 1:
+            raise ConfigurationError(f"history_length must be at least 1, got {history_length!r}")
+        self.environment, self.history_length = environment, history_length
+        shapes = {"metrics_history": (history_length, *shape), "current_metrics": shape}
+        self.spec = replace(environment.spec, observation_shape=shapes)
+
+    def reset(self, seeds: Sequence[int]) -> Observations:
+        """One episode per seed; see `BatchedEnvironment`."""
+        first = self.environment.reset(seeds)
+        assert isinstance(first, np.ndarray)  # as its spec says
+        self._window: FloatArray = np.repeat(first[:, None], self.history_length, axis=1)
+        return self._observations()
+
+    def step(self, actions: IntArray) -> Transition:
+        """One action per row; see `BatchedEnvironment`."""
+        transition = self.environment.step(actions)
+        now = transition.observations
+        assert isinstance(now, np.ndarray)
+        self._window = np.concatenate([self._window[:, 1:], now[:, None]], axis=1)  # earlier ones are kept
+        return replace(transition, observations=self._observations())
+
+    def fork(self, rows: IntArray) -> Self:
+        """Copies of these rows with what they remember; see `BatchedEnvironment`."""
+        fork = copy.copy(self)
+        fork.environment, fork._window = self.environment.fork(rows), self._window[rows]
+        return fork
+
+    def action_mask(self) -> BoolArray | None:
+        """The mask of the environment inside."""
+        return self.environment.action_mask()
+
+    def _observations(self) -> Observations:
+        return {"metrics_history": self._window, "current_metrics": self._window[:, -1]}
+
 
 _REMEMBERED = 1000
 """Updates in `metrics_history`."""
@@ -127,18 +191,17 @@ class GRPOTrainer:
             self._first = _copied(self.policy)
         else:
             self.policy.load_state_dict(self._first)  # a run is known by the weights that it began with
-        was_training, self._work = self.policy.training, "training"
-        try:
-            self._training = ControlTrainer(
-                self._numeric, environment, config, run=run, callbacks=[_Names(self), *callbacks]
-            )
-            async with self._training as training:
-                if self._resumed is not None:
-                    await training.load_checkpoint(self._resumed)
-                await training.train()
-        finally:
-            self._work, self._resumed = None, None
-            self.policy.train(was_training)
+        with self._working("training"):
+            try:
+                self._training = ControlTrainer(
+                    self._numeric, environment, config, run=run, callbacks=[_Names(self), *callbacks]
+                )
+                async with self._training as training:
+                    if self._resumed is not None:
+                        await training.load_checkpoint(self._resumed)
+                    await training.train()
+            finally:
+                self._resumed = None
         return self.policy
 
     async def evaluate(
@@ -157,8 +220,7 @@ class GRPOTrainer:
         """
         self._refuse_work()
         starts = evaluation_seeds(self.config.seed, num_episodes) if seeds is None else seeds
-        was_training, self._work = self.policy.training, "evaluating"
-        try:
+        with self._working("evaluating"):
             return await in_thread(
                 evaluate,
                 self._numeric,
@@ -167,6 +229,13 @@ class GRPOTrainer:
                 deterministic=deterministic,
                 seed=self.config.seed,
             )
+
+    @contextmanager
+    def _working(self, work: str) -> Iterator[None]:
+        """Refuse other calls meanwhile; afterwards the policy is in the mode in which it was."""
+        was_training, self._work = self.policy.training, work
+        try:
+            yield
         finally:
             self._work = None
             self.policy.train(was_training)
@@ -218,7 +287,8 @@ class GRPOTrainer:
             )
 
     def _fitted(self, env: BatchedEnvironment) -> BatchedEnvironment:
-        """With windows, where it has plain metrics. Raises ConfigurationError where it does not fit."""
+        """The environment, with windows where it has plain metrics. Raises ConfigurationError if it does not
+        fit."""
         encoder, spec = self.policy.encoder, env.spec
         if spec.num_actions != self.policy.action_dim:
             raise ConfigurationError(
@@ -305,7 +375,7 @@ def _copy_checkpoint(source: Path, path: Path) -> Path:
 
 
 def _folder_of(path: Path) -> Path:
-    """Of a checkpoint's name with or without `.pt`."""
+    """The folder of a checkpoint's name with or without `.pt`."""
     if path.suffix == _ALIAS and not path.exists():
         return path.with_suffix("")
     if path.is_file():

@@ -1,4 +1,4 @@
-"""What the next step plays, decided before it begins, and what a step changes in that.
+"""The curriculum: it plans each step before the step begins, and follows what steps have shown.
 
 Sources of rollouts ask `Curriculum.plan`; the trainer asks `Curriculum.after`. A plan is a function of the
 settings, the scenarios, the frontier and the curriculum's state, which are all in the checkpoint.
@@ -7,30 +7,95 @@ settings, the scenarios, the frontier and the curriculum's state, which are all 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
 from stateset_agents.algorithms.group_sizes import adaptive_group_size, group_sizes
+from stateset_agents.core.reward import RewardFunction
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.loop.curriculum.orders import SuccessOrder, stratified
-from stateset_agents.training.loop.curriculum.replay import (
+from stateset_agents.training.loop.curriculum.orders import (
     REPLAYED,
     Order,
     ReplayOrder,
+    ScenarioOrder,
+    SuccessOrder,
     is_replayed,
     num_replayed,
+    shuffled,
+    stratified,
 )
-from stateset_agents.training.loop.curriculum.reward_parts import weighted
 from stateset_agents.training.loop.curriculum.state import CurriculumState
-from stateset_agents.training.loop.scenario_order import ScenarioOrder, shuffled
-from stateset_agents.training.settings.stages import DifficultyBounds, Stage, level_of
+from stateset_agents.training.settings.curriculum import DifficultyBounds, Stage, level_of
 from stateset_agents.types.comparison import nfc
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.seeds import derive
-from stateset_agents.types.trajectory import Status, TrajectoryGroup
+from stateset_agents.types.settings import nearest
+from stateset_agents.types.trajectory import Status, Trajectory, TrajectoryGroup
+
+# The parts of a reward: whether it has them, and a group's rewards put together by other weights.
+
+
+def check_parts(reward: RewardFunction, config: TrainingConfig) -> None:
+    """Raises ConfigurationError for weights of parts that the reward does not have, as far as it says so, and
+    where its parts are to be normalised and it has none."""
+    own, named = reward.part_weights, config.all_weights()
+    if config.multi_objective_aggregation == "normalize_then_sum":
+        for weights in [*named, *([] if config.reward_weights else [own])]:
+            if len(weights) < 2:
+                raise ConfigurationError(
+                    "multi_objective_aggregation normalize_then_sum needs a reward of several parts, and "
+                    f"{reward.name} has {', '.join(weights) or 'none that it names'}: use a composite "
+                    "reward, or name parts of its breakdown in reward_weights"
+                )
+    for name in dict.fromkeys(name for weights in named for name in weights) if own else ():
+        if name not in own and name.split("/")[0] not in own:
+            raise ConfigurationError(
+                f"reward {reward.name} has no part {name!r}{nearest(name, own)}: it has {', '.join(own)}"
+            )
+
+
+def weighted_score(breakdown: Mapping[str, float], weights: Mapping[str, float]) -> float | None:
+    """The weighted sum of the parts; where some do not apply, the others share their weight.
+
+    None where no part with a weight applies.
+
+    >>> weighted_score({"format": 1.0, "answer": 0.5}, {"format": 0.5, "answer": 1.0})
+    1.0
+    >>> weighted_score({"answer": 0.5}, {"format": 0.5, "answer": 1.0})
+    0.75
+    """
+    known = {name: weight for name, weight in weights.items() if name in breakdown}
+    applicable = math.fsum(known.values())
+    if not applicable:
+        return None
+    score = math.fsum(weight * breakdown[name] for name, weight in known.items())
+    return score * (math.fsum(weights.values()) / applicable)
+
+
+def weighted(group: TrajectoryGroup, weights: Mapping[str, float]) -> TrajectoryGroup:
+    """The group with rewards made of its members' breakdowns, which stay as they are.
+
+    Without weights it is the same group. An unscored member stays unscored; turn rewards, which no breakdown
+    has, are gone.
+    """
+    if not weights:
+        return group
+    branches = tuple(
+        replace(branch, trajectory=_weighted(branch.trajectory, weights)) for branch in group.branches
+    )
+    members = tuple(_weighted(member, weights) for member in group.trajectories)
+    return replace(group, trajectories=members, branches=branches, reward_weights=dict(weights))
+
+
+def _weighted(trajectory: Trajectory, weights: Mapping[str, float]) -> Trajectory:
+    if trajectory.reward is None:
+        return trajectory
+    return replace(trajectory, reward=weighted_score(trajectory.breakdown, weights), turn_rewards=())
+
 
 _log = get_logger(__name__)
 
@@ -44,13 +109,13 @@ FAMILY = "family"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """What holds for the groups of one step."""
+    """The plan of one step's groups."""
 
     order: Order
     sizes: Callable[[Sequence[Scenario]], list[int] | None]
     """Members of the groups of these scenarios; None where all have `num_generations`."""
     weights: Mapping[str, float]
-    """Of the parts of the reward; empty where the score is the reward function's own."""
+    """Weights of the parts of the reward; empty where the score is the reward function's own."""
     metrics: Callable[[Sequence[TrajectoryGroup]], dict[str, float]]
     """Figures of the step that played these groups."""
 
@@ -69,22 +134,22 @@ class Curriculum:
         self._scenarios = scenarios
         self._part_weights = part_weights
         self._warned: set[str] = set()
-        self._orders: dict[DifficultyBounds | None, ScenarioOrder | ReplayOrder] = {}
+        self._orders: dict[DifficultyBounds | None, Order] = {}
         self._pools: dict[DifficultyBounds | None, list[Scenario]] = {}
         self._replayed = [scenario for scenario in scenarios if config.replay_share and is_replayed(scenario)]
-        """Of earlier domains; none where none of them is set apart."""
+        """Scenarios of earlier domains; none where none of them is set apart."""
         self._check_scenarios()
         for stage in (None, *config.stages):
             self._pool(stage)
         self.order = self._order(None)
-        """Of the scenarios outside of all stages, where it does not follow measured success."""
+        """Order of the scenarios outside of all stages, where it does not follow measured success."""
 
     # ------------------------------------------------------------------------------ plans
 
     def plan(self, frontier: int, state: CurriculumState) -> StepPlan:
-        """What the step plays whose first episode is `frontier`."""
+        """The plan of the step whose first episode is `frontier`."""
         config, stage = self.config, self._stage(state)
-        order: Order = self._order(stage)
+        order = self._order(stage)
         if config.scenario_order == "success":
             order = self._success_order(stage, frontier, state)
         return StepPlan(
@@ -121,13 +186,13 @@ class Curriculum:
         played = [m for group in groups for m in group.trajectories if m.status is not Status.FAILED]
         if self.config.uses_success and played and all(member.success is None for member in played):
             config = self.config
-            asked = "track_success"
+            setting = "track_success"
             if "success" in (config.scenario_order, config.group_sizes):
-                asked = "scenario_order" if config.scenario_order == "success" else "group_sizes"
-                asked += " success"
+                setting = "scenario_order" if config.scenario_order == "success" else "group_sizes"
+                setting += " success"
             raise ConfigurationError(
-                f"{asked} needs an environment that says whether a task was done, and this one does not: "
-                f"give it a `success`, or set {asked.split()[0]} to another value"
+                f"{setting} needs an environment that says whether a task was done, and this one does not: "
+                f"give it a `success`, or set {setting.split()[0]} to another value"
             )
         if plan.weights:
             self._check_parts(groups, plan.weights)
@@ -138,12 +203,12 @@ class Curriculum:
     def _stage(self, state: CurriculumState) -> Stage | None:
         return self.config.stages[state.stage] if self.config.stages else None
 
+    def _bounds(self, stage: Stage | None) -> DifficultyBounds | None:
+        difficulty = self._difficulty(stage)
+        return None if difficulty is None else DifficultyBounds.of(difficulty)
+
     def _difficulty(self, stage: Stage | None) -> object:
         return self.config.difficulty if stage is None or stage.difficulty is None else stage.difficulty
-
-    def _bounds(self, stage: Stage | None) -> DifficultyBounds | None:
-        asked = self._difficulty(stage)
-        return None if asked is None else DifficultyBounds.of(asked)
 
     def _pool(self, stage: Stage | None) -> list[Scenario]:
         bounds = self._bounds(stage)
@@ -163,11 +228,11 @@ class Curriculum:
             self._pools[bounds] = pool
         return self._pools[bounds]
 
-    def _order(self, stage: Stage | None) -> ScenarioOrder | ReplayOrder:
+    def _order(self, stage: Stage | None) -> Order:
         bounds, config = self._bounds(stage), self.config
         if bounds not in self._orders:
             arrange = stratified(self._stratum) if config.scenario_order == "stratified" else shuffled
-            order: ScenarioOrder | ReplayOrder = ScenarioOrder(self._pool(stage), config.seed, arrange)
+            order: Order = ScenarioOrder(self._pool(stage), config.seed, arrange)
             if self._replayed:
                 replayed = ScenarioOrder(self._replayed, derive(config.seed, REPLAYED), stratified(_domain))
                 order = ReplayOrder(order, replayed, config.replay_share)
@@ -175,7 +240,7 @@ class Curriculum:
         return self._orders[bounds]
 
     def _success_order(self, stage: Stage | None, frontier: int, state: CurriculumState) -> Order:
-        """Of the step whose first episode is `frontier`."""
+        """The order of the step whose first episode is `frontier`."""
         seed, share = self.config.seed, self.config.replay_share
 
         def by_success(pool: Sequence[Scenario], seed: int, frontier: int) -> Order:
@@ -317,7 +382,7 @@ class Curriculum:
 
 
 def _domain(scenario: Scenario) -> str:
-    """What stratifies replays: the domain that they name, or their family."""
+    """The stratum of a replay: the domain that they name, or their family."""
     return str(scenario.context.get(DOMAIN, scenario.family))
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stateset_agents.training.loop.curriculum.success_table import SuccessTable
+from stateset_agents.training.loop.curriculum.state import SuccessTable
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario
 
@@ -35,11 +35,12 @@ class RememberedPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptMemory:
-    """At most `capacity` prompts: of each domain an equal share, and in it those of intermediate success."""
+    """A memory of at most `capacity` prompts: of each domain an equal share, and in it those of intermediate
+    success."""
 
     capacity: int = 10_000
     prompts: tuple[RememberedPrompt, ...] = ()
-    """By domain, in the order in which these were learned; the worthiest of a domain first."""
+    """Prompts by domain, in the order in which domains were learned; the worthiest of a domain first."""
 
     def __post_init__(self) -> None:
         if isinstance(self.capacity, bool) or not isinstance(self.capacity, int) or self.capacity < 1:
@@ -59,7 +60,7 @@ class PromptMemory:
     def with_domain(
         self, domain: str, scenarios: Sequence[Scenario], successes: SuccessTable
     ) -> PromptMemory:
-        """With a domain's scenarios, as far as they were played; an earlier memory of it is gone.
+        """The memory with a domain's scenarios, as far as they were played; an earlier memory of it is gone.
 
         `successes` are those of the training that played them, by family. Where all do not fit, a domain
         keeps those nearest to a success of one half; of equal ones a digest of the id decides.
@@ -75,7 +76,7 @@ class PromptMemory:
         return self._of({**others, domain: played})
 
     def with_successes(self, domain: str, successes: SuccessTable) -> PromptMemory:
-        """With what a replay showed of a domain's prompts; the ids are those of its scenarios."""
+        """The memory with what a replay showed of a domain's prompts; the ids are those of its scenarios."""
         prompts = tuple(
             dataclasses.replace(prompt, success=successes.rate(prompt.scenario.id, prompt.scenario.family))
             if prompt.domain == domain and prompt.scenario.id in successes.scenarios
@@ -103,7 +104,7 @@ class PromptMemory:
 
     @classmethod
     def load(cls, path: str | Path) -> PromptMemory:
-        """From what `save` wrote. Raises ConfigurationError for another file. Blocking."""
+        """The memory that `save` wrote. Raises ConfigurationError for another file. Blocking."""
         try:
             first, *lines = map(json.loads, Path(path).read_text(encoding="utf-8").splitlines())
             prompts = [

@@ -13,12 +13,10 @@ import torch
 from several import in_two, met
 from tiny_training import talk
 
-from stateset_agents.runtime.worker_thread import Worker
-from stateset_agents.training.distributed.process_group import ProcessGroup
-from stateset_agents.training.distributed.processes import PeerFailed, Processes
+from stateset_agents.runtime.tasks import Worker
+from stateset_agents.training.processes import PeerFailed, Processes, ProcessGroup
 from stateset_agents.types.scenario import Scenario
-from stateset_agents.types.timeline import Span
-from stateset_agents.types.trajectory import TrajectoryGroup
+from stateset_agents.types.trajectory import Span, TrajectoryGroup
 
 
 class Heavy:

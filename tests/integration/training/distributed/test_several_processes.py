@@ -23,10 +23,8 @@ from stateset_agents.runs.callbacks import Callback
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.distributed.processes import PeerFailed, Processes
-from stateset_agents.training.update.batch import Sample
-from stateset_agents.training.update.credit import Credited
-from stateset_agents.training.update.critic import CreditedBatch
+from stateset_agents.training.processes import PeerFailed, Processes
+from stateset_agents.training.update.batch import CreditedBatch, Sample
 from stateset_agents.training.update.learner import Learner
 from stateset_agents.training.update.policy import Policy
 from stateset_agents.training.update.protocol import Learned
@@ -84,7 +82,7 @@ def gradients(cases: list[dict[str, Any]]) -> list[tuple[dict[str, Any], Learned
                     seen[name] = whole.flatten().tolist()
 
         learner.optimization.optimizer.register_step_pre_hook(look)
-        batch = CreditedBatch(Credited(samples(number, opens_rows), 0, []))
+        batch = CreditedBatch(samples(number, opens_rows), 0, [])
         found.append((seen, learner.learn(batch, step=1), held(learner)))
     return found
 

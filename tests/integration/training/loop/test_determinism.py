@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from stateset_agents.backends.local.backend import HuggingFaceBackend
 from stateset_agents.backends.local.batcher import Stats
-from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
+from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.environment import ConversationEnvironment
 from stateset_agents.core.reward import reward_function

@@ -23,8 +23,8 @@ from rich.console import Console
 from tiny_models import tiny_model, tiny_tokenizer
 from tiny_training import SCENARIOS, Watched, even_share, make_agent, make_trainer
 
-from stateset_agents.backends.linears import onednn_linear as fast_linear
-from stateset_agents.backends.linears.matmul_precision import usable_precision
+from stateset_agents.backends import linears as fast_linear
+from stateset_agents.backends.linears import usable_precision
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.reward import CompositeReward, RewardFunction, reward_function
 from stateset_agents.runs.checkpoint_files import fingerprint

@@ -26,8 +26,8 @@ from stateset_agents.backends.loading import load_backend
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.reward import CompositeReward, reward_function
+from stateset_agents.rewards.composites import NormalizedReward
 from stateset_agents.rewards.reasoning import create_math_answer_reward
-from stateset_agents.rewards.scaling import NormalizedReward
 from stateset_agents.rewards.shaping import PotentialShaping
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.types.errors import CheckpointError, ConfigurationError

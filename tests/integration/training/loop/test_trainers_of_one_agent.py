@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from tiny_training import Watched, make_agent, make_trainer, same_bits, snapshot
 
-from stateset_agents.backends.training_lock import exclusive
+from stateset_agents.backends.base import exclusive
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.types.errors import ConfigurationError
 

@@ -24,8 +24,8 @@ from tiny_vlm import save_tiny_vlm
 from transformers import AutoProcessor, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from stateset_agents import AgentConfig, Message, MultiTurnAgent
-from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
-from stateset_agents.cli.health.engine import command
+from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
+from stateset_agents.cli.models import command
 from stateset_agents.cli.run_settings import settings_of_run
 from stateset_agents.core.chat.rendering import _OWN, _variables
 from stateset_agents.core.environment import Observation
@@ -33,7 +33,7 @@ from stateset_agents.serving.server import AgentServer
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.training.sft.settings import SFTConfig
 from stateset_agents.training.sft.trainer import SFTTrainer
-from stateset_agents.training.trl.factory import TrlLearnerFactory
+from stateset_agents.training.trl.learner import TrlLearnerFactory
 from stateset_agents.training.trl.settings import TrlSettings
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import Outcome

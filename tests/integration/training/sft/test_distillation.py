@@ -14,8 +14,7 @@ from tiny_models import tiny_model, tiny_tokenizer
 from stateset_agents.backends.local.backend import HuggingFaceBackend
 from stateset_agents.backends.openai.client import ChatClient
 from stateset_agents.backends.scripted import ScriptedBackend
-from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.core.chat.system_message import as_messages
+from stateset_agents.core.agent import AgentConfig, MultiTurnAgent, as_messages
 from stateset_agents.core.rollout.endpoint_agent import EndpointAgent
 from stateset_agents.embedded.network import new_model
 from stateset_agents.embedded.tokenizer import build_tokenizer

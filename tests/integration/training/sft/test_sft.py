@@ -26,7 +26,7 @@ from stateset_agents.backends.pretrained.loading import model_folder, trained_to
 from stateset_agents.core.environment import ConversationEnvironment
 from stateset_agents.reporting.curves import learning_curves
 from stateset_agents.tracking.run_log import RunLog
-from stateset_agents.training.sft.own_successes import OwnSuccesses
+from stateset_agents.training.sft.demonstrations import OwnSuccesses
 from stateset_agents.training.sft.settings import SFTConfig
 from stateset_agents.training.sft.trainer import SFTTrainer, sft
 from stateset_agents.types.errors import CheckpointError, ConfigurationError, TrainingStopped

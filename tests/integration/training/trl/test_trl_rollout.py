@@ -12,6 +12,7 @@ from tiny_models import tiny_model, tiny_tokenizer
 from tiny_training import even_share, make_agent, make_environment, plain_logprobs, talk
 from trl import GRPOConfig, GRPOTrainer
 
+from stateset_agents.training.trl import rollouts
 from stateset_agents.training.trl_grpo_trainer import make_trl_rollout
 from stateset_agents.types.errors import ConfigurationError
 
@@ -79,8 +80,5 @@ def test_prompts_that_are_no_groups_of_our_scenarios_are_refused():
 
 def test_a_conversation_of_several_rows_is_refused_since_trl_takes_one_for_each_prompt():
     rows = talk(([1], [2]), ([1, 3], [4]), follows=(None, None), reward=1.0)
-    with (
-        make_trl_rollout(make_agent(), make_environment()) as rollout,
-        pytest.raises(ConfigurationError, match="scenario 's' has 2 rows, and TRL takes one"),
-    ):
-        rollout._columns([rows], 0, False)
+    with pytest.raises(ConfigurationError, match="scenario 's' has 2 rows, and TRL takes one"):
+        rollouts._row(rows, 0)

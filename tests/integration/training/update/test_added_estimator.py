@@ -9,8 +9,7 @@ from tiny_training import make_trainer, snapshot
 
 from stateset_agents.algorithms.policy_losses import LOSSES, PolicyLoss, log_likelihood
 from stateset_agents.tracking.run_log import RunLog
-from stateset_agents.training.estimators.base import Advantages, Estimator, ScoredStep
-from stateset_agents.training.estimators.registry import ESTIMATORS
+from stateset_agents.training.estimators import ESTIMATORS, Advantages, Estimator, ScoredStep
 
 
 def above_the_mean(step: ScoredStep) -> Advantages:

@@ -10,8 +10,8 @@ from tiny_training import Watched, even_share, group_of, make_agent, make_traine
 
 from stateset_agents.core.reward import RewardResult, reward_function
 from stateset_agents.tracking.run_log import RunLog
-from stateset_agents.training.estimators.registry import ESTIMATORS
-from stateset_agents.training.update.credit import assign_credit
+from stateset_agents.training.estimators import ESTIMATORS
+from stateset_agents.training.update.batch import assign_credit
 from stateset_agents.types.errors import CheckpointError, ConfigurationError
 
 WITH_CRITIC = sorted(name for name, estimator in ESTIMATORS.items() if estimator.critic)

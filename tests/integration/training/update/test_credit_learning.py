@@ -9,7 +9,7 @@ import pytest
 from tiny_training import make_agent, make_environment, make_trainer, reward_curve
 
 from stateset_agents.core.reward import RewardResult, reward_function
-from stateset_agents.training.estimators.registry import ESTIMATORS
+from stateset_agents.training.estimators import ESTIMATORS
 
 TEMPLATE = (
     "{% for m in messages %}"

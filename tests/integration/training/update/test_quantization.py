@@ -19,7 +19,7 @@ from stateset_agents.training.trainer import MultiTurnGRPOTrainer
 from stateset_agents.training.trl_grpo_trainer import TrlGRPOTrainer
 from stateset_agents.training.update.batch import Sample
 from stateset_agents.training.update.learner import Learner
-from stateset_agents.training.update.quantization import dequantized_weight, is_quantized, quantized_copy
+from stateset_agents.training.update.lora import dequantized_weight, is_quantized, quantized_copy
 
 pytestmark = pytest.mark.quantization
 

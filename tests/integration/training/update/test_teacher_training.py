@@ -15,7 +15,7 @@ from vllm_server import VLLMServer
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
-from stateset_agents.training.trl.factory import TrlLearnerFactory
+from stateset_agents.training.trl.learner import TrlLearnerFactory
 from stateset_agents.types.errors import CheckpointError, ConfigurationError
 
 

@@ -19,11 +19,11 @@ from stateset_agents.core.reward import reward_function
 from stateset_agents.environments.problems import PictureProblems
 from stateset_agents.reasoning import MultiModalGRPO, PictureProblem
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.distributed.processes import Processes
+from stateset_agents.training.processes import Processes
 from stateset_agents.training.sft.settings import SFTConfig
 from stateset_agents.training.sft.trainer import SFTTrainer
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
-from stateset_agents.training.trl.factory import TrlLearnerFactory
+from stateset_agents.training.trl.learner import TrlLearnerFactory
 from stateset_agents.types.errors import ConfigurationError, ConversationRefused
 from stateset_agents.types.images import IMAGE_MARK, Image
 from stateset_agents.types.messages import Message

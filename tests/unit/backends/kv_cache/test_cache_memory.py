@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stateset_agents.backends.kv_cache.memory import zeros
+from stateset_agents.backends.models.slot_store import zeros
 
 CPU = torch.device("cpu")
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from tiny_models import tiny_model, tiny_tokenizer
 
-from stateset_agents.backends.linears import auto_dtype as module
-from stateset_agents.backends.linears.auto_dtype import auto_dtype
+from stateset_agents.backends import linears as module
+from stateset_agents.backends.linears import auto_dtype
 from stateset_agents.backends.pretrained.loading import load_model_and_tokenizer
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.update.learner import Learner

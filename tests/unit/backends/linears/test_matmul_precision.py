@@ -20,15 +20,17 @@ from tiny_training import even_share, make_environment, make_trainer, reward_cur
 from torch import Tensor
 from torch.nn import functional as F
 
-from stateset_agents.backends.linears import matmul_precision
-from stateset_agents.backends.linears.matmul_precision import (
+from stateset_agents.backends import linears
+from stateset_agents.backends.linears import (
     MatmulPrecision,
+    PackedLinear,
     add_product,
+    fast_linears,
+    linear,
+    packing,
     usable_precision,
     wide_product,
 )
-from stateset_agents.backends.linears.onednn_linear import fast_linears, linear
-from stateset_agents.backends.linears.packed_linear import PackedLinear, packing
 from stateset_agents.backends.loading import load_backend
 from stateset_agents.backends.local.backend import HuggingFaceBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
@@ -45,12 +47,14 @@ OFF: dict[MatmulPrecision, tuple[float, float]] = {"medium": (5e-4, 4e-3), "high
 @pytest.fixture(autouse=True)
 def units(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whatever the processor: without its units the same numbers take longer."""
-    monkeypatch.setattr(matmul_precision, "_has_units", lambda name, lacking: True)
-    if matmul_precision._gemm() is None:
+    monkeypatch.setattr(linears, "_has_units", lambda name, lacking: True)
+    if linears._gemm() is None:
         monkeypatch.setitem(OFF, "high", (0.0, 1e-5))  # and stays at highest
-    matmul_precision.sums_in_fp32.cache_clear()
+    linears.sums_in_fp32.cache_clear()
+    linears._is_correct.cache_clear()
     yield
-    matmul_precision.sums_in_fp32.cache_clear()
+    linears.sums_in_fp32.cache_clear()
+    linears._is_correct.cache_clear()
 
 
 def off_by(actual: Tensor | None, wanted: Tensor | None) -> float:
@@ -115,7 +119,7 @@ def test_weights_in_bf16_are_packed_only_where_the_processor_has_units_for_them(
     has_units: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without them there is no copy; the product is bf16's everywhere."""
-    monkeypatch.setattr(matmul_precision, "_has_units", lambda name, lacking: has_units)
+    monkeypatch.setattr(linears, "_has_units", lambda name, lacking: has_units)
     torch.manual_seed(0)
     weights = [torch.randn(8, 64).bfloat16(), torch.randn(24, 64).bfloat16()]
     layer = PackedLinear(weights, [torch.randn(8).bfloat16(), torch.randn(24).bfloat16()], packed=True)
@@ -153,10 +157,10 @@ def test_products_do_not_depend_on_torchs_defaults(precision: MatmulPrecision) -
 def test_a_product_is_added_to_what_is_there(
     in_fp32: bool, transposed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if in_fp32 and matmul_precision._gemm() is None:
+    if in_fp32 and linears._gemm() is None:
         pytest.skip("this build of torch has no MKL")
     sums = functools.cache(lambda: in_fp32)
-    monkeypatch.setattr(matmul_precision, "sums_in_fp32", sums)
+    monkeypatch.setattr(linears, "sums_in_fp32", sums)
     torch.manual_seed(0)
     a, b, into = torch.randn(33, 70).bfloat16(), torch.randn(20, 70).bfloat16(), torch.randn(33, 20)
     first = torch.full((33, 20), torch.nan)
@@ -181,7 +185,7 @@ def test_a_product_is_added_to_what_is_there(
 
 
 def test_high_is_left_where_mkls_product_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul_precision, "_gemm", lambda: lambda *arguments: None)
+    monkeypatch.setattr(linears, "_gemm", lambda: lambda *arguments: None)
     assert usable_precision("high", torch.device("cpu")) == "highest"
 
 
@@ -201,15 +205,14 @@ def test_the_head_s_gradient_is_close_however_its_weight_lies_in_memory(
         weight = (weight.t().contiguous().t() if transposed else weight).requires_grad_()
         states = hidden.clone().requires_grad_()
         head = Head(weight, bias, 0.7, precision, rounds_logits and precision == "medium")
-        seen: list[Tensor] = []
 
-        def loss_of(scores: TokenScores, part: slice, seen: list[Tensor] = seen) -> Tensor:
-            seen.append(scores.logprobs.detach())
-            return -scores.logprobs.sum()
+        def loss_of(scores: TokenScores, part: slice) -> tuple[Tensor, TokenScores]:
+            return -scores.logprobs.sum(), TokenScores(*(score.detach() for score in scores))
 
-        (2.0 * chunked_loss(states, head, targets, loss_of)).backward()
+        loss, measured = chunked_loss(states, head, targets, loss_of)
+        (2.0 * loss).backward()
         scores = chunked_scores(hidden, head, targets)
-        assert torch.equal(torch.cat(seen), scores.logprobs)
+        assert torch.equal(torch.cat([part.logprobs for part in measured]), scores.logprobs)
         assert weight.grad is not None
         assert states.grad is not None
         found.append([weight.grad, states.grad, *scores])
@@ -405,7 +408,7 @@ def _fail(module: Any, inputs: Any) -> None:
 
 PROGRAM = """
 import logging, torch
-from stateset_agents.backends.linears.matmul_precision import usable_precision
+from stateset_agents.backends.linears import usable_precision
 logging.basicConfig(format="%(message)s")
 print(usable_precision({!r}, torch.device("cpu")))
 """

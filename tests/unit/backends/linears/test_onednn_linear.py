@@ -12,8 +12,8 @@ from tiny_models import tiny_model
 from torch import Tensor
 from torch.nn import functional as F
 
-from stateset_agents.backends.linears import onednn_linear as fast_linear
-from stateset_agents.backends.linears.onednn_linear import fast_linears, linear
+from stateset_agents.backends import linears as fast_linear
+from stateset_agents.backends.linears import fast_linears, linear
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_code_made_for_shapes_of_long_ago_is_given_back() -> None:
     """In a process of its own, for the bounds are read once: 600 shapes would hold 300 MB without them."""
     program = """
 import resource, torch
-from stateset_agents.backends.linears import onednn_linear as fast_linear
+from stateset_agents.backends import linears as fast_linear
 fast_linear.processor_vendor = lambda: "AuthenticAMD"
 if fast_linear.is_available():
     weight, held = torch.randn(96, 32), []

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from stateset_agents.backends.linears import matmul_precision, onednn_linear, packed_linear
-from stateset_agents.backends.linears.packed_linear import PackedLinear, packing
+from stateset_agents.backends import linears
+from stateset_agents.backends.linears import PackedLinear, packing
 
 HAS_MKL = torch.backends.mkl.is_available()
 HAS_ONEDNN = torch.backends.mkldnn.is_available()
@@ -24,14 +24,13 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
 
 def _forget() -> None:
-    for decision in (onednn_linear.is_available, packed_linear._packs_bf16, packed_linear._packs_by_mkl):
+    for decision in (linears.is_available, linears._packs_bf16, linears._packs_by_mkl):
         decision.cache_clear()
 
 
 def made_by(vendor: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (onednn_linear, packed_linear):
-        monkeypatch.setattr(module, "processor_vendor", lambda: vendor)
-    monkeypatch.setattr(matmul_precision, "_has_units", lambda name, lacking: True)
+    monkeypatch.setattr(linears, "processor_vendor", lambda: vendor)
+    monkeypatch.setattr(linears, "_has_units", lambda name, lacking: True)
     _forget()
 
 
@@ -48,7 +47,7 @@ def test_vendor_and_dtype_decide_who_packs(
 ) -> None:
     made_by(vendor, on)
     # On a processor without AVX-512 oneDNN has no products of bf16.
-    can = onednn_linear.onednn_agrees(torch.bfloat16, 2e-2)
+    can = linears.onednn_agrees(torch.bfloat16, 2e-2)
     assert packing(torch.ones(2, 2)) == fp32
     assert packing(torch.ones(2, 2, dtype=torch.bfloat16)) == ("oneDNN" if packs_bf16 and can else None)
     assert packing(torch.ones(2, 2, dtype=torch.float64)) is None
@@ -65,9 +64,9 @@ def test_a_library_that_is_off_or_lacks_its_operators_is_not_taken(
 ) -> None:
     made_by("GenuineIntel", on)
     if wrong == "_mkl_product":
-        on.setattr(packed_linear, wrong, lambda x, packed, weight, bias: F.linear(x, weight, bias) * 1.001)
+        on.setattr(linears, wrong, lambda x, packed, weight, bias: F.linear(x, weight, bias) * 1.001)
     else:
-        on.setattr(packed_linear, wrong, lambda weight: torch.ops.mkl.no_such_operator(weight))
+        on.setattr(linears, wrong, lambda weight: torch.ops.mkl.no_such_operator(weight))
     assert packing(torch.ones(2, 2)) is None
 
 

@@ -8,11 +8,10 @@ import pytest
 import torch
 from tiny_models import VOCAB, tiny_model
 
-from stateset_agents.backends.kv_cache.slots import SlotModel
-from stateset_agents.backends.local.batcher import Batcher
-from stateset_agents.backends.local.prefix_sharing import MIN_SHARED_TOKENS
-from stateset_agents.backends.local.request import GenerationRequest, new_request
+from stateset_agents.backends.local.batcher import MIN_SHARED_TOKENS, Batcher
+from stateset_agents.backends.local.slot_table import GenerationRequest, new_request
 from stateset_agents.backends.models.fused import FusedModel
+from stateset_agents.backends.models.slots import SlotModel
 from stateset_agents.backends.models.unbatched import UnbatchedModel
 from stateset_agents.types.errors import BackendError
 from stateset_agents.types.messages import SamplingParams, VersionSpan

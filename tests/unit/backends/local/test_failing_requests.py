@@ -11,12 +11,12 @@ import torch
 from tiny_models import tiny_model, tiny_tokenizer
 
 from stateset_agents.backends.base import Session
-from stateset_agents.backends.kv_cache.slots import CachedModel, SlotModel
 from stateset_agents.backends.local.backend import HuggingFaceBackend
 from stateset_agents.backends.local.batcher import Batcher
-from stateset_agents.backends.local.request import GenerationRequest, new_request
+from stateset_agents.backends.local.slot_table import GenerationRequest, new_request
 from stateset_agents.backends.models.batched import BatchedModel
 from stateset_agents.backends.models.fused import FusedModel
+from stateset_agents.backends.models.slots import CachedModel, SlotModel
 from stateset_agents.backends.models.unbatched import UnbatchedModel
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.types.errors import BackendError, ConfigurationError

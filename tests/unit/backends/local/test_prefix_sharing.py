@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateset_agents.backends.local.prefix_sharing import (
+from stateset_agents.backends.local.batcher import (
     MIN_SHARED_TOKENS,
     PrefixCopy,
     common_prefix,

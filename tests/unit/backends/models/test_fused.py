@@ -13,11 +13,11 @@ from tiny_models import tiny_model
 from torch.nn import functional as F
 from trained_models import assert_same, learnt_rows, say, trained_model
 
-from stateset_agents.backends.kv_cache import slot_store
-from stateset_agents.backends.kv_cache.slot_store import HeadShape, PackedRows, SlotStore
-from stateset_agents.backends.kv_cache.slots import CachedModel, Plan, SlotModel
 from stateset_agents.backends.local.batcher import Batcher
+from stateset_agents.backends.models import slot_store
 from stateset_agents.backends.models.fused import FusedModel
+from stateset_agents.backends.models.slot_store import HeadShape, PackedRows, SlotStore
+from stateset_agents.backends.models.slots import CachedModel, Plan, SlotModel
 from stateset_agents.types.errors import BackendError
 
 FAMILIES = ["llama", "qwen2", "qwen2-window", "qwen3", "gpt2"]

@@ -14,7 +14,7 @@ from tiny_vlm import tiny_processor, tiny_vlm
 from stateset_agents.backends.base import Session
 from stateset_agents.backends.local.backend import HuggingFaceBackend
 from stateset_agents.backends.pretrained.pictures import PictureReader, marked, sample_pictures, with_pictures
-from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
+from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
 from stateset_agents.types.errors import BackendError, ConfigurationError, ConversationRefused
 from stateset_agents.types.images import Image
 from stateset_agents.types.messages import SamplingParams

@@ -9,7 +9,7 @@ import torch
 from tiny_models import VOCAB, odd_model
 
 from stateset_agents.backends.local.batcher import Batcher
-from stateset_agents.backends.local.request import GenerationRequest, new_request
+from stateset_agents.backends.local.slot_table import GenerationRequest, new_request
 from stateset_agents.backends.models.unbatched import CacheUse, UnbatchedModel
 from stateset_agents.types.messages import SamplingParams
 

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import stateset_agents
-from stateset_agents.backends.text.tokenizers import ByteTokenizer, HuggingFaceTokenizer
+from stateset_agents.backends.tokenizers import ByteTokenizer, HuggingFaceTokenizer
 
 CORPUS = [
     "the order is late " * 3,

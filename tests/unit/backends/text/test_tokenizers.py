@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from stateset_agents.backends.base import Tokenizer as TokenizerProtocol
-from stateset_agents.backends.text.tokenizers import ByteTokenizer, HuggingFaceTokenizer
+from stateset_agents.backends.tokenizers import ByteTokenizer, HuggingFaceTokenizer
 
 CONTROL = [*SPECIAL, "<tool_call>", "</tool_call>"]
 TOKENIZER = tiny_tokenizer()

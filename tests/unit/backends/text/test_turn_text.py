@@ -11,8 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from stateset_agents.backends.base import Tokenizer as Encoder
 from stateset_agents.backends.pretrained.loading import model_folder
-from stateset_agents.backends.text.tokenizers import ByteTokenizer, HuggingFaceTokenizer
-from stateset_agents.backends.text.turn_text import TurnText, cut
+from stateset_agents.backends.tokenizers import ByteTokenizer, HuggingFaceTokenizer, TurnText, cut
 
 ALPHABET = [
     "a",

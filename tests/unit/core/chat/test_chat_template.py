@@ -24,7 +24,7 @@ from chat_templates import (
 from tiny_models import tiny_tokenizer
 from tokenizers import AddedToken
 
-from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
+from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
 from stateset_agents.core.chat import template as chat_template
 from stateset_agents.core.chat.replies.parsing import parse_reply
 from stateset_agents.core.chat.template import JinjaTemplate

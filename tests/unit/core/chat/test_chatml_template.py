@@ -14,9 +14,9 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from stateset_agents.backends.local.backend import HuggingFaceBackend
 from stateset_agents.backends.scripted import ScriptedBackend
-from stateset_agents.backends.text.tokenizers import ByteTokenizer, HuggingFaceTokenizer
+from stateset_agents.backends.tokenizers import ByteTokenizer, HuggingFaceTokenizer
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.core.chat.chatml_template import CHATML
+from stateset_agents.core.chat.plain_template import CHATML
 from stateset_agents.core.chat.template import JinjaTemplate
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message, ToolCall

@@ -13,8 +13,8 @@ from tiny_training import make_agent
 
 from stateset_agents import AgentConfig, Message, MultiTurnAgent
 from stateset_agents.backends.scripted import ScriptedBackend
-from stateset_agents.core.chat.context_window import slide_window
-from stateset_agents.runtime.loop_lag import measure_loop_lag
+from stateset_agents.core.chat.history import slide_window
+from stateset_agents.runtime.event_loop import measure_loop_lag
 from stateset_agents.serving.chat_session import ChatSession
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import ToolCall

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tiny_models import tiny_tokenizer
 from tokenizers import normalizers
 
-from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
+from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
 from stateset_agents.core.chat.template import JinjaTemplate
 from stateset_agents.types.messages import Message, ToolCall
 

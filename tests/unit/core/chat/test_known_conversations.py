@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stateset_agents import Message
-from stateset_agents.core.chat.known_conversations import KnownConversations, SentConversation
+from stateset_agents.core.chat.history import KnownConversations, SentConversation
 from stateset_agents.types.messages import ToolCall
 
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from stateset_agents.backends.scripted import ScriptedBackend
-from stateset_agents.backends.text.tokenizers import ByteTokenizer, HuggingFaceTokenizer
+from stateset_agents.backends.tokenizers import ByteTokenizer, HuggingFaceTokenizer
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.chat.plain_template import PlainTemplate
 from stateset_agents.core.chat.template import JinjaTemplate

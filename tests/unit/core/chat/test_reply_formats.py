@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from trl.chat_template_utils import add_response_schema
 
 from stateset_agents.backends.openai.protocol import as_sent
-from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer
-from stateset_agents.core.chat.replies.parsing import ReplyParser, choose_parser
-from stateset_agents.core.chat.replies.response_templates import RESPONSE_TEMPLATES
+from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
+from stateset_agents.core.chat.replies.parsing import ReplyParser, choose_parser, response_templates
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Completion, Message, ToolCall
 
@@ -626,7 +625,7 @@ def test_replies_that_repeat_themselves_take_time_in_proportion(
 
 
 def test_every_format_is_tried_with_replies_that_repeat_themselves() -> None:
-    assert {*FORMATS} == {"hermes", *RESPONSE_TEMPLATES}
+    assert {*FORMATS} == {"hermes", *response_templates()}
 
 
 @pytest.mark.parametrize(

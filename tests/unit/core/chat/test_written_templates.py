@@ -14,10 +14,9 @@ from template_talks import SHOW_NO_CALLS, full_render, opening_of, sane_talk, to
 from tiny_models import tiny_tokenizer
 from transformers import AutoTokenizer
 
-from stateset_agents.backends.text.tokenizers import HuggingFaceTokenizer, save_tokenizer
-from stateset_agents.core.chat.pinned_template import PinnedTemplate, write_template
+from stateset_agents.backends.tokenizers import HuggingFaceTokenizer, save_tokenizer
 from stateset_agents.core.chat.plain_template import PlainTemplate, is_plain
-from stateset_agents.core.chat.rendering import _OWN, _variables
+from stateset_agents.core.chat.rendering import _OWN, PinnedTemplate, _variables, write_template
 from stateset_agents.core.chat.template import JinjaTemplate
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message, ToolCall

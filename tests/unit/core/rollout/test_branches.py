@@ -20,7 +20,7 @@ from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import Conversation, Observation
 from stateset_agents.core.reward import EnvironmentReward, RewardFunction, reward_function
-from stateset_agents.runtime.retries import FaultPolicy
+from stateset_agents.runtime.circuit_breakers import FaultPolicy
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 from stateset_agents.types.scenario import Scenario
@@ -430,7 +430,7 @@ async def test_a_rollout_cancelled_while_conversations_are_copied_closes_the_cop
 async def test_a_fork_that_hangs_fails_its_conversation_after_the_turn_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("stateset_agents.core.rollout.forks._GRACE_SECONDS", 0.05)
+    monkeypatch.setattr("stateset_agents.core.rollout.episode._GRACE_SECONDS", 0.05)
     environment = SlowToFork()
     (group,) = await rollout_amid_others(engine_of(environment, turn_timeout=0.2, episode_retries=0))
     assert {member.error for member in group.trajectories} == {

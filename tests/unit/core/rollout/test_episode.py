@@ -13,7 +13,7 @@ from environments import ChattyConversation, ChattyEnvironment, scenarios
 
 from stateset_agents.backends.base import Session
 from stateset_agents.backends.scripted import Script, ScriptedBackend
-from stateset_agents.backends.text.tokenizers import ByteTokenizer
+from stateset_agents.backends.tokenizers import ByteTokenizer
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.environment import ConversationEnvironment, Observation
 from stateset_agents.core.rollout.episode import EpisodeSeeds, run_episode

@@ -6,9 +6,8 @@ import time
 
 import pytest
 
-from stateset_agents.claims.assertion_grammar import OPERATORS, Operator
-from stateset_agents.claims.fact_status import FactStatus, fact_statuses, states_fact
-from stateset_agents.claims.false_claims import claims_phrase
+from stateset_agents.claims.english import OPERATORS, Operator
+from stateset_agents.claims.fact_status import FactStatus, claims_phrase, fact_statuses, states_fact
 from stateset_agents.claims.statements import MOST_READ, read_statements
 from stateset_agents.claims.text_checks import choices
 from stateset_agents.claims.typed_values import find_values

@@ -11,8 +11,7 @@ from builders import trajectory
 
 from stateset_agents.claims.fact_status import states_fact
 from stateset_agents.core.reward import RewardFunction, create_customer_service_reward
-from stateset_agents.core.scoring.answers import agreement
-from stateset_agents.core.scoring.normal_form import in_normal_form
+from stateset_agents.core.scoring.transcript import in_normal_form
 from stateset_agents.environments.problems.files import ProblemFiles
 from stateset_agents.environments.text_world import TextAdapter
 from stateset_agents.rewards.code import create_code_reward
@@ -24,6 +23,7 @@ from stateset_agents.rewards.formats import (
 )
 from stateset_agents.rewards.reasoning import MathAnswerReward
 from stateset_agents.rewards.verifiable import (
+    agreement,
     create_conciseness_reward,
     create_correctness_reward,
     create_safety_reward,

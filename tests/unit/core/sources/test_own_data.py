@@ -16,10 +16,8 @@ from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.environment import ConversationEnvironment
 from stateset_agents.core.reward import EnvironmentReward, create_customer_service_reward
-from stateset_agents.core.sources.chat_logs import chat_scenarios
-from stateset_agents.core.sources.datasets import dataset_scenarios
-from stateset_agents.core.sources.recorded_tools import NOT_RECORDED
-from stateset_agents.core.tools import tool
+from stateset_agents.core.sources.datasets import chat_scenarios, dataset_scenarios
+from stateset_agents.core.tools import NOT_RECORDED, tool
 from stateset_agents.environments.chat_logs import ChatLogs
 from stateset_agents.evaluation.audit import audit
 from stateset_agents.evaluation.evaluator import evaluate

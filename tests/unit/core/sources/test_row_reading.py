@@ -12,12 +12,16 @@ from published_rows import scripted
 
 from stateset_agents.core.chat.replies.parsing import parse_reply
 from stateset_agents.core.environment import ConversationEnvironment
-from stateset_agents.core.sources.chat_logs import chat_scenarios
-from stateset_agents.core.sources.datasets import dataset_scenarios, read_any_scenarios
-from stateset_agents.core.sources.rows.files import read_rows
-from stateset_agents.core.sources.rows.messages import read_messages, read_reply
-from stateset_agents.core.sources.rows.shapes import expect_chat, read_row
-from stateset_agents.core.sources.rows.tools import read_schemas, without_unasked_nulls
+from stateset_agents.core.sources.datasets import chat_scenarios, dataset_scenarios, read_any_scenarios
+from stateset_agents.core.sources.files import read_rows
+from stateset_agents.core.sources.row_shapes import (
+    expect_chat,
+    read_messages,
+    read_reply,
+    read_row,
+    read_schemas,
+    without_unasked_nulls,
+)
 from stateset_agents.core.users.simulated_user import default_user
 from stateset_agents.environments.chat_logs import ChatLogs
 from stateset_agents.evaluation.demonstrations import chat_of

@@ -15,7 +15,7 @@ from stateset_agents.core.sources.served_conversations import ServedOutcome, sce
 from stateset_agents.deployment.controller import DeploymentController, start_deployment
 from stateset_agents.deployment.journal import Journal
 from stateset_agents.deployment.plan import DeploymentPlan
-from stateset_agents.deployment.views.served_outcomes import served_outcomes
+from stateset_agents.deployment.views.history import served_outcomes
 from stateset_agents.environments.served import ServedConversations, made_the_confirmed_calls
 from stateset_agents.serving.saved_conversations import load_served, save_conversation
 from stateset_agents.training.components import make_environment

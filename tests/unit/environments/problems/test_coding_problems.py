@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from builders import trajectory
 
-from stateset_agents.environments.problems.coding import PROBLEMS, CodingProblems, Problem
+from stateset_agents.environments.problems.coding import CodingProblems, Problem, coding_problems
 from stateset_agents.rewards.code import CodeReward
 from stateset_agents.rewards.reasoning import create_reasoning_reward
 from stateset_agents.training.components import make_environment
@@ -16,7 +16,7 @@ async def score(problem: Problem, program: str) -> float | None:
     return (await CodeReward().score(talk)).score
 
 
-@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
+@pytest.mark.parametrize("problem", coding_problems(), ids=lambda problem: problem.name)
 async def test_the_solution_passes_and_each_mutant_fails(problem: Problem) -> None:
     assert await score(problem, problem.solution) == 1.0
     scores = [await score(problem, mutant) for mutant in problem.mutants]
@@ -24,7 +24,7 @@ async def test_the_solution_passes_and_each_mutant_fails(problem: Problem) -> No
     assert all(found is not None and found < 1 for found in scores), scores
 
 
-@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
+@pytest.mark.parametrize("problem", coding_problems(), ids=lambda problem: problem.name)
 async def test_the_visible_cases_by_heart_score_nothing(problem: Problem) -> None:
     answers = {repr(case.given): case.expected for case in problem.visible}
     by_heart = (
@@ -40,8 +40,8 @@ def test_each_problem_is_a_scenario_that_shows_its_visible_cases_alone() -> None
     splits = [environment.scenarios(split) for split in ("train", "validation", "test")]
     assert [len(split) for split in splits] == [6, 2, 2]
     made = [scenario for split in splits for scenario in split]
-    assert len({scenario.id for scenario in made}) == len(PROBLEMS)
-    for scenario, problem in zip(made, PROBLEMS, strict=True):
+    assert len({scenario.id for scenario in made}) == len(coding_problems())
+    for scenario, problem in zip(made, coding_problems(), strict=True):
         for case in problem.visible:
             assert repr(case.expected) in scenario.opening
         for case in problem.hidden:

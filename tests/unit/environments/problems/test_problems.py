@@ -22,12 +22,15 @@ from stateset_agents.environments.problems import (
     ProblemEnvironment,
     ProblemFiles,
 )
-from stateset_agents.environments.problems.arithmetic import steps_of
-from stateset_agents.environments.problems.attacks import ATTACKS
-from stateset_agents.environments.problems.countdown import reaches
-from stateset_agents.environments.problems.equations import equation_steps
-from stateset_agents.environments.problems.splits import split_of
-from stateset_agents.environments.problems.traces import HABITS, Solver, Trace, reply_of
+from stateset_agents.environments.problems.arithmetic import equation_steps, reaches, steps_of
+from stateset_agents.environments.problems.environment import (
+    ATTACKS,
+    HABITS,
+    Solver,
+    Trace,
+    reply_of,
+    split_of,
+)
 from stateset_agents.evaluation.audit import audit, degenerate_agents_of
 from stateset_agents.evaluation.demonstrations import demonstrate, scripted_agent_of
 from stateset_agents.reasoning import num_steps, read_reasoned, split_reasoning

@@ -11,8 +11,7 @@ import sys
 import pytest
 
 from scripts.reasoning_gym_audit import faults
-from stateset_agents.environments.problems.procedural import ReasoningGymProblems, verdict_of
-from stateset_agents.environments.problems.procedural_allowed import ALLOWED
+from stateset_agents.environments.problems.procedural import ALLOWED, ReasoningGymProblems, verdict_of
 from stateset_agents.evaluation.audit import audit
 from stateset_agents.rewards import create_reasoning_reward
 from stateset_agents.training.components import make_environment

@@ -4,12 +4,11 @@ import dataclasses
 
 import pytest
 
-from stateset_agents.environments.retail_desk.full.caller import FullCaller
-from stateset_agents.environments.retail_desk.full.case import FullCase, Purchase
+from stateset_agents.environments.retail_desk.full.caller import NEEDS, FullCaller, read_proposal
 from stateset_agents.environments.retail_desk.full.claims import grounds, holds, read_claims
-from stateset_agents.environments.retail_desk.full.proposals import NEEDS, read_proposal
-from stateset_agents.environments.retail_desk.full.scenarios import full_database_of
+from stateset_agents.environments.retail_desk.full.policy import FullCase, Purchase
 from stateset_agents.environments.retail_desk.policy import Claim, DeskCall
+from stateset_agents.environments.retail_desk.scenarios import database_of
 
 ORDER = Purchase(order_id="K27", item="red mug", price=45, status="pending")
 CASE = FullCase(
@@ -365,11 +364,11 @@ def test_offers_assert_nothing_and_statements_do(reply, claims):
     ],
 )
 def test_claims_are_checked_against_the_shop(claim, order_id, true):
-    assert holds(Claim(claim, order_id), full_database_of(CASE), CASE) is true
+    assert holds(Claim(claim, order_id), database_of(CASE), CASE) is true
 
 
 def test_what_must_have_been_shown_before_it_may_be_said():
-    shop = full_database_of(CASE)
+    shop = database_of(CASE)
     assert grounds(Claim("final_sale", "K27"), shop, CASE) == {"item:red mug"}
     assert grounds(Claim("not_yours", "Z99"), shop, CASE) == {"orders:c123"}
     assert grounds(Claim("unverified", "K27"), shop, CASE) == {"nobody"}

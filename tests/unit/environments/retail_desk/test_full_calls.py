@@ -17,17 +17,16 @@ from stateset_agents.environments.retail_desk import (
     catalog,
     play,
 )
-from stateset_agents.environments.retail_desk.degenerate import DeskRefuser, IdentitySkipper
-from stateset_agents.environments.retail_desk.full import wordings
-from stateset_agents.environments.retail_desk.full.answers import full_answers_of
-from stateset_agents.environments.retail_desk.full.case import FullCase
-from stateset_agents.environments.retail_desk.full.families import whole_decision
+from stateset_agents.environments.retail_desk.agents import DeskRefuser, IdentitySkipper
+from stateset_agents.environments.retail_desk.catalog import WORDINGS
 from stateset_agents.environments.retail_desk.full.honest import call, say
 from stateset_agents.environments.retail_desk.full.policy import (
     FULL_TOPICS,
     RULES,
+    FullCase,
+    whole_decision,
 )
-from stateset_agents.environments.retail_desk.full.scenarios import full_database_of
+from stateset_agents.environments.retail_desk.scenarios import answers_of, database_of
 from stateset_agents.types.errors import ConfigurationError
 
 DESK = RetailDesk(families="full", num_train=280)
@@ -130,7 +129,7 @@ def test_twins_differ_in_one_fact_that_flips_the_right_answer():
             decisions = [whole_decision(case) for case in (one, other)]
             assert decisions[0] != decisions[1]
             if not num_pairs[base.family]:
-                assert full_answers_of(one).image != full_answers_of(other).image
+                assert answers_of(one).image != answers_of(other).image
             num_pairs[base.family] += 1
     assert num_pairs == dict.fromkeys(FULL_FAMILIES, 40)
 
@@ -154,12 +153,12 @@ def test_entities_of_the_splits_are_disjoint():
 
 
 def test_wordings_of_the_splits_are_disjoint():
-    sets = [*wordings.REQUESTS.values(), wordings.WISH, wordings.ALSO, wordings.NOTES]
+    sets = [*WORDINGS["requests"].values(), *(WORDINGS[key] for key in ("wish", "also", "notes"))]
     every = [text for by_split in sets for split in by_split.values() for text in split]
     assert len(set(every)) == len(every)
     for split in ("train", "validation", "test"):
         used = {one.context["wording"] for one in DESK.scenarios(split)}
-        assert used <= {text for by_kind in wordings.REQUESTS.values() for text in by_kind[split]}
+        assert used <= {text for by_kind in WORDINGS["requests"].values() for text in by_kind[split]}
 
 
 def test_families_are_chosen_by_set_and_by_name_and_balanced():
@@ -315,7 +314,7 @@ async def test_a_return_of_the_whole_order_is_not_what_was_agreed():
 async def test_an_episode_takes_under_6_ms_and_a_fork_under_2():
     scenarios = DESK.scenarios("test")[:56]
     spoken = [await replies_of(scenario) for scenario in scenarios]
-    full_answers_of.cache_clear()
+    answers_of.cache_clear()
     times = []
     for scenario, replies in zip(scenarios, spoken, strict=True):
         tries = []
@@ -355,4 +354,4 @@ async def test_a_fork_at_any_turn_ends_as_its_origin_does_and_leaves_it_alone(fa
 
 def test_a_shop_is_built_alike_twice():
     case = case_of(scenario_of("parcel_credit", "twin"))
-    assert full_database_of(case).image() == full_database_of(case).image()
+    assert database_of(case).image() == database_of(case).image()

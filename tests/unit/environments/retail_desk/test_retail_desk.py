@@ -17,7 +17,7 @@ from stateset_agents.environments.retail_desk import (
 )
 from stateset_agents.environments.retail_desk.agents import PHRASES
 from stateset_agents.environments.retail_desk.full.honest import call, say
-from stateset_agents.environments.retail_desk.grading import answers_of
+from stateset_agents.environments.retail_desk.scenarios import answers_of
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.scenario import Scenario

@@ -4,8 +4,8 @@ import pytest
 
 from stateset_agents.environments.retail_desk.agents import PHRASES
 from stateset_agents.environments.retail_desk.claims import MAX_CHARACTERS, grounds, holds, read_claims
-from stateset_agents.environments.retail_desk.database import database_of
 from stateset_agents.environments.retail_desk.policy import Case, Claim
+from stateset_agents.environments.retail_desk.scenarios import database_of
 
 
 def texts(reply):

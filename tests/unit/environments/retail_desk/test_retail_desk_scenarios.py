@@ -6,11 +6,10 @@ from collections import Counter
 import pytest
 
 from stateset_agents.environments.retail_desk import FAMILIES, HabitAgent, Habits, RetailDesk, catalog, play
+from stateset_agents.environments.retail_desk.catalog import WORDINGS
 from stateset_agents.environments.retail_desk.database import Database
-from stateset_agents.environments.retail_desk.grading import answers_of
 from stateset_agents.environments.retail_desk.policy import RULES, Case
-from stateset_agents.environments.retail_desk.scenarios import make_scenario
-from stateset_agents.environments.retail_desk.wordings import ANSWERS, OPENINGS
+from stateset_agents.environments.retail_desk.scenarios import answers_of, make_scenario
 
 DESK = RetailDesk()
 ORDER_ID = re.compile(r"\b[A-Z]\d\d\b")
@@ -22,7 +21,7 @@ def texts_of(split):
     for scenario in DESK.scenarios(split):
         yield scenario.opening
         yield " ".join(str(value) for value in scenario.context.values())
-        for answer in ANSWERS[split]:
+        for answer in WORDINGS["answers"][split]:
             yield answer.format(order_id=scenario.context["order_id"])
 
 
@@ -54,14 +53,14 @@ def test_held_out_items_stand_in_no_training_text_and_every_word_of_them_does():
 
 
 def test_wordings_of_the_splits_are_disjoint():
-    for family, wordings in OPENINGS.items():
+    for family, wordings in WORDINGS["openings"].items():
         used = {
             split: {s.context["wording"] for s in DESK.scenarios(split) if s.family == family}
             for split in ("train", "validation", "test")
         }
         assert used == {split: set(wordings[split]) for split in used}
-    every = [w for wordings in OPENINGS.values() for split in wordings.values() for w in split]
-    answers = [answer for split in ANSWERS.values() for answer in split]
+    every = [w for wordings in WORDINGS["openings"].values() for split in wordings.values() for w in split]
+    answers = [answer for split in WORDINGS["answers"].values() for answer in split]
     assert len(set(every)) == len(every)
     assert len(set(answers)) == len(answers)
 
@@ -138,7 +137,7 @@ def test_twins_differ_in_one_fact_that_flips_the_right_answer():
         assert differing == {rule.fact, "side"}
         assert base.opening == twin.opening
         one, other = Case.from_context(base.context), Case.from_context(twin.context)
-        assert (rule.programs(one), rule.facts(one)) != (rule.programs(other), rule.facts(other))
+        assert (rule.program(one), rule.facts(one)) != (rule.program(other), rule.facts(other))
         num_pairs[base.family] += 1
     assert num_pairs == dict.fromkeys(FAMILIES, 40)
 
@@ -159,6 +158,6 @@ def test_openings_leave_the_order_id_out_about_a_third_of_the_time():
 
 def test_no_caller_begins_with_the_order_id():
     """There it would be other tokens than in a tool call, and the small model could not copy it."""
-    answers = [one for split in ANSWERS.values() for one in split]
+    answers = [one for split in WORDINGS["answers"].values() for one in split]
     assert len(answers) == 6
     assert all(" {order_id}" in one for one in answers)

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateset_agents.environments.retail_desk import FAMILIES, RetailDesk
-from stateset_agents.environments.retail_desk.actions import Desk
-from stateset_agents.environments.retail_desk.database import TABLES, Database, canonical, database_of
+from stateset_agents.environments.retail_desk.database import TABLES, Database, canonical
 from stateset_agents.environments.retail_desk.policy import RULES, TOPICS, Case
-from stateset_agents.environments.retail_desk.tools import SCHEMAS, TOOLS, call_tool
+from stateset_agents.environments.retail_desk.scenarios import database_of
+from stateset_agents.environments.retail_desk.tools import SCHEMAS, TOOLS, Desk, call_tool
 from stateset_agents.types.messages import Message, ToolCall
 
 DESK = RetailDesk(num_train=60)
@@ -122,7 +122,7 @@ def test_a_row_put_back_as_it_was_is_no_change():
 
 @pytest.mark.parametrize("table", TABLES)
 def test_every_kind_of_write_to_every_table_is_in_the_difference(table):
-    key, *_, last = (column.split()[0] for column in TABLES[table])
+    key, *_, last = (column.split()[0] for column in TABLES[table].split(", "))
     shop = Database()
     shop.write(f"INSERT INTO {table} ({key}, {last}) VALUES (7, 1)")
     (new,) = shop.changes()

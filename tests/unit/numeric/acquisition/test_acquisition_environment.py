@@ -82,7 +82,7 @@ def test_rewards_add_up_to_the_fall_of_regret() -> None:
         env = AcquisitionEnv(FAMILY, reward_scale=scale)
         played = rolled(env)
         env.reset([seed for seed in range(12) for _ in range(4)])
-        start = env._regret
+        start = env.regret
         end = np.where(played.alive, played.components["regret"], 0.0).sum(axis=0)
         expected = scale * (np.tanh(start / scale) - np.tanh(end / scale))
         assert played.returns == pytest.approx(expected, abs=1e-4)
@@ -90,7 +90,7 @@ def test_rewards_add_up_to_the_fall_of_regret() -> None:
     played = rolled(env)
     env.reset([seed for seed in range(12) for _ in range(4)])
     end = np.where(played.alive, played.components["expected_regret"], 0.0).sum(axis=0)
-    assert played.returns == pytest.approx(env._expected - end, abs=1e-4)
+    assert played.returns == pytest.approx(env.expected_regret - end, abs=1e-4)
 
 
 def test_what_is_observed_is_what_is_known() -> None:

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from stateset_agents.numeric.acquisition.campaign import play
-from stateset_agents.numeric.acquisition.cbo import _MenuProcesses, play_cbo
+from stateset_agents.numeric.acquisition.cbo import GaussianProcess, _MenuProcesses, play_cbo
 from stateset_agents.numeric.acquisition.families import LinearFamily
-from stateset_agents.numeric.acquisition.gaussian_process import GaussianProcess
 from stateset_agents.numeric.acquisition.lookahead import (
     knowledge_values,
     rollout_lookahead,

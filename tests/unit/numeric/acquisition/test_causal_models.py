@@ -7,12 +7,16 @@ import math
 import numpy as np
 import pytest
 
-from stateset_agents.numeric.acquisition.graphs import ASIA, GRAPHS, SACHS, CausalGraph, random_graph
 from stateset_agents.numeric.acquisition.models import (
+    ASIA,
+    GRAPHS,
+    SACHS,
+    CausalGraph,
     CausalModel,
     Variable,
     asia,
     complete_graph,
+    random_graph,
     random_model,
     toy_graph,
 )

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stateset_agents.numeric.acquisition.cbo import causal_prior, optimize
-from stateset_agents.numeric.acquisition.gaussian_process import GaussianProcess
+from stateset_agents.numeric.acquisition.cbo import GaussianProcess, causal_prior, optimize
 from stateset_agents.numeric.acquisition.models import CausalModel, complete_graph, toy_graph
 from stateset_agents.types.errors import ConfigurationError
 

@@ -13,9 +13,9 @@ from stateset_agents.numeric.autoscaling.actions import (
     InfrastructureActionSpace,
     ScalingAction,
 )
-from stateset_agents.numeric.autoscaling.cluster import Cluster
 from stateset_agents.numeric.autoscaling.environment import REPLICA_FACTORS, InfrastructureEnv
-from stateset_agents.numeric.autoscaling.money import MoneyReward
+from stateset_agents.numeric.autoscaling.rewards import MoneyReward
+from stateset_agents.numeric.autoscaling.simulator import Cluster
 from stateset_agents.numeric.autoscaling.trace import TraceLoad
 from stateset_agents.numeric.autoscaling.workload import GeneratedLoad
 from stateset_agents.numeric.environments.base import BatchedEnvironment, check_environment

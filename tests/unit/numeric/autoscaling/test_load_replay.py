@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from stateset_agents.numeric.autoscaling.actions import ConfigAction
-from stateset_agents.numeric.autoscaling.baselines.hpa import Hpa
-from stateset_agents.numeric.autoscaling.baselines.static import static_replicas
+from stateset_agents.numeric.autoscaling.baselines import Hpa, static_replicas
 from stateset_agents.numeric.autoscaling.environment import InfrastructureEnv
 from stateset_agents.numeric.autoscaling.replay import (
     RecordedLoad,

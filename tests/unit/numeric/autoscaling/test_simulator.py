@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from simulated_queue import simulate_steps
 
-from stateset_agents.numeric.autoscaling.cluster import Cluster
 from stateset_agents.numeric.autoscaling.queueing import response_quantile, waiting_ratio, waiting_time
-from stateset_agents.numeric.autoscaling.simulator import Fleet, Served, Simulator
+from stateset_agents.numeric.autoscaling.simulator import Cluster, Fleet, Served, Simulator
 from stateset_agents.types.errors import ConfigurationError
 
 CLUSTER = Cluster()

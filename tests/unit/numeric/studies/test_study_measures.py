@@ -12,17 +12,23 @@ import yaml
 from repository_paths import ROOT
 
 from stateset_agents.algorithms.intervals import stratified_interval
-from stateset_agents.numeric.studies.measures import (
+from stateset_agents.numeric.studies.study import (
+    SEEDS_FOR_RIVALS,
+    Cell,
+    Difference,
+    GridCell,
+    StudyFolder,
+    analyse,
     area_under_curve,
+    grid,
     optimality_gap,
     performance_profile,
     probability_of_improvement,
+    recommend,
+    sentence,
+    study_report,
     worst_drawdown,
 )
-from stateset_agents.numeric.studies.sensitivity import GridCell, grid, recommend
-from stateset_agents.numeric.studies.study import SEEDS_FOR_RIVALS, Difference, analyse, sentence
-from stateset_agents.numeric.studies.study_folder import Cell, StudyFolder
-from stateset_agents.numeric.studies.study_report import study_report
 from stateset_agents.types.errors import ConfigurationError
 
 

@@ -10,8 +10,8 @@ import pytest
 from report_runs import conversation, finished_run, log_groups, log_stage, log_step, page_data
 from row_talks import TOKENIZER, thinking_talk
 
+from stateset_agents.reporting.conversations import Conversations, pack
 from stateset_agents.reporting.report import write_report
-from stateset_agents.reporting.rollouts.conversations import Conversations, pack
 from stateset_agents.tracking.jsonl import read_lines
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.tracker import JsonlTracker, rollout_record

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from row_talks import TOKENIZER, RowTalk, agent, compacted_talk, forked_talk, thinking_talk, tool, user
 
-from stateset_agents.reporting.rollouts.row_changes import row_changes
+from stateset_agents.reporting.row_changes import row_changes
 from stateset_agents.tracking.tracker import rollout_record
 
 TEXTS = {id: TOKENIZER.piece(id) for id in range(261)}

@@ -17,12 +17,12 @@ from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.reward import EnvironmentReward
-from stateset_agents.reporting.rollouts import timeline
-from stateset_agents.reporting.rollouts.timeline import Timeline
+from stateset_agents.reporting import timeline
+from stateset_agents.reporting.timeline import Timeline
 from stateset_agents.tracking.jsonl import read_lines
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.tracker import JsonlTracker, timeline_record
-from stateset_agents.types.timeline import Span, Stopwatch
+from stateset_agents.types.trajectory import Span, Stopwatch
 
 
 def shown(folder: RunFolder) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateset_agents.training.loop.admission import Admission, End, Verdict
+from stateset_agents.training.loop.rollouts import Admission, End, Verdict
 from stateset_agents.types.errors import TrainingStopped
 
 SIGNAL, NO_SIGNAL, FAILED = Verdict.SIGNAL, Verdict.NO_SIGNAL, Verdict.FAILED

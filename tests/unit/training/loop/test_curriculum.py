@@ -13,12 +13,15 @@ import pytest
 from tiny_training import talk
 
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.loop.curriculum.orders import UNIFORM_SHARE, SuccessOrder, stratified
+from stateset_agents.training.loop.curriculum.orders import (
+    UNIFORM_SHARE,
+    ScenarioOrder,
+    SuccessOrder,
+    stratified,
+)
 from stateset_agents.training.loop.curriculum.plan import Curriculum
-from stateset_agents.training.loop.curriculum.state import CurriculumState
-from stateset_agents.training.loop.curriculum.success_table import SuccessTable
+from stateset_agents.training.loop.curriculum.state import CurriculumState, SuccessTable
 from stateset_agents.training.loop.run_state import RunState
-from stateset_agents.training.loop.scenario_order import ScenarioOrder
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import Outcome, Status, TrajectoryGroup

@@ -19,8 +19,7 @@ from tiny_training import (
     snapshot,
 )
 
-from stateset_agents.algorithms.aggregation import Denominators
-from stateset_agents.algorithms.losses import policy_loss
+from stateset_agents.algorithms.losses import Denominators, LossInputs, policy_loss
 from stateset_agents.core.computational_engine import create_computational_engine
 from stateset_agents.core.value_function import ValueHead, create_value_function
 from stateset_agents.tracking.run_log import RunLog
@@ -120,11 +119,13 @@ def loss_of(logprobs, old, advantages, **settings):
     count = len(advantages)
     return policy_loss(
         "grpo",
-        logprobs,
-        torch.tensor(old),
-        torch.tensor(advantages),
-        torch.zeros(count, dtype=torch.long),
-        Denominators.of([count]),
+        LossInputs(
+            logprobs,
+            torch.tensor(old),
+            torch.tensor(advantages),
+            torch.zeros(count, dtype=torch.long),
+            Denominators.of([count]),
+        ),
         **settings,
     )
 
@@ -148,7 +149,7 @@ def test_a_ratio_beyond_the_clip_has_no_gradient():
 async def test_the_loss_of_sampled_groups_is_minus_the_mean_advantage_by_hand(trainer):
     groups = await rollout(trainer)
     losses = await trainer.compute_grpo_loss(groups)
-    samples = trainer.learner.credit(groups).credited.samples
+    samples = trainer.learner.credit(groups).samples
     # at ratio 1 grpo's loss is minus the mean over conversations of their mean advantage
     by_hand = -sum(sum(one.advantages) / len(one.advantages) for one in samples) / len(samples)
     assert float(losses["total_loss"].detach()) == pytest.approx(by_hand, abs=1e-5)

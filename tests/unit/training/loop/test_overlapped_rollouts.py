@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.reward import RewardFunction, RewardResult
-from stateset_agents.runtime.retries import FaultPolicy
+from stateset_agents.runtime.circuit_breakers import FaultPolicy
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.loop.admission import Admission, End
 from stateset_agents.training.loop.overlapped_rollouts import Pipeline
+from stateset_agents.training.loop.rollouts import Admission, End
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 from stateset_agents.types.seeds import derive

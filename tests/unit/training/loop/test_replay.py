@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.loop.curriculum.orders import is_replayed
 from stateset_agents.training.loop.curriculum.plan import Curriculum
 from stateset_agents.training.loop.curriculum.prompt_memory import PromptMemory, shares
-from stateset_agents.training.loop.curriculum.replay import is_replayed
-from stateset_agents.training.loop.curriculum.state import CurriculumState
-from stateset_agents.training.loop.curriculum.success_table import SuccessTable
+from stateset_agents.training.loop.curriculum.state import CurriculumState, SuccessTable
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario
 

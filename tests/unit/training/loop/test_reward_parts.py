@@ -10,10 +10,9 @@ from tiny_training import talk
 from stateset_agents.core.reward import CompositeReward, RewardResult, reward_function
 from stateset_agents.training.components import check_reward, make_reward
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.loop.curriculum.plan import Curriculum
-from stateset_agents.training.loop.curriculum.reward_parts import weighted, weighted_score
+from stateset_agents.training.loop.curriculum.plan import Curriculum, weighted, weighted_score
 from stateset_agents.training.loop.curriculum.state import CurriculumState
-from stateset_agents.training.update.credit import assign_credit
+from stateset_agents.training.update.batch import assign_credit
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import TrajectoryGroup

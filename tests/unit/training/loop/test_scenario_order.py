@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from stateset_agents.training.loop.scenario_order import ScenarioOrder
+from stateset_agents.training.loop.curriculum.orders import ScenarioOrder
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.loop.temperature import TemperatureScheduler, next_temperature
+from stateset_agents.training.loop.step import TemperatureScheduler, next_temperature
 from stateset_agents.types.errors import ConfigurationError
 
 

@@ -11,14 +11,12 @@ import pytest
 
 import stateset_agents
 from scripts.configuration_reference import reference
-from stateset_agents.algorithms.advantages import group_advantages
-from stateset_agents.algorithms.baselines import BASELINES, Baseline
+from stateset_agents.algorithms.advantages import BASELINES, Baseline, group_advantages
 from stateset_agents.algorithms.policy_losses import LOSSES, PolicyLoss, log_likelihood
 from stateset_agents.runtime.named_code import imported
 from stateset_agents.training.components import ENVIRONMENTS
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.estimators.base import Advantages, Estimator
-from stateset_agents.training.estimators.registry import ESTIMATORS
+from stateset_agents.training.estimators import ESTIMATORS, Advantages, Estimator
 from stateset_agents.types.errors import ConfigurationError
 
 PACKAGE = Path(stateset_agents.__file__).parent
@@ -26,13 +24,12 @@ TRL = {"training/trl/settings.py", "training/trl/update.py"}
 """They have TRL's names, some of which are ours."""
 CHOSEN = {
     "grpo": TRL
-    | {"training/settings/update.py", "reporting/learn/lab/lab_data.py"}  # the default of loss_type
-    | {"reporting/learn/learn_page.py", "reporting/learn/learn_pages.py"},  # a page's name
-    "dr_grpo": TRL | {"training/estimators/base.py"},  # the default under unbiased estimators
+    | {"training/settings/update.py"}  # the default of loss_type
+    | {"reporting/learn_pages.py"},  # a page's name
+    "dr_grpo": TRL | {"training/estimators.py"},  # the default under unbiased estimators
     "dapo": {"training/trl/settings.py"},
     "cispo": {"training/trl/settings.py"},
     "ppo": {"numeric/settings.py"},  # the default of numeric trainings
-    "gspo": {"types/foreign_names.py"},  # what TRL's importance_sampling_level is here
 }
 """Name -> the modules besides its registry that have it: they choose it, or translate."""
 OTHER_MEANINGS = {"group", "branch"}
@@ -72,7 +69,7 @@ def modules_with(name: str) -> set[str]:
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_an_estimator_is_named_in_one_module(name: str) -> None:
-    assert modules_with(name) == {"training/estimators/registry.py"}
+    assert modules_with(name) == {"training/estimators.py"}
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -84,11 +81,11 @@ def test_a_loss_is_named_in_one_module_and_where_it_is_chosen(name: str) -> None
 def test_a_baseline_is_named_in_one_module_and_where_it_is_chosen(name: str) -> None:
     chosen = {
         "group_mean": {"algorithms/advantages.py", "core/value_function.py", "evaluation/rescoring.py"}
-        | {"training/settings/update.py", "reporting/learn/lab/lab_data.py"},  # defaults
+        | {"training/settings/update.py", "reporting/learn_pages.py"},  # defaults
         "leave_one_out": set(),
     }
     twins = {"algorithms/group_arrays.py"} if name in chosen else set()
-    assert modules_with(name) == {"algorithms/baselines.py"} | twins | chosen.get(name, set())
+    assert modules_with(name) == {"algorithms/advantages.py"} | twins | chosen.get(name, set())
 
 
 def test_a_baseline_that_is_added_says_what_rewards_are_compared_with(monkeypatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stateset_agents.training.config import PROFILES, TrainingConfig, TrainingProfile
-from stateset_agents.training.estimators.registry import estimators_with
+from stateset_agents.training.estimators import estimators_with
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import alternatives
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stateset_agents.backends.scripted import ScriptedBackend
-from stateset_agents.backends.text.tokenizers import ByteTokenizer
+from stateset_agents.backends.tokenizers import ByteTokenizer
 from stateset_agents.training.trl.backend import TrlBackend
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Completion, SamplingParams

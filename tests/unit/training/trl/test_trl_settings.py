@@ -9,8 +9,6 @@ import torch
 
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trl.settings import (
-    MAPPED,
-    OURS,
     REFUSED,
     TrlSettings,
     check_mappable,
@@ -42,6 +40,36 @@ CHANGED = {
     "temperature": {"temperature": 0.8},
 }
 """What each mapped setting is changed to; loss_length, the trainer's constant, has the gradients' test."""
+
+MAPPED = {*CHANGED, "loss_length"}
+
+OURS = frozenset(
+    {
+        *("profile", "lora", "row_layout", "fast_linears", "learning_rate", "lr_scheduler_type"),
+        "rollout_sleep",
+        *("lr_min_ratio", "warmup_ratio", "advantage_estimator", "baseline_type", "advantage_normalization"),
+        "group_strategy",
+        *(
+            "reward_clip",
+            "advantage_clip",
+            "min_group_size",
+            "gamma",
+            "num_branches",
+            "gae_lambda",
+            "bootstrap_truncated",
+        ),
+        *("value_learning_rate", "value_iterations", "value_clip", "value_dropout"),
+        *("max_concurrent", "scheduling", "episode_retries", "turn_timeout", "reward_timeout"),
+        *("turn_retries", "reward_retries", "retry_backoff", "breaker_failures", "breaker_pause"),
+        *("outage_patience", "max_failed_steps", "output_dir", "run_name", "save_steps"),
+        *("save_total_limit", "eval_steps"),
+        *("eval_episodes", "metric_for_best", "early_stopping_patience", "early_stopping_threshold"),
+        *("multi_objective_aggregation", "reward_weights", "scenario_order", "strata", "difficulty"),
+        *("success_memory", "stages", "track_success", "replay_share", "distillation"),
+        *("load_best_at_end", "log_rollouts", "progress", "report_to", "episode_timeout", "max_resamples"),
+    }
+)
+"""Fields that this package's own code reads in a training by TRL, too."""
 
 UNFIT = {
     "group_sizes": "success",

@@ -15,9 +15,7 @@ from stateset_agents.runs.optimizer import Optimization
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trl.learner import TrlLearner
 from stateset_agents.training.trl.settings import TrlSettings
-from stateset_agents.training.update.batch import Sample
-from stateset_agents.training.update.credit import Credited
-from stateset_agents.training.update.critic import CreditedBatch
+from stateset_agents.training.update.batch import CreditedBatch, Sample
 from stateset_agents.training.update.learner import Learner
 from stateset_agents.types.errors import ConfigurationError
 
@@ -106,7 +104,7 @@ def trl_passes(learner, samples) -> tuple[list[dict[str, torch.Tensor]], dict[st
     recorder = Recorder(learner.model)
     learner.trainer.add_callback(recorder)
     try:
-        metrics = learner.learn(CreditedBatch(Credited(samples, 0, [])), step=1).metrics
+        metrics = learner.learn(CreditedBatch(samples, 0, []), step=1).metrics
     finally:
         learner.close()
     return recorder.passes, metrics
@@ -214,7 +212,7 @@ def test_trained_tokens_are_the_agent_s_and_no_others():
 
     learner.trainer._compute_loss = watched
     try:
-        learner.learn(CreditedBatch(Credited(samples, 0, [])), step=1)
+        learner.learn(CreditedBatch(samples, 0, []), step=1)
     finally:
         learner.close()
     said = [

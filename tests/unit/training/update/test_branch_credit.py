@@ -8,8 +8,8 @@ import pytest
 from tiny_training import talk
 
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.estimators.registry import ESTIMATORS
-from stateset_agents.training.update.credit import assign_credit
+from stateset_agents.training.estimators import ESTIMATORS
+from stateset_agents.training.update.batch import assign_credit
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.trajectory import Branch, Trajectory, TrajectoryGroup
 

@@ -9,9 +9,8 @@ import pytest
 from tiny_training import group_of, talk
 
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.estimators.base import ValueEstimate
-from stateset_agents.training.estimators.registry import ESTIMATORS
-from stateset_agents.training.update.credit import assign_credit
+from stateset_agents.training.estimators import ESTIMATORS, ValueEstimate
+from stateset_agents.training.update.batch import assign_credit
 from stateset_agents.types.trajectory import Status, TrajectoryGroup
 
 PLAIN = TrainingConfig(advantage_normalization="none")

@@ -15,12 +15,10 @@ import torch
 from tiny_training import talk
 from torch import Tensor
 
-from stateset_agents.algorithms.aggregation import Denominators
-from stateset_agents.algorithms.losses import policy_loss
+from stateset_agents.algorithms.losses import Denominators, LossInputs, policy_loss
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.rows.layout import padded_layouts
-from stateset_agents.training.update.batch import micro_batch
-from stateset_agents.training.update.credit import assign_credit
+from stateset_agents.training.update.batch import assign_credit, micro_batch
 from stateset_agents.types.trajectory import TrajectoryGroup
 
 STOP, LONG, BAD = 1, 2, 3
@@ -59,11 +57,13 @@ def expected_ascent(config: TrainingConfig) -> Tensor:
         )
         loss = policy_loss(
             config.loss_type,
-            logprobs,
-            logprobs.detach(),
-            batch.advantages,
-            batch.trajectory_ids,
-            Denominators.of(lengths, max_length=config.loss_length),
+            LossInputs(
+                logprobs,
+                logprobs.detach(),
+                batch.advantages,
+                batch.trajectory_ids,
+                Denominators.of(lengths, max_length=config.loss_length),
+            ),
         ).loss
         (-loss / 9).backward()
     assert logits.grad is not None

@@ -8,8 +8,7 @@ import pytest
 from tiny_training import group_of
 
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.estimators.base import ScoredStep, ValueEstimate
-from stateset_agents.training.estimators.registry import ESTIMATORS
+from stateset_agents.training.estimators import ESTIMATORS, ScoredStep, ValueEstimate
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.trajectory import TrajectoryGroup
 

@@ -11,7 +11,7 @@ import torch
 from tiny_models import tiny_model
 from tiny_training import plain_logits, plain_logprobs, same_bits, talk
 
-from stateset_agents.algorithms.aggregation import Metrics
+from stateset_agents.algorithms.losses import Metrics
 from stateset_agents.algorithms.policy_losses import LOSSES, clipped_surrogate
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.update.batch import Sample

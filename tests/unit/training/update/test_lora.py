@@ -10,7 +10,7 @@ from peft import get_peft_model
 from tiny_models import tiny_model
 
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.settings.lora import LoraSettings
+from stateset_agents.training.settings.update import LoraSettings
 from stateset_agents.training.update.lora import lora_config, merged_weights
 from stateset_agents.types.errors import ConfigurationError
 

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.rows.fused_layers import fused_hidden
 from stateset_agents.training.rows.layout import packed_layouts
-from stateset_agents.training.rows.pass_size import activation_bytes, default_pass_tokens
+from stateset_agents.training.rows.parallel_passes import activation_bytes, default_pass_tokens
 from stateset_agents.training.update import learner as learner_module
 from stateset_agents.training.update.batch import ConversationRow
 from stateset_agents.training.update.learner import Learner

@@ -110,11 +110,11 @@ def test_entropy_is_exact_and_carries_gradient_only_when_asked(kind):
     assert torch.allclose(policy.score(batch).entropy, expected, atol=1e-5)
 
     def total(scores, part):
-        return scores.logprobs.sum() * 0 + scores.entropy.sum()
+        return scores.logprobs.sum() * 0 + scores.entropy.sum(), None
 
     parameters = list(policy.model.parameters())
     for asked in (False, True):
-        loss = policy.loss(batch, total, entropy_gradient=asked)
+        loss, _ = policy.loss(batch, total, entropy_gradient=asked)
         assert torch.allclose(loss, expected.sum(), atol=1e-4)
         found = torch.autograd.grad(loss, parameters)
         assert any(bool((one != 0).any()) for one in found) == asked

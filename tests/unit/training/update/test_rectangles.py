@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from stateset_agents.training.rows import rectangles as module
+from stateset_agents.training.rows import packed_attention as module
 from stateset_agents.training.rows.layout import packed_layouts
 from stateset_agents.training.rows.packed_attention import packed_attention
 

@@ -23,7 +23,7 @@ from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.environments.problems import DecomposedArithmetic
 from stateset_agents.reasoning import HierarchicalGRPO
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.update.credit import assign_credit
+from stateset_agents.training.update.batch import assign_credit
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
 

@@ -315,7 +315,8 @@ def test_masks_do_not_outlive_their_forward():
     (batch,) = learner._micro_batches(samples)
     learner.policy.score(batch)
     assert batch.layout.packing._masks == {}
-    learner.policy.loss(batch, lambda scores, part: scores.logprobs.sum()).backward()
+    loss, _ = learner.policy.loss(batch, lambda scores, part: (scores.logprobs.sum(), None))
+    loss.backward()
     assert batch.layout.packing._masks  # the backward pass may forward it again
     batch.layout.forget_masks()
     assert batch.layout.packing._masks == {}

@@ -38,9 +38,8 @@ from repository_paths import ROOT
 
 from stateset_agents.algorithms.advantages import group_advantages, returns_to_go
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.estimators.base import ValueEstimate
-from stateset_agents.training.update.batch import Sample
-from stateset_agents.training.update.credit import assign_credit
+from stateset_agents.training.estimators import ValueEstimate
+from stateset_agents.training.update.batch import Sample, assign_credit
 from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
 
 PAGE = ROOT / "docs" / "algorithms.md"

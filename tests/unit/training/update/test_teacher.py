@@ -15,9 +15,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from stateset_agents.backends.local.backend import HuggingFaceBackend
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.settings.distillation import DistillationSettings
-from stateset_agents.training.update.batch import Sample
-from stateset_agents.training.update.credit import Credited
+from stateset_agents.training.settings.update import DistillationSettings
+from stateset_agents.training.update.batch import CreditedBatch, Sample
 from stateset_agents.training.update.learner import Learner
 from stateset_agents.training.update.teacher import Teacher, check_vocabulary, load_teacher
 from stateset_agents.types.errors import BackendError, ConfigurationError
@@ -109,9 +108,9 @@ def as_trajectory(spoken: Spoken) -> Trajectory:
     return talk((OPENING, first), (ANSWER, second), logprobs=spoken.student.tolist())
 
 
-def credited(*trajectories: Trajectory, reward: float = 0.0) -> Credited:
+def credited(*trajectories: Trajectory, reward: float = 0.0) -> CreditedBatch:
     samples = [Sample(trajectory=one, advantages=(reward,) * one.num_agent_tokens) for one in trajectories]
-    return Credited(samples, 0, [[sample.advantages for sample in samples]])
+    return CreditedBatch(samples, 0, [[sample.advantages for sample in samples]])
 
 
 async def started(model: Any) -> HuggingFaceBackend:
@@ -170,8 +169,8 @@ async def test_a_member_that_does_not_train_stays_out():
     told = Teacher(await started(small_model(1)), DistillationSettings(teacher="t"))
     one = talk((OPENING, (1, 2)))
     sample = Sample(trajectory=one, advantages=(0.0, 0.0))
-    guided, _ = await told.guide(Credited([sample], 0, [[None, sample.advantages], [None]]))
-    empty, metrics = await told.guide(Credited([], 2, [[None]]))
+    guided, _ = await told.guide(CreditedBatch([sample], 0, [[None, sample.advantages], [None]]))
+    empty, metrics = await told.guide(CreditedBatch([], 2, [[None]]))
     await told.close()
     assert guided.advantages == [[None, guided.samples[0].advantages], [None]]
     assert empty.samples == []

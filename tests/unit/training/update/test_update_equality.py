@@ -16,8 +16,7 @@ from tiny_training import plain_logits, plain_logprobs, talk
 from torch import nn
 from transformers import GPTNeoConfig, GPTNeoForCausalLM, Lfm2Config, Lfm2ForCausalLM
 
-from stateset_agents.algorithms.aggregation import Denominators
-from stateset_agents.algorithms.losses import entropy_loss, policy_loss
+from stateset_agents.algorithms.losses import Denominators, LossInputs, entropy_loss, policy_loss
 from stateset_agents.algorithms.policy_losses import LOSSES
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.rows import chunked_head
@@ -165,16 +164,23 @@ def plain_gradient(learner, samples, temperature=1.0):
     denominators = Denominators.of([row.num_agent_tokens for row in rows], max_length=config.loss_length)
     output = policy_loss(
         config.loss_type,
-        logprobs,
-        torch.tensor(
-            [value for row in rows for value, bit in zip(row.logprobs, row.action_mask, strict=True) if bit]
+        LossInputs(
+            logprobs,
+            torch.tensor(
+                [
+                    value
+                    for row in rows
+                    for value, bit in zip(row.logprobs, row.action_mask, strict=True)
+                    if bit
+                ]
+            ),
+            torch.tensor([sample.weight * value for sample in samples for value in sample.advantages]),
+            ids,
+            denominators,
+            ref_logprobs=reference,
         ),
-        torch.tensor([sample.weight * value for sample in samples for value in sample.advantages]),
-        ids,
-        denominators,
         clip_ratio=config.clip_ratio,
         clip_ratio_high=config.clip_ratio_high,
-        ref_logprobs=reference,
         beta=learner.kl.beta,
     )
     entropies = torch.distributions.Categorical(logits=torch.cat(logits)).entropy()

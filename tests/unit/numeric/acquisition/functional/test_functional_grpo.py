@@ -20,7 +20,6 @@ from stateset_agents.numeric.acquisition.functional.batch import (
     initial_params,
 )
 from stateset_agents.numeric.acquisition.functional.config import GRPOConfig
-from stateset_agents.numeric.acquisition.functional.reuse import create_sample_reuse_manager
 from stateset_agents.numeric.acquisition.functional.rewards import RewardConfig, count_bonus, dual_reward
 from stateset_agents.numeric.acquisition.functional.states import (
     AcquisitionState,
@@ -31,6 +30,7 @@ from stateset_agents.numeric.acquisition.functional.update import (
     GRPOUpdate,
     compiled_grpo_update,
     create_grpo_trainer,
+    create_sample_reuse_manager,
     memory_efficient_grpo_update,
 )
 from stateset_agents.numeric.acquisition.network import AcquisitionPolicyNetwork

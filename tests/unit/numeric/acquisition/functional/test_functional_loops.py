@@ -14,19 +14,19 @@ from stateset_agents.numeric.acquisition.families import LinearFamily
 from stateset_agents.numeric.acquisition.functional.batch import initial_params
 from stateset_agents.numeric.acquisition.functional.config import GRPOConfig
 from stateset_agents.numeric.acquisition.functional.diagnostics import debug_grpo_update, update_findings
-from stateset_agents.numeric.acquisition.functional.loops import (
+from stateset_agents.numeric.acquisition.functional.rewards import RewardConfig, count_bonus
+from stateset_agents.numeric.acquisition.functional.states import AcquisitionState
+from stateset_agents.numeric.acquisition.functional.update import (
     Difficulty,
+    GRPOUpdate,
     adjust_grpo_config_for_difficulty,
     collect_grpo_batch_with_reuse,
+    create_sample_reuse_manager,
     curriculum_enhanced_grpo,
     enhanced_grpo_training_loop,
     generate_initial_states,
     grpo_with_exploration,
 )
-from stateset_agents.numeric.acquisition.functional.reuse import create_sample_reuse_manager
-from stateset_agents.numeric.acquisition.functional.rewards import RewardConfig, count_bonus
-from stateset_agents.numeric.acquisition.functional.states import AcquisitionState
-from stateset_agents.numeric.acquisition.functional.update import GRPOUpdate
 from stateset_agents.numeric.acquisition.network import AcquisitionPolicyNetwork
 from stateset_agents.numeric.evaluation import evaluate
 from stateset_agents.types.errors import ConfigurationError

@@ -10,9 +10,7 @@ import yaml
 from repository_paths import ROOT
 
 from stateset_agents.numeric.autoscaling.actions import InfrastructureActionSpace
-from stateset_agents.numeric.autoscaling.baselines.autoscaling import Autoscaling, autoscaling
-from stateset_agents.numeric.autoscaling.baselines.hpa import Hpa
-from stateset_agents.numeric.autoscaling.baselines.replicas import in_actions
+from stateset_agents.numeric.autoscaling.baselines import Autoscaling, Hpa, autoscaling, in_actions
 from stateset_agents.numeric.autoscaling.environment import InfrastructureEnv
 from stateset_agents.numeric.environments.base import check_environment
 from stateset_agents.numeric.evaluation import evaluate, evaluate_rule

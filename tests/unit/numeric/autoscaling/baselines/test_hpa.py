@@ -7,8 +7,15 @@ import math
 import numpy as np
 import pytest
 
-from stateset_agents.numeric.autoscaling.baselines.hpa import HPA_GRID, Hpa, HpaEpisode, wished_replicas
-from stateset_agents.numeric.autoscaling.baselines.replicas import InReplicas, exactly, in_actions
+from stateset_agents.numeric.autoscaling.baselines import (
+    HPA_GRID,
+    Hpa,
+    HpaEpisode,
+    InReplicas,
+    exactly,
+    in_actions,
+    wished_replicas,
+)
 from stateset_agents.numeric.autoscaling.environment import InfrastructureEnv
 from stateset_agents.numeric.evaluation import evaluate_rule
 from stateset_agents.types.errors import ConfigurationError

@@ -7,16 +7,18 @@ import itertools
 import numpy as np
 import pytest
 
-from stateset_agents.numeric.autoscaling.baselines.clairvoyant import clairvoyant
-from stateset_agents.numeric.autoscaling.baselines.forecast import Forecast
-from stateset_agents.numeric.autoscaling.baselines.hpa import Hpa
-from stateset_agents.numeric.autoscaling.baselines.mpc import Mpc
-from stateset_agents.numeric.autoscaling.baselines.planning import first_wish, whole_plan, worth
-from stateset_agents.numeric.autoscaling.baselines.replicas import InReplicas, exactly
-from stateset_agents.numeric.autoscaling.baselines.static import static_replicas
-from stateset_agents.numeric.autoscaling.cluster import Cluster
+from stateset_agents.numeric.autoscaling.baselines import Hpa, InReplicas, exactly, static_replicas
 from stateset_agents.numeric.autoscaling.environment import InfrastructureEnv
-from stateset_agents.numeric.autoscaling.money import MoneyReward
+from stateset_agents.numeric.autoscaling.planning import (
+    Forecast,
+    Mpc,
+    clairvoyant,
+    first_wish,
+    whole_plan,
+    worth,
+)
+from stateset_agents.numeric.autoscaling.rewards import MoneyReward
+from stateset_agents.numeric.autoscaling.simulator import Cluster
 from stateset_agents.numeric.autoscaling.workload import GeneratedLoad
 from stateset_agents.numeric.evaluation import evaluate_rule
 from stateset_agents.types.errors import ConfigurationError

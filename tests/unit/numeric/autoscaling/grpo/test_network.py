@@ -7,8 +7,11 @@ import pytest
 import torch
 
 from stateset_agents.numeric.autoscaling.actions import InfrastructureActionSpace
-from stateset_agents.numeric.autoscaling.grpo.encoder import InfrastructureStateEncoder
-from stateset_agents.numeric.autoscaling.grpo.network import GRPOPolicyNetwork, NetworkPolicy
+from stateset_agents.numeric.autoscaling.grpo.network import (
+    GRPOPolicyNetwork,
+    InfrastructureStateEncoder,
+    NetworkPolicy,
+)
 from stateset_agents.types.errors import ConfigurationError
 
 SMALL = {"state_dim": 8, "hidden_dim": 12, "num_heads": 2, "num_layers": 2, "num_metrics": 3}

@@ -1,1 +1,0 @@
-"""The KV cache: slots, their store, attention over them, memory."""

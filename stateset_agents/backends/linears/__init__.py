@@ -1,1 +1,0 @@
-"""Linear layers: who multiplies, from which copy of the weights, and how exactly."""

@@ -1,1 +1,0 @@
-"""Tokenizers, incremental decoding of a turn, and text streams."""

@@ -1,1 +1,0 @@
-"""A vLLM server as backend, with weight sync."""

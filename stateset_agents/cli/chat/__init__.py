@@ -1,1 +1,0 @@
-"""`stateset-agents chat`."""

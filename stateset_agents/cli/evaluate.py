@@ -1,0 +1,473 @@
+"""`stateset-agents evaluate` and `compare`: the success of models on an environment's held-out scenarios."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stateset_agents.cli import numeric
+from stateset_agents.cli.output import (
+    add_result_options,
+    add_settings,
+    bounds,
+    check_writable,
+    display_path,
+    exclusions,
+    floors,
+    percent,
+    print_result,
+    rate,
+    table,
+    verdict_line,
+)
+from stateset_agents.cli.run_settings import is_control, overrides
+from stateset_agents.runtime import event_loop
+from stateset_agents.tracking.jsonl import damage_named
+from stateset_agents.types.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from stateset_agents.core.rollout.endpoint_agent import EndpointAgent
+    from stateset_agents.evaluation.comparison import Comparison, Paired
+    from stateset_agents.evaluation.evaluator import Evaluation
+    from stateset_agents.evaluation.kept_conversations import KeptConversations
+    from stateset_agents.training.experiment import EvaluationConfig, ExperimentConfig
+
+
+# ------------------------------------------------------------------------------ a model behind an endpoint
+
+_OPTIONS: Sequence[tuple[str, dict[str, Any]]] = (
+    (
+        "--api-key-env",
+        {"metavar": "NAME", "help": "environment variable of its key (default OPENAI_API_KEY)"},
+    ),
+    ("--timeout", {"type": float, "metavar": "SECONDS", "help": "for one try of an answer (default 300)"}),
+    ("--price-in", {"type": float, "metavar": "P", "help": "of a million tokens that it reads"}),
+    ("--price-out", {"type": float, "metavar": "P", "help": "of a million tokens that it writes"}),
+    ("--conversations", {"metavar": "FILE", "help": "where what it said is kept, to go on from"}),
+    (
+        "--drop-thoughts",
+        {"action": "store_true", "default": None, "help": "do not send its thoughts back to it"},
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """One endpoint as the options describe it."""
+
+    url: str
+    model: str
+    api_key_env: str
+    timeout: float
+    prices: tuple[float, float] | None
+    """The prices of a million tokens read, and of a million written."""
+    send_thoughts: bool
+    conversations: str | None
+    """The file, where one is named."""
+
+    def agent(self, config: ExperimentConfig, settings: EvaluationConfig) -> EndpointAgent:
+        """The model as an agent with the persona, prompt and limits of the file's agent; it sends as many
+        requests at once as there are conversations."""
+        from stateset_agents.backends.openai.client import ChatClient
+        from stateset_agents.core.rollout.endpoint_agent import EndpointAgent
+
+        client = ChatClient(
+            self.url,
+            self.model,
+            api_key_env=self.api_key_env,
+            timeout=self.timeout,
+            max_concurrent=settings.max_concurrent,
+        )
+        return EndpointAgent(client, config.agent, send_thoughts=self.send_thoughts)
+
+    def file(self, agent: EndpointAgent, played: Mapping[str, Any]) -> Path:
+        """The file that keeps the conversations; unless it is named, one for each way of playing them."""
+        if self.conversations is not None:
+            return Path(self.conversations)
+        identity = json.dumps({**agent.identity, **played}, sort_keys=True, default=str)
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", self.model).strip("-.") or "model"
+        return Path("evaluations") / f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}.jsonl"
+
+    def summary(self, agent: EndpointAgent, kept: KeptConversations) -> dict[str, Any]:
+        """The requests, tokens and costs of all calls that wrote the file, as JSON has them."""
+        spent = kept.spent
+        summary: dict[str, Any] = {"url": agent.client.url, **asdict(spent)}
+        if self.prices is not None:
+            price_in, price_out = self.prices
+            cost = spent.cost(price_in, price_out)
+            summary |= {"price_in": price_in, "price_out": price_out, "cost": round(cost, 6)}
+        return {**summary, "conversations": display_path(kept.path), "num_played_before": kept.num_found}
+
+
+def add_endpoint_options(parser: argparse.ArgumentParser, *sides: str) -> None:
+    """`--endpoint` and what belongs to it; `sides`: "-a" and "-b" of two models, whose help is short."""
+    names = ", ".join(f"{name}-a" for name, _ in _OPTIONS)
+    group = parser.add_argument_group(
+        "a model behind an endpoint", f"with {names} as of evaluate, and -b likewise" if sides else None
+    )
+    for side in sides or ("",):
+        group.add_argument(
+            f"--endpoint{side}",
+            metavar="URL",
+            help="OpenAI-compatible, the part before /chat/completions; the model is as it calls it",
+        )
+        for name, settings in _OPTIONS:
+            group.add_argument(f"{name}{side}", **settings | ({"help": argparse.SUPPRESS} if side else {}))
+
+
+def endpoint_of(args: argparse.Namespace, model: str | None, side: str = "") -> Endpoint | None:
+    """The endpoint of the options; None without `--endpoint`.
+
+    Raises ConfigurationError for options that need it, and for one without a model.
+    """
+    given = {name: getattr(args, f"{name}{side}"[2:].replace("-", "_")) for name, _ in _OPTIONS}
+    url = getattr(args, f"endpoint{side}".replace("-", "_"))
+    if url is None:
+        for name, value in given.items():
+            if value is not None:
+                raise ConfigurationError(f"{name}{side} is of an endpoint: give --endpoint{side} URL too")
+        return None
+    if model is None:
+        raise ConfigurationError(f"--endpoint {url} needs --model NAME, the model as the endpoint calls it")
+    prices = given["--price-in"], given["--price-out"]
+    if (prices[0] is None) is not (prices[1] is None):
+        raise ConfigurationError(f"a cost needs both prices: give --price-in{side} and --price-out{side}")
+    for name in ("--price-in", "--price-out"):
+        if given[name] is not None and not 0 <= given[name] < float("inf"):
+            raise ConfigurationError(f"{name}{side} must be a number from 0 on, got {given[name]}")
+    out = (
+        None
+        if args.out is None
+        else str(Path(args.out).with_suffix(f"{side.replace('-', '.')}.conversations.jsonl"))
+    )
+    return Endpoint(
+        url=url,
+        model=model,
+        api_key_env=given["--api-key-env"] or "OPENAI_API_KEY",
+        timeout=300.0 if given["--timeout"] is None else given["--timeout"],
+        prices=None if prices[0] is None else prices,
+        send_thoughts=not given["--drop-thoughts"],
+        conversations=given["--conversations"] or out,
+    )
+
+
+def endpoint_lines(result: Mapping[str, Any]) -> list[str]:
+    """Lines on the endpoint's requests and on where its conversations are; empty without an endpoint."""
+    spent = result.get("endpoint")
+    if spent is None:
+        return []
+    estimated = f" ({spent['num_estimated']} answers estimated)" if spent["num_estimated"] else ""
+    cost = f", cost {spent['cost']:.4f}" if "cost" in spent else ""
+    before = f", {spent['num_played_before']} of them from before" if spent["num_played_before"] else ""
+    lines = [
+        f"{spent['url']}: {spent['num_requests']:,} requests, {spent['prompt_tokens']:,} tokens read, "
+        f"{spent['completion_tokens']:,} written{estimated}{cost}",
+        f"conversations: {spent['conversations']}{before}",
+    ]
+    if result["num_unanswered"]:
+        lines.append("the same command plays again what was not answered")
+    return lines
+
+
+def how_to_go_on(argv: Sequence[str]) -> str:
+    """The line that tells how to continue after an interruption."""
+    command = shlex.join(["stateset-agents", *argv])
+    return f"interrupted; what had ended is kept, and is not played again by: {command}"
+
+
+def add_evaluate(subparsers: Any) -> None:
+    """Register the verb."""
+    parser = subparsers.add_parser("evaluate", help="measure a model on held-out scenarios")
+    parser.add_argument("config", help="YAML file or run folder: environment, reward, evaluation")
+    parser.add_argument(
+        "--model",
+        help="instead of the file's agent.model_name, or of what the run trained: a model, checkpoint or run",
+    )
+    add_options(parser)
+    add_endpoint_options(parser)
+    parser.set_defaults(run=run_evaluate)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a measurement; `compare` has them too."""
+    parser.add_argument("--temperature", type=float, help="of sampling; 0 is greedy (default 1)")
+    parser.add_argument("--episodes", type=int, help="held-out scenarios to play; all when not given")
+    parser.add_argument("--tries", type=int, help="of each scenario, for pass@k and pass^k (default 1)")
+    parser.add_argument("--seed", type=int, help="of users and sampling (default: the file's, or 0)")
+    add_settings(parser, "any setting")
+    add_result_options(parser)
+
+
+def run_evaluate(args: argparse.Namespace) -> int:
+    """Exit code 0 when it could be measured."""
+    if is_control(args.config):
+        return numeric.evaluate(args)
+    of_run = args.config if Path(args.config).is_dir() else None
+    endpoint = endpoint_of(args, args.model)
+    config = experiment(args, None if endpoint else args.model or of_run)
+    check_writable(args.out)
+    try:
+        result = event_loop.run(play(config, temperature(args), endpoint))[1]
+    except KeyboardInterrupt:
+        if endpoint is None:
+            raise
+        print(f"stateset-agents: {how_to_go_on(args.argv)}", file=sys.stderr)
+        return 130
+    print_result(result, args, "\n".join(_lines(result)))
+    return 0
+
+
+def experiment(args: argparse.Namespace, model: str | None) -> ExperimentConfig:
+    """The experiment of the file and the options, with `model` where it is given."""
+    from stateset_agents.training.experiment import load_experiment
+
+    temperature(args)
+    named = {
+        "agent.model_name": model,
+        "evaluation.episodes": args.episodes,
+        "evaluation.tries": args.tries,
+        "evaluation.seed": args.seed,
+    }
+    return load_experiment(args.config, overrides(args.set, named))
+
+
+def temperature(args: argparse.Namespace) -> float:
+    """The temperature of the options. Raises ConfigurationError for one below 0."""
+    if args.temperature is None:
+        return 1.0
+    if not args.temperature >= 0:
+        raise ConfigurationError(f"--temperature must be at least 0 (greedy), got {args.temperature}")
+    return float(args.temperature)
+
+
+async def play(
+    config: ExperimentConfig, temperature: float, endpoint: Endpoint | None = None
+) -> tuple[Evaluation, dict[str, Any]]:
+    """The agent, or the endpoint's model, on the held-out scenarios; the second is what JSON has of it."""
+    from stateset_agents.core.agent import MultiTurnAgent
+    from stateset_agents.evaluation.audit import with_floors
+    from stateset_agents.evaluation.evaluator import evaluate, held_out
+    from stateset_agents.evaluation.kept_conversations import KeptConversations
+    from stateset_agents.training.components import make_environment, make_reward
+    from stateset_agents.training.experiment import EvaluationConfig
+
+    settings = config.evaluation or EvaluationConfig()
+    environment, reward_fn = make_environment(config.environment), make_reward(config.reward)
+    scenarios = held_out(environment, settings.split, settings.episodes)
+    limits = replace(config.training.rollout_limits(), max_concurrent=settings.max_concurrent)
+    measured = partial(
+        evaluate,
+        environment=environment,
+        reward_fn=reward_fn,
+        scenarios=scenarios,
+        tries=settings.tries,
+        temperature=temperature,
+        seed=settings.seed,
+        limits=limits,
+    )
+    if endpoint is None:
+        async with MultiTurnAgent(config.agent) as local:
+            evaluation = await measured(local)
+        model, usage = config.agent.model_name, {}
+    else:
+        agent = endpoint.agent(config, settings)
+        played = {"environment": dict(config.environment), "split": settings.split}
+        how = {"seed": settings.seed, "temperature": temperature, "tries": settings.tries}
+        file = endpoint.file(agent, {**played, **how})
+        with KeptConversations(file, identity=played, usage=lambda: agent.usage) as kept:
+            evaluation = await measured(agent, kept=kept)
+        model, usage = endpoint.model, {"endpoint": endpoint.summary(agent, kept)}
+    evaluation = await with_floors(evaluation, environment, scenarios, seed=settings.seed, limits=limits)
+    return evaluation, {"model": model, **evaluation.summary(), **usage}
+
+
+def _lines(result: Mapping[str, Any]) -> list[str]:
+    of = f"n = {result['n']}" + (f", {result['tries']} tries of each scenario" if result["tries"] > 1 else "")
+    lines = [
+        f"{result['model']} at temperature {result['temperature']}: {rate(result)}, {of}",
+        *floors(result),
+    ]
+    rows: list[tuple[str, str, Any]] = [
+        (f"pass@{k}, pass^{k}", f"{percent(estimate)}   {percent(result['pass_hat'][k])}", estimate["n"])
+        for k, estimate in result.get("pass_at", {}).items()
+    ]
+    if "twins" in result:
+        rows.append(("twins, both right", percent(result["twins"]), result["twins"]["n"]))
+    for kind in ("parts", "families"):
+        rows += [
+            (name, percent({"value": estimate["success"], **estimate}), _with_floors(result, kind, name))
+            for name, estimate in result.get(kind, {}).items()
+        ]
+    violations = result.get("violations", {}).items()
+    rows += [(f"broken: {rule}", percent(estimate), estimate["n"]) for rule, estimate in violations]
+    if "user_miss" in result:
+        miss = result["user_miss"]
+        rows.append(("user_miss", f"{miss['value']:.2f}{bounds(miss['interval'], '.2f')}", miss["n"]))
+    if result["mean_reward"] is not None and result["success"] is not None:
+        reward = f"{result['mean_reward']:.3f}{bounds(result['reward_interval'], '.3f')}"
+        rows.append(("mean reward", reward, result["num_scored"]))
+    lines += [*exclusions(result), *endpoint_lines(result)]
+    return lines + table([(name, number, f"n = {n}") for name, number, n in rows])
+
+
+def _with_floors(result: Mapping[str, Any], kind: str, name: str) -> str:
+    """`19  (idle 100.0%, transfer_at_once 100.0%)`: how many, and what agents got that know nothing."""
+    got = [
+        f"{agent} {floor[kind][name]['success']:.1%}"
+        for agent, floor in result.get("floors", {}).items()
+        if name in floor[kind]
+    ]
+    shown = f"  ({', '.join(got)})" if got else ""
+    return f"{result[kind][name]['n']}{shown}"
+
+
+# ------------------------------------------------------------------------------ compare
+#
+# Two run folders are compared by what they recorded, and nothing is played.
+
+_SIDES = ("-a", "-b")
+_ENDS = ("_a", "_b")
+"""The ends of the endpoints' options among the arguments."""
+_ONE_SEED = "one seed each: another seed may differ"
+
+
+def add_compare(subparsers: Any) -> None:
+    """Register the verb."""
+    parser = subparsers.add_parser("compare", help="compare two models or runs on the same scenarios")
+    parser.add_argument(
+        "config",
+        help="YAML file or run folder: environment, reward, evaluation; left out, two run folders are "
+        "compared by their recorded results",
+    )
+    parser.add_argument("a", metavar="A", help="a model: a name, a folder, a checkpoint, or a run folder")
+    parser.add_argument("b", metavar="B", nargs="?", help="the model that is compared with it")
+    parser.add_argument(
+        "--replay", action="store_true", help="of two runs: play both on the scenarios of the first"
+    )
+    add_options(parser)
+    add_endpoint_options(parser, *_SIDES)
+    parser.set_defaults(run=run_compare, temperature=None)
+
+
+def run_compare(args: argparse.Namespace) -> int:
+    """Exit code 0 when both could be measured."""
+    from stateset_agents.evaluation.comparison import compare
+
+    if is_control(args.config):
+        return numeric.compare(args)
+    if args.b is None:  # two runs
+        if not Path(args.config).is_dir():
+            raise ConfigurationError(
+                f"compare needs a file and two models, or two run folders, got {args.config} {args.a}: write "
+                f"compare {args.config} A {args.a}"
+            )
+        args.a, args.b = args.config, args.a
+        if not args.replay and all((Path(run) / "metrics.jsonl").is_file() for run in (args.a, args.b)):
+            return _compare_recorded(args)
+    elif args.replay:
+        raise ConfigurationError("--replay is for two run folders; with a file both models are played anyway")
+    check_writable(args.out)
+    try:
+        (a, measured_a), (b, measured_b) = event_loop.run(_evaluate_both(args))
+    except KeyboardInterrupt:
+        if args.endpoint_a is None and args.endpoint_b is None:
+            raise
+        print(f"stateset-agents: {how_to_go_on(args.argv)}", file=sys.stderr)
+        return 130
+    result = compare(a, b)
+    a_side, b_side = {**measured_a, "model": args.a}, {**measured_b, "model": args.b}
+    summary = {"a": a_side, "b": b_side, "comparison": result.summary()}
+    print_result(
+        summary,
+        args,
+        "\n".join([*_side_lines("A", a_side), *_side_lines("B", b_side), *_comparison_lines(result)]),
+    )
+    return 0
+
+
+def _compare_recorded(args: argparse.Namespace) -> int:
+    """Two runs by the held-out conversations in their folders."""
+    from stateset_agents.evaluation.comparison import compare_runs
+    from stateset_agents.tracking.run_log import RunLog, differing_settings
+
+    options = ("temperature", "episodes", "tries", "seed", "set")
+    played = [name for name in options if getattr(args, name) not in (None, [])]
+    played += [name.replace("_", "-") for name, value in vars(args).items() if name[-2:] in _ENDS and value]
+    if played:
+        raise ConfigurationError(
+            f"--{played[0]} is for models that are played, and two runs are compared by what they recorded: "
+            "leave it out, or add --replay"
+        )
+    check_writable(args.out)
+    logs = [RunLog.open(args.a), RunLog.open(args.b)]
+    result = compare_runs(*logs)
+    sides, side_lines = [], []
+    for label, log, name in zip("AB", logs, (args.a, args.b), strict=True):
+        with damage_named(log.folder.path):
+            sides.append({**log.summary()["after"], "model": name})
+            side_lines += _side_lines(label, sides[-1])
+    settings = differing_settings([log.config() for log in logs])
+    summary = {"a": sides[0], "b": sides[1], "comparison": result.summary(), "settings": settings}
+    lines = [*side_lines, *_comparison_lines(result), _ONE_SEED, *_setting_lines(settings)]
+    print_result(summary, args, "\n".join(lines))
+    return 0
+
+
+def _side_lines(label: str, side: Mapping[str, Any]) -> list[str]:
+    line = "; ".join([f"{label}  {side['model']}: {rate(side)}", *floors(side), *exclusions(side)])
+    return [line, *(f"   {line}" for line in endpoint_lines(side))]
+
+
+def _setting_lines(settings: Mapping[str, Sequence[str | None]]) -> list[str]:
+    """Lines on the settings that differ, and a warning where the runs are measured by them."""
+    if not settings:
+        return ["the two runs have the same settings"]
+    lines = ["settings that differ, A -> B:"]
+    lines += [f"  {name}: {a or 'not set'} -> {b or 'not set'}" for name, (a, b) in settings.items()]
+    for section in ("environment", "reward"):
+        if any(name.partition(".")[0] == section for name in settings):
+            lines.append(f"the {section} differs, so success and reward may not mean the same in both")
+    return lines
+
+
+async def _evaluate_both(args: argparse.Namespace) -> list[tuple[Evaluation, dict[str, Any]]]:
+    sides = []
+    for model, side in zip((args.a, args.b), _SIDES, strict=True):  # both are read before one is played
+        endpoint = endpoint_of(args, model, side)
+        sides.append((experiment(args, None if endpoint else model), endpoint))
+    return [await play(config, temperature(args), endpoint) for config, endpoint in sides]
+
+
+def _comparison_lines(result: Comparison) -> list[str]:
+    lines = []
+    if result.success is not None:
+        success = result.success
+        p = "p < 0.0001" if success.p_value < 1e-4 else f"p = {success.p_value:.4f}"
+        lines.append(f"B - A: success {_change(success)}, sign flips {p}")
+        lines.append(
+            f"B wins {success.wins}, loses {success.losses}, ties {success.ties} of {success.n} scenarios"
+        )
+    if result.reward is not None:
+        lines.append(f"B - A: mean reward {result.reward:+.3f}{bounds(result.reward_interval, '+.3f')}")
+    lines.append(verdict_line(result.verdict, result.reason))
+    if result.num_left_out:
+        lines.append(f"left out: {result.num_left_out} scenarios that one of them could not play")
+    lines += [
+        f"  {name:16} {paired.a:6.1%} -> {paired.b:6.1%}  {_change(paired)}  (n = {paired.n})"
+        for name, paired in result.families.items()
+    ]
+    return lines
+
+
+def _change(paired: Paired) -> str:
+    low, high = paired.interval
+    return f"{100 * paired.difference:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}]"

@@ -1,1 +1,0 @@
-"""`stateset-agents doctor` and `diagnose`, and the trial training they run."""

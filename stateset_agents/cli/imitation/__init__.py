@@ -1,1 +1,0 @@
-"""Verbs of imitation: `demonstrate` writes conversations, `sft` learns from them, `distill` does both."""

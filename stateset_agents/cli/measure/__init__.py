@@ -1,1 +1,0 @@
-"""`stateset-agents evaluate`, `compare`, `audit` and `rescore`."""

@@ -1,1 +1,0 @@
-"""Verbs that write or show pages: of runs, deployments, studies and papers."""

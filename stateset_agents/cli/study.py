@@ -1,0 +1,184 @@
+"""`stateset-agents study`: run arms on suites over seeds, and say what the difference is."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stateset_agents.cli.output import (
+    add_result_options,
+    add_settings,
+    check_writable,
+    display_path,
+    print_result,
+)
+from stateset_agents.cli.run_settings import overrides
+from stateset_agents.numeric.studies.study import Cell, StudyFolder
+from stateset_agents.runtime import event_loop
+from stateset_agents.tracking.jsonl import damage_named
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import nearest
+
+if TYPE_CHECKING:
+    from stateset_agents.numeric.studies.runner import StudySettings
+    from stateset_agents.numeric.studies.study import Cell
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register the verb and its two."""
+    parser = subparsers.add_parser("study", help="run numeric trainings over seeds, and compare them")
+    verbs = parser.add_subparsers(dest="study_verb", required=True, metavar="run|report")
+    runner = verbs.add_parser("run", help="run the cells that the folder lacks; resumes after any end")
+    runner.add_argument("folder", metavar="FOLDER", help="of the study; one with a study.yaml goes on")
+    runner.add_argument("--suite", action="append", default=[], help="an environment or a mix; repeatable")
+    runner.add_argument(
+        "--arm",
+        action="append",
+        default=[],
+        help="PPO or a group_strategy (default PPO, auto, task, difficulty and random)",
+    )
+    runner.add_argument("--seeds", type=int, help="how many (default 5); more than before adds some")
+    runner.add_argument("--first-seed", type=int, help="default 0")
+    runner.add_argument("--steps", type=int, help="environment steps of a training (default 150000)")
+    runner.add_argument("--episodes", type=int, help="of each task, after it (default 20)")
+    add_settings(runner, "a setting of all arms")
+    runner.add_argument(
+        "--grid",
+        action="append",
+        default=[],
+        metavar="NAME=V1,V2",
+        help="instead of arms every combination of these values, over the one --arm",
+    )
+    runner.set_defaults(run=run)
+    reporter = verbs.add_parser("report", help="tables, intervals, and the verdict that they allow")
+    reporter.add_argument("folder", metavar="FOLDER", help="of the study, finished or not")
+    add_result_options(reporter)
+    reporter.set_defaults(run=report)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 0 when all cells are finished, 130 if interrupted; the same command goes on."""
+    from stateset_agents.numeric.studies.runner import run_study
+
+    event_loop.run(run_study(args.folder, _settings(args), on_cell=_say))
+    print(f"finished: stateset-agents study report {display_path(Path(args.folder))}")
+    return 0
+
+
+def report(args: argparse.Namespace) -> int:
+    """Exit code 0 when there is a cell to report."""
+    from stateset_agents.numeric.studies.study import StudyFolder, analyse, study_report
+
+    check_writable(args.out)
+    folder = StudyFolder(Path(args.folder))
+    with damage_named(folder.path):
+        result, text = analyse(folder), study_report(folder).rstrip()
+    print_result(result, args, text)
+    return 0
+
+
+def _settings(args: argparse.Namespace) -> StudySettings | None:
+    """The settings of the options; None where the folder alone has them."""
+    from stateset_agents.numeric.studies.runner import (
+        ARMS,
+        NAMED_ARMS,
+        StudySettings,
+        arms_of_grid,
+        open_study,
+    )
+
+    seeds = None if args.seeds is None else _seeds(args)
+    options = ("suite", "arm", "steps", "episodes", "set", "grid")
+    if not any(getattr(args, name) for name in options):
+        if seeds is None or not (Path(args.folder) / "study.yaml").is_file():
+            return None
+        settings = open_study(args.folder)[1]
+        return settings.model_copy(update={"seeds": tuple(sorted({*settings.seeds, *seeds}))})
+    strange = next((name for name in args.arm if name not in NAMED_ARMS), None)
+    if strange is not None:
+        raise ConfigurationError(
+            f"--arm must be one of {', '.join(NAMED_ARMS)}, got {strange!r}"
+            f"{nearest(strange, NAMED_ARMS)}; others are written in study.yaml"
+        )
+    if not args.suite:
+        raise ConfigurationError("a new study needs a suite: --suite mix_cart_pole_large, for one")
+    arms: Mapping[str, Mapping[str, Any]] = {name: NAMED_ARMS[name] for name in args.arm or ARMS}
+    axes = {
+        name: value if isinstance(value, list) else [value]
+        for name, value in overrides([_as_list(item) for item in args.grid], {}).items()
+    }
+    if axes:
+        if len(args.arm) != 1:
+            raise ConfigurationError(f"--grid is over one --arm, got {len(args.arm)}: name it")
+        arms = arms_of_grid(NAMED_ARMS[args.arm[0]], axes)
+    fields = {"total_steps": args.steps, "episodes": args.episodes, "seeds": seeds or _seeds(args)}
+    return StudySettings(
+        name=Path(args.folder).name,
+        suites=tuple(args.suite),
+        arms=arms,
+        settings=overrides(args.set, {}),
+        axes=axes,
+        **{name: value for name, value in fields.items() if value is not None},
+    )
+
+
+def _seeds(args: argparse.Namespace) -> tuple[int, ...]:
+    number, first = 5 if args.seeds is None else args.seeds, args.first_seed or 0
+    if number < 1 or first < 0:
+        raise ConfigurationError(
+            f"--seeds must be at least 1 and --first-seed at least 0, got {number} and {first}"
+        )
+    return tuple(range(first, first + number))
+
+
+def _as_list(item: str) -> str:
+    """NAME=1,2 as NAME=[1,2], which YAML reads."""
+    name, equals, values = item.partition("=")
+    return f"{name}{equals}[{values}]" if equals else item
+
+
+def _say(cell: Cell, number: int, cells: int) -> None:
+    scores = ", ".join(
+        f"{task} {score:.2f}" for task, score in zip(cell.tasks, cell.final["scores"], strict=True)
+    )
+    print(
+        f"{number}/{cells} {cell.suite} {cell.arm} seed {cell.seed}: {scores} ({cell.cpu_seconds:.0f} CPU s)",
+        flush=True,
+    )
+
+
+# ------------------------------------------------------------------------------ the data of the study's pages
+
+_FIELDS = (
+    *("suite", "tasks", "arm", "seed", "steps", "curve", "final", "worst_task", "fairness", "sign_flips"),
+    *("absolute_shares", "parts", "settings", "cpu_seconds", "command"),
+    "gradient_cosines",
+)
+
+
+def is_study(folder: str | Path) -> bool:
+    """True if the folder has a study's settings."""
+    return StudyFolder(Path(folder)).study.is_file()
+
+
+def study_data(folder: str | Path) -> dict[str, Any]:
+    """The study and its finished cells; a line that was cut off at the end is left out.
+
+    Raises ConfigurationError where the folder is no study, or none of its cells has finished.
+    """
+    from stateset_agents.numeric.studies.study import analyse
+
+    study = StudyFolder(Path(folder).resolve())
+    with damage_named(study.path):
+        analysis, settings = analyse(study), study.settings()
+        return {
+            "run": str(analysis["name"]),
+            "total_steps": settings["total_steps"],
+            "reference": analysis["reference"],
+            "missing": analysis["missing"],
+            "differences": analysis["differences"],
+            "verdict": analysis["verdict"],
+            "cells": [{name: getattr(cell, name) for name in _FIELDS} for cell in study.cells()],
+        }

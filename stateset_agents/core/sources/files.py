@@ -1,0 +1,174 @@
+"""The rows of a file, each with its place: JSON lines, a JSON array, either gzipped, CSV, TSV, parquet."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import importlib
+import io
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from stateset_agents.types.errors import ConfigurationError
+
+_LISTS = ("simulations", "problems", "data", "rows")
+"""Keys under which a JSON object has its rows: of tau2-bench, of ours, and of others."""
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+
+Located = tuple[str, Any]
+"""A place in the file, `line 3` say, and what stands there."""
+
+
+def read_rows(path: str | Path, *, of: str) -> list[Located]:
+    """The rows of a file, in its order. They need not be mappings: who reads them says what they must be.
+
+    All values of CSV and TSV are text, as they stand. `of` names the file in errors: "scenario file".
+
+    Raises ConfigurationError, naming file and line, for what cannot be read.
+    """
+    path = Path(path)
+    name = path.name.lower().removesuffix(".gz")
+    suffix = Path(name).suffix
+    if suffix == ".parquet":
+        return list(_parquet(path, of))
+    text = _text(path, of)
+    if suffix in _DELIMITERS:
+        return list(_table(path, text, _DELIMITERS[suffix]))
+    if suffix == ".txt":
+        return [
+            (f"line {number}", {"text": line})
+            for number, line in enumerate(text.splitlines(), start=1)
+            if line.strip()
+        ]
+    if suffix == ".json" or text.lstrip()[:1] == "[":
+        try:
+            return _entries(json.loads(text))
+        except (ValueError, RecursionError) as error:
+            is_lines = text.lstrip()[:1] == "[" or _is_json(text.lstrip().partition("\n")[0])
+            if suffix == ".json" and not is_lines:
+                at = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+                raise ConfigurationError(f"{path}{at}: not JSON ({error})") from error
+    return list(_lines(path, text))
+
+
+def without_nulls(value: Any) -> Any:
+    """The same without keys whose value is null, at every level: Arrow gives each mapping the keys of all."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+_CHATS = ("messages", "conversations", "traj", "prompt", "completion")
+"""Columns of messages, of whose nulls the schemas of tools tell which are arguments."""
+
+
+def arrow_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of a table without the nulls that Arrow may have added. In columns of messages they stay."""
+    return {
+        key: value if key in _CHATS else without_nulls(value)
+        for key, value in row.items()
+        if value is not None
+    }
+
+
+def datasets_library() -> Any:
+    """Hugging Face's `datasets`. Raises ConfigurationError with the cure where it is missing."""
+    try:
+        return importlib.import_module("datasets")
+    except ImportError as error:
+        raise ConfigurationError(
+            "parquet files and datasets need the datasets library: pip install 'datasets>=4'"
+        ) from error
+
+
+def _text(path: Path, of: str) -> str:
+    try:
+        data = path.read_bytes()
+        if data[:2] == b"\x1f\x8b":
+            data = gzip.decompress(data)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ConfigurationError(f"{of} {path} is a broken gzip file ({error}): copy it again") from error
+    except OSError as error:
+        where = "" if path.is_absolute() else f" (looked for {path.absolute()})"
+        raise ConfigurationError(f"cannot read {of} {path}: {error.strerror}{where}") from error
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigurationError(
+            f"{of} {path} is not UTF-8 text (byte {error.start}), line {line}: save it as UTF-8"
+        ) from error
+
+
+def _lines(path: Path, text: str) -> Iterator[Located]:
+    for number, line in enumerate(text.split("\n"), start=1):  # JSON texts may hold other line ends
+        if line.strip():
+            try:
+                yield f"line {number}", json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ConfigurationError(
+                    f"{path}, line {number}: not JSON ({error.msg}): {line[:60]!r}"
+                ) from error
+            except (ValueError, RecursionError) as error:  # numbers or nesting beyond what Python reads
+                raise ConfigurationError(
+                    f"{path}, line {number}: cannot be read ({error}): {line[:60]!r}"
+                ) from error
+
+
+def _entries(data: Any) -> list[Located]:
+    """The items of an array, or of the list under a known name in an object; else the object itself."""
+    if isinstance(data, Mapping):
+        data = next((data[key] for key in _LISTS if isinstance(data.get(key), list)), [data])
+    items = data if isinstance(data, list) else [data]
+    return [(f"entry {number}", item) for number, item in enumerate(items, start=1)]
+
+
+def _is_json(line: str) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _table(path: Path, text: str, delimiter: str) -> Iterator[Located]:
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    names: list[str] | None = None
+    while True:
+        start = reader.line_num + 1
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise ConfigurationError(f"{path}, line {start}: not CSV ({error})") from error
+        if not cells:
+            continue
+        if names is None:
+            names = cells
+            if len(set(names)) < len(names) or "" in names:
+                raise ConfigurationError(
+                    f"{path}, line {start}: each column needs a name of its own, got {names!r:.200}"
+                )
+        elif len(cells) != len(names):
+            raise ConfigurationError(
+                f"{path}, line {start}: {len(cells)} cells where the header has {len(names)}: quote cells "
+                "that hold a comma or a line end"
+            )
+        else:
+            yield f"line {start}", dict(zip(names, cells, strict=True))
+
+
+def _parquet(path: Path, of: str) -> Iterator[Located]:
+    library = datasets_library()
+    if not path.is_file():
+        _text(path, of)  # says why not
+    try:
+        table = importlib.import_module("pyarrow.parquet").read_table(path)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"cannot read {of} {path}: {' '.join(str(error).split()):.300}") from error
+    for number, row in enumerate(library.Dataset(table), start=1):
+        yield f"row {number}", arrow_row(row)

@@ -1,1 +1,0 @@
-"""Rows as people publish them: files of rows, the shapes of rows, messages and schemas in them."""

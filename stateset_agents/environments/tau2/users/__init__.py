@@ -1,1 +1,0 @@
-"""Who speaks to the agent: scripted, or played by a model."""

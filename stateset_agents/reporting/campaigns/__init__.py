@@ -1,1 +1,0 @@
-"""The page of campaigns: regret against budget, and one causal model with what is known of it."""

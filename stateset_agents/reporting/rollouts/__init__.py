@@ -1,1 +1,0 @@
-"""What a run's growing files say of its rollouts: conversations, distributions, timeline."""

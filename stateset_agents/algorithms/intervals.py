@@ -175,7 +175,7 @@ def stratified_interval(
 
     strata: name -> [runs][tasks]; runs differ in their seed. rliable draws the runs of each task apart; here
     one run has a score for every task, so runs are drawn whole. For few runs the interval is too narrow: with
-    normal scores three runs hold the truth in 70 % of the cases, five in 82 to 91 %, ten in 93 %. None where
+    normal scores three runs hold the truth in 75 % of the cases, five in 82 to 91 %, ten in 93 %. None where
     a stratum has fewer than three. Raises ConfigurationError without a score.
     """
     suites = [runs for runs in strata.values() if runs]

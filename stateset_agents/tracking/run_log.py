@@ -169,7 +169,7 @@ class RunLog:
             return stage is None or not stages or stage[1].decode() in stages
 
         for record in _records(self.folder.rollouts, is_wanted):
-            if not stages or record.get("stage") in stages:
+            if not stages or record["stage"] in stages:
                 yield record
 
     def episodes(self, *stages: str) -> Iterator[dict[str, Any]]:
@@ -177,7 +177,7 @@ class RunLog:
 
         All stages count when none is named."""
         for record in _records(self.folder.episodes):
-            if not stages or record.get("stage") in stages:
+            if not stages or record["stage"] in stages:
                 yield record
 
     def windows(self) -> list[Window]:
@@ -228,11 +228,11 @@ class RolloutLines(GrowingFile):
         """The lines that were appended since the last call. Raises as `new_lines` does."""
         for offset, line in self.new_lines():
             head, result = _HEAD.match(line), _RESULT.search(line)
-            if head and result:
+            if head and result and b"\0" not in line:  # which a torn write leaves within a line
                 values = map(finite_json, (*head.groups(), *result.groups()))
                 fields = dict(zip(_SUMMARY_FIELDS, values, strict=True))
                 rest = line[result.end() :]
-            else:  # another program wrote the line
+            else:  # another program wrote the line, or it is damaged
                 record = {"branch_of": None, **self.parse(line, offset)}
                 fields = {name: record.pop(name) for name in _SUMMARY_FIELDS}
                 rest = dump({"turns": record["turns"], "metadata": record.get("metadata")}).encode()

@@ -57,3 +57,15 @@ def test_train_explain_lists_every_setting_and_trains_nothing(
     assert by_name["seed"] == ["7", "you"]
     assert by_name["num_generations"] == ["8", "the", "model's", "card"]
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_counts_who_set_its_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "agent: {model_name: embedded:desk, max_new_tokens: 8}\nenvironment: retail_desk\n"
+        f"training: {{num_generations: 2, per_device_train_batch_size: 4, output_dir: {tmp_path / 'runs'}}}\n"
+    )
+    main(["train", str(file), "--max-steps", "1", "--no-eval"])
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("settings: "))
+    assert " by you, " in line
+    assert " by the model's card, " in line

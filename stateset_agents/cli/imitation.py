@@ -305,6 +305,10 @@ def add_distill(subparsers: Any) -> None:
     parser.set_defaults(run=run_distill)
 
 
+ONLY_OF_TRAIN = {"resume": None, "profile": None, "from_served": None, "explain": False}
+"""Options of `train` that `distill` does not have, as an on-policy distillation sets them."""
+
+
 def run_distill(args: argparse.Namespace) -> int:
     """Exit code 0, or 130 if interrupted."""
     config = _config(args)
@@ -313,9 +317,7 @@ def run_distill(args: argparse.Namespace) -> int:
             raise ConfigurationError(
                 "--conversations keeps a teacher's replies, and here it gives none: leave it out"
             )
-        return train.run(
-            argparse.Namespace(**vars(args) | {"resume": None, "profile": None, "from_served": None})
-        )
+        return train.run(argparse.Namespace(**vars(args) | ONLY_OF_TRAIN))
     try:
         event_loop.run(_distilled(config, args))
     except (KeyboardInterrupt, asyncio.CancelledError):

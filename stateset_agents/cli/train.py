@@ -212,7 +212,8 @@ async def _run(experiment: BaseExperiment[Any, Any]) -> None:
             done = f"this run is finished, all {steps} steps of it: give it more with --max-steps {steps * 2}"
             print(f"{done}\nreport: {display_path(experiment.run.report)}")
             return
-        print("".join(_settings_line(trainer)), end="")
+        if not experiment.resumes:  # config.yaml names every setting, and not who set it
+            print("".join(_settings_line(trainer)), end="")
         with PlayDisplay("before") as display:
             before = await experiment.before(display.on_progress)
         if before:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from command_line import the_line
 from tiny_desk import RUN, write_desk
 from tiny_models import tiny_model, tiny_tokenizer
 
+from stateset_agents.cli.imitation import ONLY_OF_TRAIN, add_distill
 from stateset_agents.cli.main import main
+from stateset_agents.cli.train import add_parser as add_train
 from stateset_agents.tracking.run_log import RunLog
 
 
@@ -84,6 +87,16 @@ def test_what_a_teacher_said_is_not_asked_again(desk, capsys):
     one, other = (desk / "runs" / f"000{number}-distill" / "traces.jsonl" for number in (1, 2))
     assert one.read_text() == other.read_text()
     assert "before: " not in capsys.readouterr().out
+
+
+def test_an_on_policy_distillation_sets_every_option_that_train_reads() -> None:
+    parser = argparse.ArgumentParser()
+    verbs = parser.add_subparsers()
+    add_train(verbs)
+    add_distill(verbs)
+    train, distill = (vars(parser.parse_args([verb, "run.yaml"])) for verb in ("train", "distill"))
+    assert train.keys() - distill.keys() == ONLY_OF_TRAIN.keys()
+    assert all(train[name] == value for name, value in ONLY_OF_TRAIN.items())
 
 
 @pytest.mark.long

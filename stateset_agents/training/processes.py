@@ -370,16 +370,6 @@ class ProcessGroup:
         self._clock_offsets = [0.0]
         """Seconds to add to each process's monotonic clock for the first one's."""
 
-    @property
-    def is_first(self) -> bool:
-        """Does this process write the run folder?"""
-        return self.processes.is_first
-
-    @property
-    def is_alone(self) -> bool:
-        """Are there no others, or none any more?"""
-        return self.processes.is_alone
-
     async def join(self, number: int) -> None:
         """Raises ConfigurationError where the launcher started another number of processes."""
         self.processes = await self._worker.run(Processes.join, number)

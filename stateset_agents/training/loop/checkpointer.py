@@ -68,7 +68,7 @@ class Checkpointer(Checkpoints[RunState]):
         """Write `checkpoints/step-NNNNNN`; older ones beyond the limit are removed, but not the best."""
 
         async def write() -> Path | None:
-            if not self.group.is_first:
+            if not self.group.processes.is_first:
                 await self.worker.run(self.learner.contribute_shards)
                 return None
             return await self.worker.run(self._write, state)
@@ -104,7 +104,7 @@ class Checkpointer(Checkpoints[RunState]):
         if not self._is_midway and lost and self.is_sharded:
             _log.error("the other processes' shards are gone: earlier checkpoints are kept")
             return False
-        return super().is_due(state) and (self.group.is_first or not lost)
+        return super().is_due(state) and (self.group.processes.is_first or not lost)
 
     def _load(self, checkpoint: Checkpoint) -> RunState:
         state = RunState.from_json(checkpoint.state["progress"])

@@ -207,7 +207,6 @@ class OverlappedRollouts:
         engine: ComputationalEngine,
         curriculum: Curriculum,
         weights: WeightSync,
-        config: TrainingConfig,
         event: EventSink,
         on_change: Callable[[], None],
     ) -> None:
@@ -215,7 +214,6 @@ class OverlappedRollouts:
         self._engine = engine
         self._curriculum = curriculum
         self._weights = weights
-        self.config = config
         self._event = event
         self._on_change = on_change
         self._pipeline: Pipeline | None = None
@@ -225,20 +223,22 @@ class OverlappedRollouts:
     @property
     def max_staleness(self) -> int | None:
         """Most updates between a token's policy and the step that learns from it."""
-        return self.config.max_staleness
+        return self._curriculum.config.max_staleness
 
     async def next(self, state: RunState) -> Played:
         """The groups of the step after `state`, as soon as the last of them is there."""
         pipeline = self._pipeline
         is_next = self._weights.is_current and self._follows == self._place(state)
-        if pipeline is None or not is_next or pipeline.config is not self.config:  # of another length
+        if (
+            pipeline is None or not is_next or pipeline.config is not self._curriculum.config
+        ):  # of another length
             pipeline = await self._begin(state)
         return await pipeline.next()
 
     async def _begin(self, state: RunState) -> Pipeline:
         await self.close()
         await self._weights.ensure_current(state)
-        config = self.config
+        config = self._curriculum.config
         admission = Admission(
             groups_per_step=config.episodes_per_step(),
             remaining=_episodes_left(config, state),

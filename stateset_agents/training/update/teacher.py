@@ -121,7 +121,7 @@ class Teacher:
         async def score(part: Sequence[Sample]) -> list[list[float]]:
             return await gather_or_cancel(self.logprobs(sample, temperature=temperature) for sample in part)
 
-        if self._group is None or self._group.is_alone:
+        if self._group is None or self._group.processes.is_alone:
             return await score(samples)
         part = samples[self._group.processes.slice_of(len(samples))]
         shares = await self._group.gather_results("the teacher", score(part))

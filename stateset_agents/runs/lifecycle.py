@@ -59,11 +59,10 @@ class Pausable(Protocol):
         """End the work; it will not be resumed."""
 
 
-@dataclass(frozen=True, slots=True)
 class NothingBeside:
     """Nothing goes on beside the steps."""
 
-    is_idle: bool = True
+    is_idle = True
 
     def pause(self) -> None:
         """Nothing to hold."""
@@ -71,7 +70,7 @@ class NothingBeside:
     def resume(self) -> None:
         """Nothing to begin."""
 
-    async def close(self) -> None:
+    async def close(self) -> object:
         """Nothing to end."""
 
 

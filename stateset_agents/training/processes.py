@@ -173,17 +173,10 @@ class Processes:
                 )
         return [answer.value for answer in answers]
 
-    def total(self, operation: str, numbers: Mapping[str, float | Tensor]) -> dict[str, float]:
-        """Each number added up over the processes that have it."""
-        return self._reduce(operation, numbers, sum)
-
-    def maximum(self, operation: str, numbers: Mapping[str, float | Tensor]) -> dict[str, float]:
-        """Each number's largest; NaN where one of them is."""
-        return self._reduce(operation, numbers, max_or_nan)
-
-    def _reduce(
+    def reduce(
         self, operation: str, numbers: Mapping[str, float | Tensor], merge: Callable[[list[float]], float]
     ) -> dict[str, float]:
+        """Each number merged over the processes that have it, by `sum` or `max_or_nan`."""
         parts = self.gather(operation, {name: float(number) for name, number in numbers.items()})
         names = dict.fromkeys(name for part in parts for name in part)
         return {name: merge([part[name] for part in parts if name in part]) for name in names}

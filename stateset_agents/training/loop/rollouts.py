@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from stateset_agents.core.computational_engine import ComputationalEngine
-from stateset_agents.runs.lifecycle import Pausable
+from stateset_agents.runs.lifecycle import NothingBeside, Pausable
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.loop.curriculum.plan import Curriculum
 from stateset_agents.training.loop.run_state import RunState
@@ -279,15 +279,11 @@ class RolloutSource(Pausable, Protocol):
     def release(self, played: Played, state: RunState) -> None:
         """These groups have trained, and the agent has the weights of `state`: forget them."""
 
-    async def close(self) -> list[int]:
-        """Cancel what is under way and wait for it; the places of the groups that were."""
 
-
-class Rollouts:
+class Rollouts(NothingBeside):
     """Plays when asked, by the policy of the step: a `RolloutSource` with nothing under way between steps."""
 
     max_staleness = None
-    is_idle = True
 
     def __init__(
         self,
@@ -378,13 +374,3 @@ class Rollouts:
 
     def release(self, played: Played, state: RunState) -> None:
         """Nothing is kept."""
-
-    def pause(self) -> None:
-        """Nothing begins by itself."""
-
-    def resume(self) -> None:
-        """Nothing begins by itself."""
-
-    async def close(self) -> list[int]:
-        """Nothing is under way."""
-        return []

@@ -35,6 +35,8 @@ class Layout:
     """Indices in the list."""
     input_ids: Tensor
     """[R, T] ids; padding is -1 and on the right, where causal attention never looks at it."""
+    num_padding: int = 0
+    """Positions of [R, T] that hold no token."""
     flat: tuple[Tensor, ...]
     """[length of the row] for each of `rows`, the positions of its tokens in [R * T]."""
     packing: Packing | None = None
@@ -46,11 +48,6 @@ class Layout:
     def num_tokens(self) -> int:
         """Tokens that go through the model, padding left out."""
         return self.input_ids.numel() - self.num_padding
-
-    @property
-    def num_padding(self) -> int:
-        """Positions of [R, T] that hold no token."""
-        return int((self.input_ids == _PADDING).sum())
 
     def forget_masks(self) -> None:
         """Free the masks of a layout that is not forwarded for a while."""
@@ -184,7 +181,8 @@ def _padded(rows: Sequence[Sequence[int]], indices: Sequence[int]) -> Layout:
     for line, index in enumerate(indices):
         input_ids[line, : len(rows[index])] = torch.tensor(rows[index])
         flat.append(torch.arange(line * width, line * width + len(rows[index])))
-    return Layout(rows=tuple(indices), input_ids=input_ids, flat=tuple(flat))
+    num_padding = input_ids.numel() - sum(len(rows[index]) for index in indices)
+    return Layout(rows=tuple(indices), input_ids=input_ids, num_padding=num_padding, flat=tuple(flat))
 
 
 def _packed(rows: Sequence[Sequence[int]], pairs: Sequence[tuple[int, int]]) -> Layout:

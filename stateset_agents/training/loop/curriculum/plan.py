@@ -148,7 +148,8 @@ class Curriculum:
 
     def plan(self, frontier: int, state: CurriculumState) -> StepPlan:
         """The plan of the step whose first episode is `frontier`."""
-        config, stage = self.config, self._stage(state)
+        config = self.config
+        stage = config.stages[state.stage] if config.stages else None
         order = self._order(stage)
         if config.scenario_order == "success":
             order = self._success_order(stage, frontier, state)
@@ -171,8 +172,9 @@ class Curriculum:
         if config.uses_success:
             successes = state.successes.after(groups, self._stratum, config.success_memory)
             state = replace(state, successes=successes)
-        streak = self._streak(state, metrics)
-        state = replace(state, streak=streak)
+        if not config.stages:
+            return state
+        state = replace(state, streak=self._streak(state, metrics))
         while self._has_ended(state, step):
             state = replace(state, stage=state.stage + 1, streak=0)
         return state
@@ -194,14 +196,12 @@ class Curriculum:
                 f"{setting} needs an environment that says whether a task was done, and this one does not: "
                 f"give it a `success`, or set {setting.split()[0]} to another value"
             )
-        if plan.weights:
-            self._check_parts(groups, plan.weights)
+        if not plan.weights:
+            return list(groups)
+        self._check_parts(groups, plan.weights)
         return [weighted(group, plan.weights) for group in groups]
 
     # ------------------------------------------------------------------------------ scenarios
-
-    def _stage(self, state: CurriculumState) -> Stage | None:
-        return self.config.stages[state.stage] if self.config.stages else None
 
     def _bounds(self, stage: Stage | None) -> DifficultyBounds | None:
         difficulty = self._difficulty(stage)
@@ -331,8 +331,7 @@ class Curriculum:
 
     def _streak(self, state: CurriculumState, metrics: Mapping[str, float]) -> int:
         """Steps in a row in which the stage's condition held; one that says nothing of it changes nothing."""
-        stage = self._stage(state)
-        condition = None if stage is None else stage.condition
+        condition = self.config.stages[state.stage].condition
         if condition is None:
             return 0
         value = condition.read(metrics)
@@ -348,9 +347,10 @@ class Curriculum:
         return state.streak
 
     def _has_ended(self, state: CurriculumState, step: int) -> bool:
-        stage = self._stage(state)
-        if stage is None or state.stage == len(self.config.stages) - 1:
+        stages = self.config.stages
+        if state.stage == len(stages) - 1:
             return False
+        stage = stages[state.stage]
         if (condition := stage.condition) is not None:
             return state.streak >= condition.steps
         last = stage.last_step(self.config.num_steps())

@@ -25,18 +25,13 @@ from stateset_agents.training.rows.layout import Layout, num_distinct_tokens, un
 from stateset_agents.training.rows.parallel_passes import ParallelPasses, default_pass_tokens
 from stateset_agents.training.update.batch import (
     ConversationRow,
-    CreditedBatch,
     MicroBatch,
     Sample,
     lengths,
     micro_batch,
     rows_of,
 )
-from stateset_agents.training.update.critic import (
-    credit_with_critic,
-    make_critic,
-    update_critic,
-)
+from stateset_agents.training.update.critic import ActorCritic, make_critic
 from stateset_agents.training.update.lora import (
     add_adapter,
     freeze_vision,
@@ -50,7 +45,6 @@ from stateset_agents.training.update.weight_store import weights_and_reference
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.seeds import derive
-from stateset_agents.types.trajectory import TrajectoryGroup
 
 _log = get_logger(__name__)
 
@@ -61,7 +55,7 @@ _TOGETHER, _MOST_TOGETHER = 8, 16384
 more than caches. But at most so many tokens."""
 
 
-class Learner:
+class Learner(ActorCritic):
     """Owns the policy's master weights, the frozen reference, the optimiser and the KL coefficient.
 
     With `config.lora` an adapter is trained on them; they themselves, without it, are the reference.
@@ -128,7 +122,6 @@ class Learner:
             hidden=self._hidden,
             autocast=self.policy.autocast,
         )
-        self.midway = False
 
     @property
     def num_updates(self) -> int:
@@ -184,20 +177,6 @@ class Learner:
 
     def write_model_files(self, path: Path) -> None:
         write_model_files(self.policy.model, path, dtype=self.policy.dtype)
-
-    def credit(self, groups: Sequence[TrajectoryGroup]) -> CreditedBatch:
-        return credit_with_critic(groups, self.config, self.critic)
-
-    def learn(self, batch: CreditedBatch, *, step: int) -> Learned:
-        samples = batch.samples
-        if not samples:
-            return Learned({"optimizer/skipped": 1.0})
-        learned = self.learn_from(samples, step=step)
-        metrics = {**learned.metrics, **batch.metrics}
-        self.midway = True
-        metrics |= update_critic(self.critic, batch, seed=self.config.seed, step=step)
-        self.midway = False
-        return replace(learned, metrics=metrics)
 
     def update(self, samples: Sequence[Sample], *, step: int) -> dict[str, float]:
         """The metrics of `learn_from`."""
@@ -384,9 +363,6 @@ class Learner:
     def contribute_shards(self) -> None:
         self._store.contribute_shards(self.optimization.state()["optimizer"])
 
-    def critic_state(self) -> dict[str, Tensor]:
-        return {} if self.critic is None else self.critic.value_function.state_dict()
-
     def restore(
         self,
         weights: Mapping[str, Tensor],
@@ -394,8 +370,7 @@ class Learner:
         critic: Mapping[str, Tensor] | None = None,
     ) -> None:
         optimizer = self._store.restore(weights, state["optimizer"], self.optimization.trained_parameters)
-        if self.critic is not None:
-            self.critic.value_function.load_state_dict(critic or {})
+        self.restore_critic(critic)
         self.optimization.load({**state, "optimizer": optimizer})
         self.kl = replace(self.kl, beta=state["kl"]["beta"])
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, model_validator
 
 from stateset_agents.algorithms.advantages import is_over_batch
 from stateset_agents.algorithms.group_sizes import LARGEST, SMALLEST, adaptive_group_size
@@ -155,9 +155,8 @@ class TrainingConfig(
 
     model_config = ConfigDict(allow_inf_nan=False)
 
-    profile: TrainingProfile = Field(
-        default=TrainingProfile.BALANCED, description="Which table of defaults is used."
-    )
+    profile: TrainingProfile = TrainingProfile.BALANCED
+    """Which table of defaults is used."""
 
     def __init__(self, **settings: Any) -> None:
         """`settings` win over the loss's own clip range and the estimator's own loss, those over the

@@ -136,14 +136,11 @@ class Stage(Settings):
         description="The step that it ends with (5000), the share of the run (0.1), or a condition on a "
         f"metric or a part of the reward ({_EXAMPLE}). The last stage has none.",
     )
-    weights: Weights | None = Field(
-        default=None, description="What each part of the reward counts; unset: `reward_weights`."
-    )
-    difficulty: Difficulty = Field(
-        default=None,
-        description="Which scenarios it plays, by `difficulty` in their context: easy, 3, or [easy, medium], "
-        "both included; unset: `difficulty` of the training.",
-    )
+    weights: Weights | None = None
+    """What each part of the reward counts; unset: `reward_weights`."""
+    difficulty: Difficulty = None
+    """Which scenarios it plays, by `difficulty` in their context: easy, 3, or [easy, medium], both included;
+    unset: `difficulty` of the training."""
 
     @field_validator("until", mode="before")
     @classmethod
@@ -176,61 +173,37 @@ class Stage(Settings):
 class CurriculumSettings(Settings):
     """Order of the scenarios, sizes of groups, parts of the reward, stages; see docs/curriculum.md."""
 
-    scenario_order: Literal["shuffled", "stratified", "success"] = Field(
-        default="shuffled",
-        description="shuffled: every scenario once per epoch. stratified: the same, and each step has the "
-        "strata in proportion. success: drawn by measured success p, as often as p(1 - p) says.",
-    )
-    strata: str | tuple[str, ...] = Field(
-        default="family",
-        description="What tells scenarios of a stratum: their family, or a key of their context such as "
-        "difficulty; or several of these, [family, side]: a stratum is then of those that are alike in all. "
-        "For the orders stratified and success, and for group_sizes success.",
-    )
-    difficulty: Difficulty = Field(
-        default=None,
-        description="Which scenarios are played, by `difficulty` in their context: easy, 3, or "
-        "[easy, medium], both included; those without one are not. Unset: all.",
-    )
-    group_sizes: Literal["fixed", "difficulty", "success"] = Field(
-        default="fixed",
-        description="fixed: num_generations. difficulty: times .75 where a scenario's context says easy, 1.5 "
-        "where hard. success: 4 to 16 by measured success, so that more groups have both successes and "
-        "failures, at as many conversations a step.",
-    )
-    success_memory: float = Field(
-        default=0.5,
-        ge=0.0,
-        lt=1.0,
-        description="Share of what was measured of a scenario or stratum that is kept when it is measured "
-        "again: the policy changes.",
-    )
-    track_success: bool = Field(
-        default=False,
-        description="Measure the success of every scenario that is played and keep it in the checkpoint, "
-        "though nothing follows from it in this run: a memory of prompts for later domains is made of it.",
-    )
-    replay_share: float = Field(
-        default=0.0,
-        ge=0.0,
-        lt=1.0,
-        description="Share of the groups that play scenarios of earlier domains, those with `replayed: true` "
-        "in their context, spread evenly over the run; 0: they are scenarios like any other.",
-    )
-    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = Field(
-        default="sum_then_normalize",
-        description="Of a reward of several parts: normalize_then_sum divides each part by its group's "
-        "deviation before they are summed, and their sum by the step's (GDPO).",
-    )
-    reward_weights: Weights | None = Field(
-        default=None,
-        description="What each part of the reward's breakdown counts: the reward is their weighted sum, and "
-        "parts without a weight count nothing. Unset: the reward's own score.",
-    )
-    stages: tuple[Stage, ...] = Field(
-        default=(),
-        description="Parts of the run, one after the other, each with `until`, `weights` and `difficulty`.",
-    )
+    scenario_order: Literal["shuffled", "stratified", "success"] = "shuffled"
+    """shuffled: every scenario once per epoch. stratified: the same, and each step has the strata in
+    proportion. success: drawn by measured success p, as often as p(1 - p) says."""
+    strata: str | tuple[str, ...] = "family"
+    """What tells scenarios of a stratum: their family, or a key of their context such as difficulty; or
+    several of these, [family, side]: a stratum is then of those that are alike in all. For the orders
+    stratified and success, and for group_sizes success."""
+    difficulty: Difficulty = None
+    """Which scenarios are played, by `difficulty` in their context: easy, 3, or [easy, medium], both
+    included; those without one are not. Unset: all."""
+    group_sizes: Literal["fixed", "difficulty", "success"] = "fixed"
+    """fixed: num_generations. difficulty: times .75 where a scenario's context says easy, 1.5 where hard.
+    success: 4 to 16 by measured success, so that more groups have both successes and failures, at as many
+    conversations a step."""
+    success_memory: float = Field(default=0.5, ge=0.0, lt=1.0)
+    """Share of what was measured of a scenario or stratum that is kept when it is measured again: the policy
+    changes."""
+    track_success: bool = False
+    """Measure the success of every scenario that is played and keep it in the checkpoint, though nothing
+    follows from it in this run: a memory of prompts for later domains is made of it."""
+    replay_share: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Share of the groups that play scenarios of earlier domains, those with `replayed: true` in their
+    context, spread evenly over the run; 0: they are scenarios like any other."""
+    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
+    """Of a reward of several parts: normalize_then_sum divides each part by its group's deviation before they
+    are summed, and their sum by the step's (GDPO)."""
+    reward_weights: Weights | None = None
+    """What each part of the reward's breakdown counts: the reward is their weighted sum, and parts without a
+    weight count nothing. Unset: the reward's own score."""
+    stages: tuple[Stage, ...] = ()
+    """Parts of the run, one after the other, each with `until`, `weights` and `difficulty`."""
 
     @field_validator("strata", mode="before")
     @classmethod

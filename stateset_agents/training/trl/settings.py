@@ -29,16 +29,12 @@ INSTALL = 'pip install "trl>=1.16,<1.17"'
 class TrlSettings(Settings):
     """Settings of TRL that `TrainingConfig` does not have."""
 
-    generation: Literal["auto", "own", "trl"] = Field(
-        default="auto",
-        description="Who samples: this package's engine on a copy of the weights (own), or TRL's own "
-        "generation (trl). auto is trl where `options` ask for vLLM or continuous batching, else own.",
-    )
-    options: Mapping[str, Any] = Field(
-        default={},
-        description="GRPOConfig's arguments that no setting of `training` stands for, such as use_vllm, "
-        "vllm_mode or report_to.",
-    )
+    generation: Literal["auto", "own", "trl"] = "auto"
+    """Who samples: this package's engine on a copy of the weights (own), or TRL's own generation (trl). auto
+    is trl where `options` ask for vLLM or continuous batching, else own."""
+    options: Mapping[str, Any] = Field(default={})
+    """GRPOConfig's arguments that no setting of `training` stands for, such as use_vllm, vllm_mode or
+    report_to."""
 
     @property
     def generates(self) -> bool:

@@ -167,8 +167,9 @@ class TrainingConfig(
 
     @model_validator(mode="after")
     def _refuse_what_cannot_be(self) -> Self:
-        for contradiction in _contradictions(self):
-            raise ValueError(contradiction)
+        for contradictions in _RULES:
+            for contradiction in contradictions(self):
+                raise ValueError(contradiction)
         return self
 
     @classmethod
@@ -226,15 +227,7 @@ _CANONICAL: Mapping[str, str] = {
 # ------------------------------------------------------------------------------ rules across sections
 
 
-def _contradictions(config: TrainingConfig) -> Iterator[str]:
-    """Contradictions between settings of several sections, each with the cure; a section checks its own."""
-    yield from _groups(config)
-    yield from _reward_parts(config)
-    yield from _optimizer(config)
-    yield from _distillation(config)
-    yield from _curriculum(config)
-    yield from _staleness(config)
-    yield from _processes(config)
+# Each yields contradictions between settings of several sections, with the cure; a section checks its own.
 
 
 def _groups(config: TrainingConfig) -> Iterator[str]:
@@ -323,8 +316,6 @@ def _distillation(config: TrainingConfig) -> Iterator[str]:
 
 
 def _curriculum(config: TrainingConfig) -> Iterator[str]:
-    yield from _stages(config)
-    yield from _group_sizes(config)
     settings = ["stages"] * bool(config.stages)
     settings += ["scenario_order success"] * (config.scenario_order == "success")
     settings += ["track_success"] * config.track_success
@@ -397,3 +388,9 @@ def _processes(config: TrainingConfig) -> Iterator[str]:
         yield "an adapter is small, and its model is not trained: set parallelism to ddp, or leave lora out"
     if config.precision == "fp16":
         yield "fp16's gradient scaler looks at whole gradients: set precision to bf16, or parallelism to ddp"
+
+
+_RULES = (
+    *(_groups, _reward_parts, _optimizer, _distillation),
+    *(_stages, _group_sizes, _curriculum, _staleness, _processes),
+)

@@ -52,7 +52,7 @@ from stateset_agents.training.loop.step import (
 from stateset_agents.training.loop.validation import Validation
 from stateset_agents.training.loop.weight_sync import WeightSync
 from stateset_agents.training.processes import PeerFailed, Processes
-from stateset_agents.training.update.factory import GRPOLearnerFactory, LearnerFactory, is_quantized_training
+from stateset_agents.training.update.factory import LearnerFactory, is_quantized_training
 from stateset_agents.training.update.protocol import PolicyLearner
 from stateset_agents.training.update.teacher import Teacher, load_teacher
 from stateset_agents.types.errors import ConfigurationError
@@ -126,7 +126,7 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
         self.environment = environment
         self.reward_fn: RewardFunction = as_reward(reward_fn)
         self._description = dict(description or {})
-        self._factory = learner_factory or GRPOLearnerFactory()
+        self._factory = learner_factory or LearnerFactory()
         self._is_stepping = False
 
     # ------------------------------------------------------------------------------ how it stands
@@ -499,7 +499,7 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
         self, parts: Parts, source: RolloutSource, played: Played, *, repeatable: bool
     ) -> Update:
         """Groups -> advantages -> batch -> loss -> optimiser step; the state is then one step further."""
-        began, step = self._state.curriculum, self.step_number + 1
+        step = self.step_number + 1
         update = await update_policy(
             parts.learner,
             parts.backend,
@@ -513,15 +513,18 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
             temperature=self.temperature,
             versions=parts.weights.versions,
         )
+        state, failed = self._state, update.failure is not None
         mean_reward = update.metrics.get("reward/mean")
-        self._state = self._state.after_step(
-            episodes=len(played.groups),
-            replaced=len(played.batch.filtered),
-            new_policy=bool(update.batch.samples),
-            failed=update.failure is not None,
-            repeatable=repeatable,
+        self._state = replace(
+            state,
+            step=step,
+            version=step if update.batch.samples else state.version,
+            frontier=state.frontier + len(played.groups),
+            replaced=state.replaced + len(played.batch.filtered),
+            failed_steps=state.failed_steps + 1 if failed else 0,
+            repeatable=state.repeatable and repeatable,
             temperature=next_temperature(self.config, self.temperature, mean_reward),
-            curriculum=parts.curriculum.after(began, step, played.all_groups, update.metrics),
+            curriculum=parts.curriculum.after(state.curriculum, step, played.all_groups, update.metrics),
         )
         return update
 

@@ -43,7 +43,7 @@ from stateset_agents.training.sft.demonstrations import (
 )
 from stateset_agents.training.sft.settings import SFTConfig
 from stateset_agents.training.update.batch import Sample
-from stateset_agents.training.update.factory import engine_paths, is_quantized_training, trainable_copy
+from stateset_agents.training.update.factory import LearnerFactory, is_quantized_training, trainable_copy
 from stateset_agents.training.update.learner import Learner
 from stateset_agents.types.errors import ConfigurationError, TrainingStopped
 from stateset_agents.types.seeds import derive
@@ -224,7 +224,7 @@ class SFTTrainer(AgentSession[SFTConfig]):
 
     async def _begin(self) -> None:
         parts = ready(self._parts)
-        paths = {**engine_paths(parts.backend), **parts.learner.layout}
+        paths = LearnerFactory().paths(parts.backend, parts.learner)
         self.tracker.log_event("paths", step=self.step_number, **paths)
 
     async def _next_step(self) -> None:

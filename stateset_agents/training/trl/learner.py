@@ -37,7 +37,7 @@ from stateset_agents.training.trl.rows import TrlRow, padding_row, trl_rows
 from stateset_agents.training.trl.settings import TrlSettings, check_mappable, grpo_arguments
 from stateset_agents.training.update.batch import ConversationRow, Sample
 from stateset_agents.training.update.critic import ActorCritic, Critic, make_critic
-from stateset_agents.training.update.factory import engine_paths, is_quantized_training, trainable_copy
+from stateset_agents.training.update.factory import LearnerFactory, is_quantized_training, trainable_copy
 from stateset_agents.training.update.lora import base_of, lora_config, size_for_auto, write_model_files
 from stateset_agents.training.update.protocol import Learned, not_finite
 from stateset_agents.training.update.weight_store import AdapterWeights, FullWeights
@@ -319,7 +319,7 @@ def _left_padding_matters(model: Any) -> bool:
     return not torch.allclose(logits, shifted, atol=1e-2, rtol=1e-2)
 
 
-class TrlLearnerFactory:
+class TrlLearnerFactory(LearnerFactory):
     """A `LearnerFactory` whose learners update by TRL, and sample by it where that is asked for."""
 
     def __init__(self, settings: TrlSettings | None = None) -> None:
@@ -376,7 +376,7 @@ class TrlLearnerFactory:
         if self.settings.generates:
             engine = "vLLM" if self.settings.options.get("use_vllm") else "transformers"
             return {"engine": f"TRL, {engine}", "why": "asked for", **learner.layout}
-        return {**engine_paths(backend), **learner.layout}
+        return super().paths(backend, learner)
 
 
 class _Player(MultiTurnAgent):

@@ -122,7 +122,7 @@ class LossOutput:
     loss: Tensor
     """0-d, with gradient; sums over the pieces of a batch. A step whose sum is not finite moves no weight."""
     metrics: Metrics
-    """Told, and nothing else: no name or value of them decides whether a step is taken."""
+    """Figures for the logs: none of them decides whether a step is taken."""
 
 
 def aggregate(
@@ -172,8 +172,9 @@ def mean_per_trajectory(values: Tensor, trajectory_ids: Tensor, denominators: De
 
 
 _MAX_LOG_RATIO = 20.0
-"""Beyond it values and slopes stay constant: with exp(20) = 4.9e8 a gradient norm, which squares the product
-of two such ratios, is finite in fp32. No token loses its gradient, so that a diverged one can recover."""
+"""Largest size of a log ratio: beyond it values and slopes stay constant. With exp(20) = 4.9e8 a gradient
+norm, which squares the product of two such ratios, is finite in fp32. No token loses its gradient, so that a
+diverged one can recover."""
 
 
 class _Sloped(torch.autograd.Function):
@@ -348,7 +349,7 @@ class LossInputs:
         )
 
     def mean(self, values: Tensor, averaging: Averaging, *, keep: Tensor | None = None) -> Tensor:
-        """These tokens' share of the batch mean of `values` [N]."""
+        """The share of the batch mean of `values` [N] that these tokens have."""
         return aggregate(values, self.trajectory_ids, self.denominators, averaging, keep=keep)
 
 

@@ -19,12 +19,12 @@ class BytesPerParameter:
     """Bytes that one parameter takes."""
 
     weights: float
-    """That the forward pass reads."""
+    """Bytes that the forward pass reads."""
     gradients: float
     master: float
     """A copy in fp32 that the optimiser moves, where the weights are in half precision."""
     moments: float
-    """AdamW's two."""
+    """Bytes of AdamW's two moments."""
     frozen: float
     """Bytes for a model that is only forwarded."""
 

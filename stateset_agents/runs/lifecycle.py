@@ -75,7 +75,7 @@ class NothingBeside:
 
 
 class Lifecycle:
-    """Whether a training runs, holds, stops or has ended; requests may come from any thread."""
+    """Keeps whether a training runs, holds, stops or has ended; requests may come from any thread."""
 
     def __init__(self) -> None:
         self.why: str | None = None

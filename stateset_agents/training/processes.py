@@ -45,7 +45,7 @@ class PeerFailed(TrainingStopped):
     def __init__(self, message: str, *, is_stop: bool = False) -> None:
         super().__init__(message)
         self.is_stop = is_stop
-        """Was it interrupted, so that nothing is wrong?"""
+        """True where it was interrupted, so that nothing is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +91,17 @@ class Processes:
 
     def __init__(self, rank: int = 0, count: int = 1, connection: _Connection | None = None) -> None:
         self.rank = rank
-        """Which of them this is, from 0."""
+        """Index of this process, from 0."""
         self.is_first = rank == 0
-        """Does this process write the run folder and call callbacks?"""
+        """True in the process that writes the run folder and calls callbacks."""
         self.count = count
         self._connection = connection
         self._is_broken = False
-        """Did this process fail where the others do not gather?"""
+        """True once this process failed where the others do not gather."""
         self._has_reported = False
-        """Do the others know of the present failure?"""
+        """True where the others know of the present failure."""
         self.has_lost_others = False
-        """Is the connection to the other processes gone?"""
+        """True once the connection to the other processes is gone."""
 
     @classmethod
     def join(cls, num_processes: int) -> Processes:
@@ -125,7 +125,7 @@ class Processes:
 
     @property
     def is_alone(self) -> bool:
-        """Are there no other processes, or none any more?"""
+        """True where there are no other processes, or none any more."""
         return self.count == 1 or self.has_lost_others
 
     # ------------------------------------------------------------------------------ shares of the work

@@ -127,7 +127,8 @@ class Pipeline:
         return Played({place: self._groups[place] for place in batch.ends}, batch)
 
     def release(self, played: Played) -> None:
-        """That step has trained and the agent speaks with its weights: forget its groups, begin others."""
+        """Forget the groups of a step that has trained, begin others; the agent samples with its weights by
+        now."""
         self.admission.complete_step()
         for place in played.groups:
             del self._groups[place]
@@ -138,7 +139,7 @@ class Pipeline:
 
     @property
     def is_idle(self) -> bool:
-        """Is nothing under way?"""
+        """True when no group is under way."""
         return not self._tasks
 
     def pause(self) -> None:
@@ -275,14 +276,14 @@ class OverlappedRollouts:
         return dict if self._pipeline is None else self._pipeline.watch_overlap()
 
     def release(self, played: Played, state: RunState) -> None:
-        """These groups have trained, and the agent has the weights of `state`: forget them, begin others."""
+        """Forget groups that have trained, begin others; the agent has the weights of `state` by now."""
         if self._pipeline is not None:
             self._pipeline.release(played)
             self._follows = self._place(state)
 
     @property
     def is_idle(self) -> bool:
-        """Is nothing under way?"""
+        """True when no group is under way."""
         return self._pipeline is None or self._pipeline.is_idle
 
     def pause(self) -> None:

@@ -181,7 +181,7 @@ class Admission:
 
     @property
     def is_ready(self) -> bool:
-        """Can the next step begin?"""
+        """True when the next step can begin."""
         return bool(self._steps) and not self._steps[0].num_missing and not self._in_training
 
     def next_batch(self) -> Batch:
@@ -246,7 +246,7 @@ class Played:
 
     @property
     def selected(self) -> list[TrajectoryGroup]:
-        """Those that train, in order."""
+        """The groups that train, in order."""
         return [self.groups[place] for place in self.batch.selected]
 
 
@@ -277,7 +277,7 @@ class RolloutSource(Pausable, Protocol):
         that."""
 
     def release(self, played: Played, state: RunState) -> None:
-        """These groups have trained, and the agent has the weights of `state`: forget them."""
+        """Forget groups that have trained; the agent has the weights of `state` by now."""
 
 
 class Rollouts(NothingBeside):

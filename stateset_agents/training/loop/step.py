@@ -170,7 +170,7 @@ class TemperatureScheduler:
     """Factor while the reward is below the target."""
 
     def __init__(self, initial: float = 1.0, *, minimum: float = 0.3, decay: float = 0.995) -> None:
-        """It starts at `initial` and never rises above it, nor falls below `minimum`."""
+        """The temperature starts at `initial`, and stays between that and `minimum`."""
         if not 0 < minimum <= initial:
             raise ConfigurationError(
                 f"the lowest temperature must be above 0 and at most the initial {initial!r}, got {minimum!r}"

@@ -43,7 +43,8 @@ class WeightSync:
 
     @property
     def is_current(self) -> bool:
-        """Has the backend the weights that were pushed last, and not the best step's or another trainer's?"""
+        """True where the backend has the weights that were pushed last, and not the best step's or another
+        trainer's."""
         return weights_token(self.agent.backend) is self.token
 
     def exclusive(self) -> contextlib.AbstractContextManager[None]:

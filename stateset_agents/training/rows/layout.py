@@ -40,7 +40,7 @@ class Layout:
     flat: tuple[Tensor, ...]
     """[length of the row] for each of `rows`, the positions of its tokens in [R * T]."""
     packing: Packing | None = None
-    """Which tokens attend to which, where R is 1 and the rows are packed; None: each row is one of R."""
+    """The attention's layout, where R is 1 and the rows are packed; None: each row is one of R."""
     pixels: Mapping[str, Tensor] = field(default_factory=dict)
     """Arguments of the forward for the pictures in the rows, in order; empty where they have none."""
 

@@ -215,7 +215,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    """Which tokens attend to which in a sequence of T tokens."""
+    """The rows that are packed into a sequence of T tokens, and so which tokens attend to which."""
 
     positions: Tensor
     """[1, T] each token's position in its row."""

@@ -70,7 +70,7 @@ class _Spec:
         return found
 
     def settings(self, *names: str) -> dict[str, Any]:
-        """Those of these arguments that are given."""
+        """The values of these arguments, where they are given."""
         return {name: self.arguments[name] for name in names if name in self.arguments}
 
 

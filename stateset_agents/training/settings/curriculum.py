@@ -79,7 +79,7 @@ class DifficultyBounds:
         return cls(low, high)
 
     def has(self, difficulty: object) -> bool:
-        """Does it lie between the bounds? What has no difficulty, or one of the other kind, does not."""
+        """True for a difficulty between the bounds; False for none, and for one of the other kind."""
         level = level_of(difficulty)
         return level is not None and level[0] == self.low[0] and self.low <= level <= self.high
 
@@ -236,7 +236,7 @@ class CurriculumSettings(Settings):
 
     @property
     def uses_success(self) -> bool:
-        """Is success measured, because something follows from it or will in a later run?"""
+        """True where success is measured, because something follows from it or will in a later run."""
         return self.track_success or "success" in (self.scenario_order, self.group_sizes)
 
     def all_weights(self) -> list[dict[str, float]]:

@@ -50,7 +50,7 @@ class DistillationSettings(Settings):
 
     @property
     def is_served(self) -> bool:
-        """Does the teacher run on a server?"""
+        """True where the teacher runs on a server."""
         return self.teacher.startswith("vllm:")
 
 

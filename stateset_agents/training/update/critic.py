@@ -51,7 +51,7 @@ class Critic:
     iterations: int
     """Steps of the head on each batch."""
     bootstrap: bool
-    """Does a truncated conversation continue in its value?"""
+    """True where a truncated conversation continues in its value."""
     layouts: Callable[[Sequence[ConversationRow]], list[Layout]]
     """Lays rows out for their forwards."""
     hidden: Callable[[Layout], Tensor]

@@ -17,7 +17,7 @@ from stateset_agents.training.update.protocol import PolicyLearner
 
 
 def is_quantized_training(config: TrainingConfig) -> bool:
-    """Is the adapter trained on weights that the agent does not begin with?"""
+    """True where an adapter is trained on weights that the agent does not begin with."""
     return config.lora is not None and config.lora.quantization is not None
 
 
@@ -62,7 +62,7 @@ class LearnerFactory:
         return agent
 
     def paths(self, backend: RunningBackend, learner: PolicyLearner) -> dict[str, Any]:
-        """Which engine generates, how the update lays out its rows, and why; for events.jsonl."""
+        """The engine that generates, the update's row layout, and the reasons for both; for events.jsonl."""
         running = backend.running
         engine = {"engine": running.name, "why": running.why, "linears": running.linears}
         return {**engine, **learner.layout}

@@ -237,7 +237,7 @@ class Learner(ActorCritic):
             self.optimization.zero_grad()
 
     def _has_gradient(self, sample: Sample) -> bool:
-        """May its gradient be other than exactly 0?"""
+        """True where the sample's gradient may be other than exactly 0."""
         config = self.config
         highest = sample.weight * max(map(abs, sample.advantages), default=0.0)
         if config.advantage_skip and not (self.kl.beta > 0 and config.kl_placement == "reward"):

@@ -275,7 +275,7 @@ def _quantize(library: Any, layer: Any, bits: Bits, compute: torch.dtype) -> Any
 
 
 def is_quantized(layer: nn.Module) -> bool:
-    """Is it one of `quantized_copy`'s?"""
+    """True for a layer of `quantized_copy`."""
     return hasattr(layer, "was_conv1d")
 
 

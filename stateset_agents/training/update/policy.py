@@ -89,10 +89,10 @@ class Policy:
             self._head_precision = "highest"
         on_cpu = self.device.type == "cpu" and self.dtype == torch.float32
         self._rounds_logits = is_half and on_cpu and sums_in_fp32()
-        """Are the operands of the head's logits in bf16, too?"""
+        """True where the operands of the head's logits are in bf16, too."""
         self._recomputes = False
         self._adapter_disabled = False
-        """Is the adapter switched off while this policy scores?"""
+        """True where the adapter is switched off while this policy scores."""
         self.is_sharded = False
         """True where all processes score and learn together, and sum their gradients in the backward pass."""
         self._run: Any = operator.call
@@ -100,9 +100,9 @@ class Policy:
         self._place_id = place_id
         self.trunk = _trunk(self.model)
         self.selects = self.trunk is not None and self._head_is_linear()
-        """Is the head applied to selected hidden states? Else the model's own logits are used."""
+        """True where the head is applied to selected hidden states; else the model's own logits are used."""
         self.packs, self.why = self._packing(row_layout)
-        """Are rows packed behind one another, sharing their prefixes? And why, or why not."""
+        """True where rows are packed behind one another and share their prefixes; and the reason."""
         self._fuses = self.packs and fast and autocast is torch.bfloat16 and is_fused_exactly(self.trunk)
 
     def _packing(self, row_layout: RowLayout) -> tuple[bool, str]:
@@ -122,7 +122,7 @@ class Policy:
 
     @property
     def fuses(self) -> bool:
-        """Do packed rows go through the layers of `fused_layers.py`? They are for bf16 on a CPU."""
+        """True where packed rows go through the layers of `fused_layers.py`, which are for bf16 on a CPU."""
         if not self._fuses or self._recomputes or self._adapter_disabled or self.is_sharded:
             return False
         return why_not_fused(self.trunk) is None  # since then, a hook or an adapter may have been put into it
@@ -289,7 +289,7 @@ class Policy:
 
     @torch.no_grad()
     def _head_is_linear(self) -> bool:
-        """Are the model's logits its output embedding, applied to the last hidden state, and nothing more?
+        """True where the model's logits are its output embedding, applied to the last hidden state.
 
         Some models scale or cap their logits (Cohere, Gemma 2); for those the model's own are used. A cap
         hardly shows on small logits, so the head's input is scaled up for the comparison.

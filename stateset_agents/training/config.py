@@ -73,7 +73,7 @@ def canonical(settings: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[s
 
     `aliases`: other name -> field. Raises ConfigurationError where one field is given twice.
     """
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     flags: dict[str, bool] = {}
     for name, value in settings.items():
         if name in ("bf16", "fp16", "use_amp"):
@@ -82,35 +82,35 @@ def canonical(settings: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[s
             flags[name] = value
             continue
         field = aliases.get(name, name)
-        if field in given:
+        if field in values:
             raise ConfigurationError(f"{name} is another name of {field}, which is given too: leave one out")
-        given[field] = value
-    if flags and "precision" in given:
+        values[field] = value
+    if flags and "precision" in values:
         raise ConfigurationError(f"give precision or {' / '.join(flags)}, not both")
     if flags.get("bf16") and flags.get("fp16"):
         raise ConfigurationError("bf16 and fp16 cannot both be true")
     if flags:
         chosen = next((name for name in ("bf16", "fp16") if flags.get(name)), None)
-        given["precision"] = chosen or ("auto" if flags.get("use_amp") else "fp32")
-    scaling = given.get("advantage_normalization")
+        values["precision"] = chosen or ("auto" if flags.get("use_amp") else "fp32")
+    scaling = values.get("advantage_normalization")
     if isinstance(scaling, bool):
-        estimator = given.get("advantage_estimator", DEFAULT_ESTIMATOR)
+        estimator = values.get("advantage_estimator", DEFAULT_ESTIMATOR)
         default = estimator_defaults(estimator).get("advantage_normalization")
-        given["advantage_normalization"] = "batch" if scaling and default == "batch" else _FLAG[scaling]
-    return given
+        values["advantage_normalization"] = "batch" if scaling and default == "batch" else _FLAG[scaling]
+    return values
 
 
-def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+def defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings that profile, loss and estimator bring where nothing else is given."""
-    profile = given.get("profile")
-    known = profile if isinstance(profile, str) and profile in set(TrainingProfile) else "balanced"
-    table = dict(PROFILES[TrainingProfile(known)])
-    table |= estimator_defaults(given.get("advantage_estimator", DEFAULT_ESTIMATOR))
-    table |= distillation_defaults(given.get("distillation"))
-    clip = loss_defaults(given.get("loss_type", table.get("loss_type")))
+    profile = settings.get("profile")
+    name = profile if isinstance(profile, str) and profile in set(TrainingProfile) else "balanced"
+    table = dict(PROFILES[TrainingProfile(name)])
+    table |= estimator_defaults(settings.get("advantage_estimator", DEFAULT_ESTIMATOR))
+    table |= distillation_defaults(settings.get("distillation"))
+    clip = loss_defaults(settings.get("loss_type", table.get("loss_type")))
     table = {name: value for name, value in table.items() if name not in clip}
     low = {name: value for name, value in clip.items() if name == "clip_ratio"}
-    return {**table, **(low if {"clip_ratio", "clip_ratio_high"} & given.keys() else clip)}
+    return {**table, **(low if {"clip_ratio", "clip_ratio_high"} & settings.keys() else clip)}
 
 
 def estimator_defaults(name: Any) -> dict[str, Any]:
@@ -188,16 +188,16 @@ class TrainingConfig(
         length of the run (num_episodes or max_steps) only counts where the user gave neither, and a loss only
         where the estimator that the user chose brings none, nor a teacher.
         """
-        own = {name: getattr(self, name) for name in self.model_fields_set}
-        taken = own.keys() | (_LENGTHS if _LENGTHS & own.keys() else set())
-        if "loss_type" in estimator_defaults(own.get("advantage_estimator")):
-            taken |= {"loss_type"}
-        taken |= distillation_defaults(self.distillation).keys()
+        by_user = {name: getattr(self, name) for name in self.model_fields_set}
+        fixed = by_user.keys() | (_LENGTHS if _LENGTHS & by_user.keys() else set())
+        if "loss_type" in estimator_defaults(by_user.get("advantage_estimator")):
+            fixed |= {"loss_type"}
+        fixed |= distillation_defaults(self.distillation).keys()
         applied = {
-            name: value for name, value in canonical(overrides, _CANONICAL).items() if name not in taken
+            name: value for name, value in canonical(overrides, _CANONICAL).items() if name not in fixed
         }
-        config = type(self)(**{**applied, **own})
-        config.model_fields_set.intersection_update(own)
+        config = type(self)(**{**applied, **by_user})
+        config.model_fields_set.intersection_update(by_user)
         return config, applied
 
     @property

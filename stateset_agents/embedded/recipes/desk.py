@@ -141,15 +141,15 @@ def recipe(
     *, seed: int, steps: int = STEPS, dialogues: int = DIALOGUES, habits: Habits = BAD_HABITS
 ) -> Recipe:
     """The shipped model's for seed 0; `Habits()` makes one that was shown honest work only."""
-    shown = demonstrations(dialogues, seed=seed, habits=habits)
+    dialogues_played = demonstrations(dialogues, seed=seed, habits=habits)
     phase = Phase(
-        dialogues=perturbed(shown, seed=seed),
+        dialogues=perturbed(dialogues_played, seed=seed),
         steps=steps,
         settings={**FINE_TUNING, "per_device_train_batch_size": 16},
         weights=copying_weights,
     )
     return Recipe(
-        vocabulary=shown,
+        vocabulary=dialogues_played,
         phases=[phase],
         context_length=_CONTEXT_LENGTH,
         max_new_tokens=48,

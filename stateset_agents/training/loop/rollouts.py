@@ -349,9 +349,9 @@ class Rollouts(NothingBeside):
         part = self._group.processes.slice_of(len(scenarios))
         sizes = plan.sizes(scenarios)
 
-        async def play(own: Sequence[Scenario], before: Sequence[Scenario]) -> list[TrajectoryGroup]:
+        async def play(share: Sequence[Scenario], before: Sequence[Scenario]) -> list[TrajectoryGroup]:
             return await self._engine.rollout(
-                own,
+                share,
                 seed=config.seed,
                 step=state.step,
                 temperature=state.temperature or config.temperature,

@@ -169,8 +169,8 @@ def _packs(
     alone = [size + unit[0][1] for size, unit in zip(sizes, together, strict=True)]
     if max(alone, default=0) > max_tokens // at_once:
         at_once = 1
-    wanted = at_once * math.ceil(len(pack(max_tokens // at_once)) / at_once)
-    enough = bisect.bisect_left(range(max_tokens), True, key=lambda tokens: len(pack(tokens)) <= wanted)
+    num_packs = at_once * math.ceil(len(pack(max_tokens // at_once)) / at_once)
+    enough = bisect.bisect_left(range(max_tokens), True, key=lambda tokens: len(pack(tokens)) <= num_packs)
     return pack(enough)
 
 

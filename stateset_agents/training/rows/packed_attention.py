@@ -103,44 +103,44 @@ def rectangles(spans: Sequence[Span], window: int | None, shared: int, like: Ten
     most = _MOST // shared
     whole: list[Span] = []
     behind: list[Span] = []
-    for own, row in spans:
+    for queries, row in spans:
         keys = sum(map(len, row))
-        if len(own) == keys and (window is None or window >= keys):
-            whole.append((own, row))
+        if len(queries) == keys and (window is None or window >= keys):
+            whole.append((queries, row))
         else:
-            behind.extend(_pieces(own, row, most))
-    num_tokens = sum(len(own) for own, _ in spans)
+            behind.extend(_pieces(queries, row, most))
+    num_tokens = sum(len(queries) for queries, _ in spans)
     order = torch.empty(num_tokens, dtype=torch.long)
     parts: list[Rectangle] = []
     begin = 0
     for kind, is_masked in ((whole, False), (behind, True)):
         for members in _alike(
-            [(len(own), sum(map(len, row))) for own, row in kind], most if is_masked else None
+            [(len(queries), sum(map(len, row))) for queries, row in kind], most if is_masked else None
         ):
             chosen = [kind[index] for index in members]
             part = _rectangle(chosen, window, shared, like) if is_masked else _causal_rectangle(chosen, like)
             longest = len(part.queries) // part.count
-            for place, (own, _) in enumerate(chosen):
+            for place, (queries, _) in enumerate(chosen):
                 first = begin + place * longest
-                order[own.start : own.stop] = torch.arange(first, first + len(own))
+                order[queries.start : queries.stop] = torch.arange(first, first + len(queries))
             begin += len(part.queries)
             parts.append(part)
     return Rectangles(parts=tuple(parts), order=order.to(like.device))
 
 
-def _pieces(own: range, row: Sequence[range], most: int) -> Iterator[Span]:
+def _pieces(queries: range, row: Sequence[range], most: int) -> Iterator[Span]:
     """A segment, cut where it would have more than `most` scores."""
     keys = sum(map(len, row))
     size = max(1, most // keys)
-    for start in range(own.start, own.stop, size):
-        stop = min(start + size, own.stop)
-        left = keys - (own.stop - stop)
-        seen = []
+    for start in range(queries.start, queries.stop, size):
+        stop = min(start + size, queries.stop)
+        left = keys - (queries.stop - stop)
+        keys_of_piece = []
         for part in row:
             if left > 0:
-                seen.append(part[:left])
+                keys_of_piece.append(part[:left])
             left -= len(part)
-        yield range(start, stop), seen
+        yield range(start, stop), keys_of_piece
 
 
 def _alike(sizes: Sequence[tuple[int, int]], most: int | None) -> list[list[int]]:
@@ -165,7 +165,7 @@ def _alike(sizes: Sequence[tuple[int, int]], most: int | None) -> list[list[int]
 
 def _causal_rectangle(spans: Sequence[Span], like: Tensor) -> Rectangle:
     """A rectangle of whole rows."""
-    longest = max(len(own) for own, _ in spans)
+    longest = max(len(queries) for queries, _ in spans)
     index = torch.zeros(len(spans), longest, dtype=torch.long)
     for place, (_, row) in enumerate(spans):
         ids = torch.cat([torch.arange(part.start, part.stop) for part in row])

@@ -107,15 +107,15 @@ class Condition:
     @classmethod
     def parse(cls, text: str) -> Condition:
         """The condition of "format >= 0.95 for 3 steps". Raises ConfigurationError for anything else."""
-        found = _CONDITION.fullmatch(text.strip())
+        match = _CONDITION.fullmatch(text.strip())
         try:
-            value = float(found["value"]) if found else math.nan
+            value = float(match["value"]) if match else math.nan
         except ValueError:  # 1.2.3
             value = math.nan
-        steps = int(found["steps"] or 1) if found else 0
-        if found is None or math.isnan(value) or steps < 1:
+        steps = int(match["steps"] or 1) if match else 0
+        if match is None or math.isnan(value) or steps < 1:
             raise ConfigurationError(f"a condition is such as {_EXAMPLE!r}, got {text!r:.60}")
-        return cls(found["name"], found["sign"], value, steps)
+        return cls(match["name"], match["sign"], value, steps)
 
     def __str__(self) -> str:
         return f"{self.name} {self.sign} {self.value:g}"

@@ -110,11 +110,11 @@ class LoraSettings(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _name_few_bits(cls, given: Any) -> Any:
+    def _name_few_bits(cls, values: Any) -> Any:
         for name in ("load_in_4bit", "load_in_8bit", "quantization_config"):
-            if isinstance(given, Mapping) and name in given:
+            if isinstance(values, Mapping) and name in values:
                 raise ValueError(f"write quantization: 4bit or quantization: 8bit instead of {name}")
-        return given
+        return values
 
 
 class PassSettings(Settings):

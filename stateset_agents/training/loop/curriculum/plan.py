@@ -42,19 +42,19 @@ from stateset_agents.types.trajectory import Status, Trajectory, TrajectoryGroup
 def check_parts(reward: RewardFunction, config: TrainingConfig) -> None:
     """Raises ConfigurationError for weights of parts that the reward does not have, as far as it says so, and
     where its parts are to be normalised and it has none."""
-    own, named = reward.part_weights, config.all_weights()
+    parts, named = reward.part_weights, config.all_weights()
     if config.multi_objective_aggregation == "normalize_then_sum":
-        for weights in [*named, *([] if config.reward_weights else [own])]:
+        for weights in [*named, *([] if config.reward_weights else [parts])]:
             if len(weights) < 2:
                 raise ConfigurationError(
                     "multi_objective_aggregation normalize_then_sum needs a reward of several parts, and "
                     f"{reward.name} has {', '.join(weights) or 'none that it names'}: use a composite "
                     "reward, or name parts of its breakdown in reward_weights"
                 )
-    for name in dict.fromkeys(name for weights in named for name in weights) if own else ():
-        if name not in own and name.split("/")[0] not in own:
+    for name in dict.fromkeys(name for weights in named for name in weights) if parts else ():
+        if name not in parts and name.split("/")[0] not in parts:
             raise ConfigurationError(
-                f"reward {reward.name} has no part {name!r}{nearest(name, own)}: it has {', '.join(own)}"
+                f"reward {reward.name} has no part {name!r}{nearest(name, parts)}: it has {', '.join(parts)}"
             )
 
 
@@ -68,11 +68,11 @@ def weighted_score(breakdown: Mapping[str, float], weights: Mapping[str, float])
     >>> weighted_score({"answer": 0.5}, {"format": 0.5, "answer": 1.0})
     0.75
     """
-    known = {name: weight for name, weight in weights.items() if name in breakdown}
-    applicable = math.fsum(known.values())
+    present = {name: weight for name, weight in weights.items() if name in breakdown}
+    applicable = math.fsum(present.values())
     if not applicable:
         return None
-    score = math.fsum(weight * breakdown[name] for name, weight in known.items())
+    score = math.fsum(weight * breakdown[name] for name, weight in present.items())
     return score * (math.fsum(weights.values()) / applicable)
 
 
@@ -220,10 +220,10 @@ class Curriculum:
                 and not (self._replayed and is_replayed(scenario))
             ]
             if not pool:
-                known = sorted({str(scenario.context.get(DIFFICULTY)) for scenario in self._scenarios})
+                difficulties = sorted({str(scenario.context.get(DIFFICULTY)) for scenario in self._scenarios})
                 raise ConfigurationError(
                     f"no train scenario has difficulty {self._difficulty(stage)} in its context: they have "
-                    f"{', '.join(known[:8])}"
+                    f"{', '.join(difficulties[:8])}"
                 )
             self._pools[bounds] = pool
         return self._pools[bounds]

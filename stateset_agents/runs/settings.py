@@ -67,15 +67,15 @@ class OptimizerSettings(Settings):
     """After warm-up: constant, down in a line or a half cosine, or as 1/sqrt(n). The alias
     constant_with_warmup is accepted: all of them warm up, and with warmup_ratio 0 none does."""
     lr_min_ratio: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """What the fall ends at, as a share of learning_rate."""
+    """End of the fall, as a share of learning_rate."""
     warmup_ratio: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Share of the steps spent warming up."""
     weight_decay: float = Field(default=0.01, ge=0.0)
     """AdamW's, on matrices only (not norms or biases)."""
     adam_beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
-    """How slowly AdamW's mean gradient moves."""
+    """Decay of AdamW's mean gradient."""
     adam_beta2: float = Field(default=0.999, ge=0.0, lt=1.0)
-    """The same of its squared gradient."""
+    """Decay of its squared gradient."""
     max_grad_norm: float = Field(default=1.0, gt=0.0)
     """Gradients are clipped to this global norm."""
 
@@ -96,12 +96,12 @@ class OptimizerSettings(Settings):
 
 
 class RunSettings(Settings):
-    """Where a run is written, when it is saved and evaluated, and when it stops early."""
+    """The run's folder, its checkpoints and evaluations, and when it stops early."""
 
     seed: int = Field(default=0, ge=0)
-    """Of every random choice of the run."""
+    """Seed of every random choice of the run."""
     output_dir: str = "runs"
-    """Where numbered run folders go."""
+    """Folder in which numbered run folders go."""
     run_name: str = Field(default="run", pattern=r"^[\w.-]+$")
     """Part of the run folder's name."""
     save_steps: int = Field(default=50, ge=0)

@@ -156,7 +156,7 @@ class TrainingConfig(
     model_config = ConfigDict(allow_inf_nan=False)
 
     profile: TrainingProfile = TrainingProfile.BALANCED
-    """Which table of defaults is used."""
+    """The table of defaults."""
 
     def __init__(self, **settings: Any) -> None:
         """`settings` win over the loss's own clip range and the estimator's own loss, those over the

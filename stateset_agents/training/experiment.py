@@ -41,35 +41,35 @@ class EvaluationConfig(Settings):
     split: Literal["validation", "test"] = "test"
     """Held-out scenarios; training never sees them."""
     episodes: int | None = Field(default=None, ge=1)
-    """How many of them; all when unset."""
+    """Number of scenarios; all when unset."""
     tries: int = Field(default=1, ge=1)
-    """Of each scenario, sampled: for pass@k, pass^k, and closer intervals."""
+    """Sampled tries of each scenario: for pass@k, pass^k, and closer intervals."""
     seed: int = Field(default=0, ge=0)
-    """Of users and sampling; not the training seed."""
+    """Seed of users and sampling; not the training seed."""
     max_concurrent: int = Field(default=64, ge=1)
     """Conversations at once."""
 
 
 class ExperimentConfig(Settings):
-    """What a YAML file says: agent, environment, reward, training, evaluation."""
+    """The content of a YAML file: agent, environment, reward, training, evaluation."""
 
     agent: AgentConfig = AgentConfig()
-    """Which model speaks, and how."""
+    """The model that speaks, and how it is run."""
     environment: Mapping[str, Any]
     """`name` (or "package.module:Class") and its arguments."""
     reward: Mapping[str, Any] = Field(default={"name": "environment"})
     """A name, or `name` and arguments."""
     training: TrainingConfig = TrainingConfig()
-    """How it is trained, for how long, and what the run writes."""
+    """The training: how, for how long, and what the run writes."""
     evaluation: EvaluationConfig | None = None
     """Unset: no measurement around training."""
     trl: TrlSettings | None = None
-    """Given, if only as `trl: {}`: the updates are TRL's, see docs/trl.md. Unset: ours."""
+    """Updates by TRL, if it is given, if only as `trl: {}`, see docs/trl.md. Unset: ours."""
     traces: TraceSettings | None = None
-    """Of `stateset-agents distill`: a teacher whose verified replies the agent imitates, see
+    """Settings of `stateset-agents distill`: a teacher whose verified replies the agent imitates, see
     docs/distillation.md."""
     sft: SFTConfig | None = None
-    """With `traces`: how they are imitated; its own defaults when unset."""
+    """Fine-tuning on the `traces`; its own defaults when unset."""
 
     @field_validator("reward", mode="before")
     @classmethod

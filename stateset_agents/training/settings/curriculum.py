@@ -137,9 +137,9 @@ class Stage(Settings):
         f"metric or a part of the reward ({_EXAMPLE}). The last stage has none.",
     )
     weights: Weights | None = None
-    """What each part of the reward counts; unset: `reward_weights`."""
+    """Weight of each part of the reward; unset: `reward_weights`."""
     difficulty: Difficulty = None
-    """Which scenarios it plays, by `difficulty` in their context: easy, 3, or [easy, medium], both included;
+    """Scenarios that it plays, by `difficulty` in their context: easy, 3, or [easy, medium], both included;
     unset: `difficulty` of the training."""
 
     @field_validator("until", mode="before")
@@ -177,11 +177,11 @@ class CurriculumSettings(Settings):
     """shuffled: every scenario once per epoch. stratified: the same, and each step has the strata in
     proportion. success: drawn by measured success p, as often as p(1 - p) says."""
     strata: str | tuple[str, ...] = "family"
-    """What tells scenarios of a stratum: their family, or a key of their context such as difficulty; or
-    several of these, [family, side]: a stratum is then of those that are alike in all. For the orders
+    """Key by which scenarios are put into strata: their family, or a key of their context such as difficulty;
+    or several of these, [family, side]: a stratum is then of those that are alike in all. For the orders
     stratified and success, and for group_sizes success."""
     difficulty: Difficulty = None
-    """Which scenarios are played, by `difficulty` in their context: easy, 3, or [easy, medium], both
+    """Scenarios that are played, by `difficulty` in their context: easy, 3, or [easy, medium], both
     included; those without one are not. Unset: all."""
     group_sizes: Literal["fixed", "difficulty", "success"] = "fixed"
     """fixed: num_generations. difficulty: times .75 where a scenario's context says easy, 1.5 where hard.
@@ -197,10 +197,10 @@ class CurriculumSettings(Settings):
     """Share of the groups that play scenarios of earlier domains, those with `replayed: true` in their
     context, spread evenly over the run; 0: they are scenarios like any other."""
     multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
-    """Of a reward of several parts: normalize_then_sum divides each part by its group's deviation before they
-    are summed, and their sum by the step's (GDPO)."""
+    """Treatment of a reward of several parts: normalize_then_sum divides each part by its group's deviation
+    before they are summed, and their sum by the step's (GDPO)."""
     reward_weights: Weights | None = None
-    """What each part of the reward's breakdown counts: the reward is their weighted sum, and parts without a
+    """Weight of each part of the reward's breakdown: the reward is their weighted sum, and parts without a
     weight count nothing. Unset: the reward's own score."""
     stages: tuple[Stage, ...] = ()
     """Parts of the run, one after the other, each with `until`, `weights` and `difficulty`."""

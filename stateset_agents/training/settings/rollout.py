@@ -32,7 +32,7 @@ class RolloutSettings(Settings):
         "turn that is not the last of its conversation. They cost as much as conversations do.",
     )
     temperature: float = Field(default=1.0, gt=0.0)
-    """Of training rollouts; the log-probs follow it."""
+    """Sampling temperature of training rollouts; the log-probs follow it."""
     temperature_schedule: Literal["none", "adaptive"] = "none"
     """adaptive: after each step whose mean reward reaches temperature_target the temperature is multiplied by
     temperature_decay, after any other by 1.01; it stays between temperature_min and `temperature`."""
@@ -63,7 +63,7 @@ class RolloutSettings(Settings):
     (verl's old_log_prob) and under the learner before its last optimiser step on the batch (TRL's
     per_token_logps), so that `learn` shows the true ratios and what was clipped."""
     metric_for_best: Literal["auto", "eval/success", "eval/reward"] = "auto"
-    """By which evaluation a checkpoint is the best; auto is eval/success where the environment gives a
+    """Metric by which a checkpoint is the best; auto is eval/success where the environment gives a
     verdict, else eval/reward."""
 
     @model_validator(mode="after")
@@ -115,8 +115,8 @@ class ScheduleSettings(Settings):
     """Processes that train together, each with its share of a step; as many as torchrun or accelerate must
     have started, see docs/several-gpus.md."""
     parallelism: Literal["ddp", "fsdp2"] = "ddp"
-    """Of several processes: each holds all weights (ddp), or weights, gradients and optimiser are cut into
-    shards, one for each (fsdp2)."""
+    """Division among several processes: each holds all weights (ddp), or weights, gradients and optimiser are
+    cut into shards, one for each (fsdp2)."""
 
     @model_validator(mode="after")
     def _shards_need_processes(self) -> Self:

@@ -30,16 +30,16 @@ class DistillationSettings(Settings):
     """A model as `agent.model_name` names one, or a vLLM server (vllm:http://...); with the student's
     vocabulary."""
     weight: float = Field(default=1.0, gt=0.0)
-    """What log pi_T - log pi_S of a token, in nats, counts in its advantage."""
+    """Weight of log pi_T - log pi_S of a token, in nats, in its advantage."""
     reward_weight: float = Field(default=0.0, ge=0.0)
-    """What the reward's advantage counts beside it; 0: the reward is measured and teaches nothing."""
+    """Weight of the reward's advantage beside it; 0: the reward is measured and teaches nothing."""
     credit: TeacherCredit = "token"
-    """What of the teacher's word a token gets: its own, its own and all later ones' (to_go), or its turn's
+    """Credit of a token by the teacher's word: its own, its own and all later ones' (to_go), or its turn's
     sum or mean; see docs/distillation.md."""
     device: str = "auto"
-    """Of the teacher: auto, cpu, cuda or cuda:N."""
+    """Device of the teacher: auto, cpu, cuda or cuda:N."""
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Of the teacher's weights; auto as for the agent's."""
+    """Dtype of the teacher's weights; auto as for the agent's."""
 
     @field_validator("teacher")
     @classmethod
@@ -58,7 +58,7 @@ class TraceSettings(Settings):
     """A teacher's traces for the student: its replies to train scenarios, where the reward verifies them."""
 
     teacher: AgentConfig
-    """Who it is: a model's name, or settings as `agent` has them."""
+    """The teacher: a model's name, or settings as `agent` has them."""
     endpoint: str | None = None
     """OpenAI-compatible URL, the part before /chat/completions; `teacher.model_name` is then as it calls the
     model. Unset: the teacher is loaded here."""
@@ -69,7 +69,7 @@ class TraceSettings(Settings):
     samples: int = Field(default=1, ge=1)
     """Replies to each; with more than one set a temperature of about 1."""
     temperature: float = Field(default=0.1, ge=0.0)
-    """Of the teacher's replies; 0 is greedy."""
+    """Sampling temperature of the teacher's replies; 0 is greedy."""
     max_new_tokens: int = Field(default=4096, ge=1)
     """Most tokens of one reply of the teacher."""
     min_reward: float = 1.0
@@ -77,7 +77,7 @@ class TraceSettings(Settings):
     in_format: bool = True
     """Show only replies with one thought and one answer in their tags, see docs/reasoning.md."""
     seed: int = Field(default=0, ge=0)
-    """Of the teacher's sampling."""
+    """Seed of the teacher's sampling."""
 
     @field_validator("teacher", mode="before")
     @classmethod
@@ -127,7 +127,7 @@ class PassSettings(Settings):
     share them. A row that is longer goes alone, and so does a conversation whose loss takes one ratio of all
     its rows."""
     row_layout: Literal["auto", "packed", "padded"] = "auto"
-    """How conversations lie in an update's forward: packed behind one another, what several rows begin with
+    """Layout of conversations in an update's forward: packed behind one another, what several rows begin with
     computed once, or padded side by side. auto packs where the model, tried at the start, gives the same
     hidden states that way; the run's log says which."""
     fast_linears: bool = True
@@ -197,7 +197,7 @@ class UpdateSettings(PassSettings):
         description=f"Upper clip where it differs from the lower; {_loss_clips(lambda clip: clip.high)}.",
     )
     dual_clip: float | None = Field(default=None, gt=1.0)
-    """For negative advantages the loss is at most dual_clip * |A|."""
+    """Bound for negative advantages: the loss is at most dual_clip * |A|."""
     loss_length: int = Field(
         default=512,
         ge=1,
@@ -217,11 +217,11 @@ class UpdateSettings(PassSettings):
 
     # Advantages
     advantage_estimator: Annotated[str, OneOf(ESTIMATORS)] = DEFAULT_ESTIMATOR
-    """Who gets the credit: a whole conversation against its group, a turn against its siblings' turns or
+    """Unit of the credit: a whole conversation against its group, a turn against its siblings' turns or
     against other ways on from where it stood, a turn or token against a critic (GAE), or the outcome against
     its group plus turn rewards by GAE; see docs/algorithms.md."""
     baseline_type: Annotated[str, OneOf(BASELINES)] = "group_mean"
-    """What a conversation's reward is compared with."""
+    """The baseline that a conversation's reward is compared with."""
     advantage_normalization: Scaling = Field(
         default="population",
         validation_alias=AliasChoices("advantage_normalization", "scale_rewards"),
@@ -255,13 +255,13 @@ class UpdateSettings(PassSettings):
 
     # Critic, of the estimators that have one
     value_learning_rate: float = Field(default=1e-3, gt=0.0)
-    """Of the value head, constant."""
+    """Learning rate of the value head, constant."""
     value_iterations: int = Field(default=4, ge=1)
     """Optimiser steps of the head on each batch."""
     value_clip: float | None = Field(default=0.2, gt=0.0)
     """Values move at most this far in a step, in units of reward."""
     value_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Of the value head, in training."""
+    """Dropout of the value head, in training."""
 
     # KL to the reference model
     beta: float = Field(
@@ -277,7 +277,7 @@ class UpdateSettings(PassSettings):
     kl_placement: Literal["loss", "reward"] = "loss"
     """In the loss (times the live ratio), or k1 subtracted from the reward."""
     kl_controller: KLControllerKind = "fixed"
-    """How beta moves: not at all, in steps, or in proportion to the error."""
+    """Movement of beta: not at all, in steps, or in proportion to the error."""
     kl_target: float = Field(default=0.01, gt=0.0)
     """KL per token that a moving beta steers to."""
     kl_horizon: int = Field(default=10000, ge=1)

@@ -20,7 +20,7 @@ class SFTConfig(RunSettings, PassSettings, OptimizerSettings):
     learning_rate: float = Field(default=2e-5, ge=0.0)
     """Peak of the schedule."""
     num_train_epochs: int = Field(default=3, ge=1)
-    """How often every conversation is shown."""
+    """Times that every conversation is shown."""
     max_steps: int | None = Field(default=None, ge=1)
     """Optimiser steps, instead of num_train_epochs."""
     per_device_train_batch_size: int = Field(default=8, ge=1)

@@ -30,7 +30,7 @@ class TrlSettings(Settings):
     """Settings of TRL that `TrainingConfig` does not have."""
 
     generation: Literal["auto", "own", "trl"] = "auto"
-    """Who samples: this package's engine on a copy of the weights (own), or TRL's own generation (trl). auto
+    """The sampler: this package's engine on a copy of the weights (own), or TRL's own generation (trl). auto
     is trl where `options` ask for vLLM or continuous batching, else own."""
     options: Mapping[str, Any] = Field(default={})
     """GRPOConfig's arguments that no setting of `training` stands for, such as use_vllm, vllm_mode or

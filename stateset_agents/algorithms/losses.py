@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 import torch
@@ -392,7 +392,10 @@ def policy_loss(
     if name not in LOSSES:
         raise ConfigurationError(f"loss_type must be one of {', '.join(LOSSES)}, got {name!r}")
     loss = LOSSES[name]
-    clip = _clip(name, clip_ratio, clip_ratio_high, dual_clip)
+    if dual_clip is not None and loss.clips != "both":
+        raise ConfigurationError(f"dual_clip {dual_clip} has no effect on {name}; leave it out")
+    usual = loss.clip if clip_ratio is None else Clip(low=clip_ratio, high=clip_ratio)
+    clip = replace(usual, high=usual.high if clip_ratio_high is None else clip_ratio_high, dual=dual_clip)
     if beta and inputs.ref_logprobs is None:
         raise ConfigurationError(f"beta {beta} needs ref_logprobs; load a reference policy or set beta to 0")
 
@@ -469,15 +472,6 @@ def _correction(log_weights: Tensor, inputs: LossInputs, loss: PolicyLoss) -> Te
     if loss.level == "sequence":
         log_weights = mean_per_trajectory(log_weights, inputs.trajectory_ids, inputs.denominators)
     return log_weights.detach().exp()
-
-
-def _clip(name: str, low: float | None, high: float | None, dual: float | None) -> Clip:
-    loss = LOSSES[name]
-    if dual is not None and loss.clips != "both":
-        raise ConfigurationError(f"dual_clip {dual} has no effect on {name}; leave it out")
-    if low is None:
-        return Clip(low=loss.clip.low, high=loss.clip.high if high is None else high, dual=dual)
-    return Clip(low=low, high=low if high is None else high, dual=dual)
 
 
 def _weight(inputs: LossInputs, cap: float | None, loss: PolicyLoss) -> Tensor | None:

@@ -418,21 +418,21 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
         Called by itself it plays first and learns then, whatever `max_staleness` is. Cancelled during the
         rollout it leaves nothing behind; from the update on it finishes first.
         """
-        self._worker.refuse_stopped()
-        return await self._step(ready(self._parts).rollouts)
+        return await self._step()
 
     async def training_step(self, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
         """A step on groups that are there already, as `generate_trajectories` gives them."""
-        self._worker.refuse_stopped()
-        return await self._step(ready(self._parts).rollouts, groups)
+        return await self._step(groups=groups)
 
     async def _step(
-        self, source: RolloutSource, groups: Sequence[TrajectoryGroup] | None = None
+        self, source: RolloutSource | None = None, *, groups: Sequence[TrajectoryGroup] | None = None
     ) -> dict[str, float]:
-        """One step at a time, and none after the last. `groups`: learn from these instead of the source's."""
+        """One step at a time, and none after the last. `source`: of the groups, those played just now when
+        absent; `groups`: learn from these instead."""
         self._worker.refuse_stopped()
         self._refuse_in_callback("a step")
         parts = ready(self._parts)
+        source = source or parts.rollouts
         if done := self._done():
             raise ConfigurationError(": ".join(done))
         if self._is_stepping:

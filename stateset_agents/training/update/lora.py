@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from peft import LoraConfig
     from transformers import PreTrainedModel
 
-    from stateset_agents.backends.linears import MatmulPrecision
-
 
 def lora_config(settings: LoraSettings, model: PreTrainedModel) -> LoraConfig:
     """peft's own configuration for this model. Dropout is left out: rollouts have none.

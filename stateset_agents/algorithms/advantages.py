@@ -128,7 +128,7 @@ def group_advantages(
         raise ConfigurationError(f"eps must not be negative, got {eps!r}")
     if clip is not None and not clip > 0:
         raise ConfigurationError(f"clip must be positive (None for no bound), got {clip!r}")
-    margin = EPS[scaling] if eps is None else eps
+    margin = EPS[scaling] if eps is None else eps  # added to the deviation, outside its root
     batch = [reward for group in rewards for reward in _scored(group)]
     rule = BASELINES[baseline]
     over_batch = rule.over == "batch"

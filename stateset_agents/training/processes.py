@@ -244,6 +244,8 @@ class Processes:
                 [parameter.grad is not None for parameter in parameters], dtype=torch.uint8
             )
             dist.all_reduce(present, op=dist.ReduceOp.MAX, group=self._connection.group)
+            # AdamW passes over a parameter without a gradient: where all have none it stays so, and where one
+            # process has one the others add zeros.
             moved = [parameter for parameter, bit in zip(parameters, present.tolist(), strict=True) if bit]
             for bucket in _buckets(moved):
                 gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]

@@ -169,6 +169,8 @@ def _packs(
     alone = [size + unit[0][1] for size, unit in zip(sizes, together, strict=True)]
     if max(alone, default=0) > max_tokens // at_once:
         at_once = 1
+    # As few packs as the bound allows; then the smallest bound that makes so few, for the largest pack
+    # decides how much memory an update needs.
     num_packs = at_once * math.ceil(len(pack(max_tokens // at_once)) / at_once)
     enough = bisect.bisect_left(range(max_tokens), True, key=lambda tokens: len(pack(tokens)) <= num_packs)
     return pack(enough)

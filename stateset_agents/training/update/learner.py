@@ -211,10 +211,13 @@ class Learner(ActorCritic):
         if self.policy.is_sharded:
             missing = max(self._processes.gather("the update", len(batches))) - len(batches)
             batches += [self.policy.empty_batch()] * missing
+        # Every process divides by the counts of the whole step, so that gradients are summed, not averaged;
+        # lengths are read only of the trajectories that are here.
         length = self.config.loss_length
         everything = Denominators.of(lengths(samples), max_length=length)
         denominators = Denominators.of(lengths(trained), max_length=length)
         denominators = replace(denominators, tokens_per_trajectory=lengths(local))
+        # The loss divides by what is forwarded. What was left out counts in the mean, too, with a loss of 0.
         if LOSSES[self.config.loss_type].averaging == "token":
             fraction = denominators.num_tokens / everything.num_tokens
         else:

@@ -201,6 +201,8 @@ def _with_kl_rewards(batches: Sequence[MicroBatch], beta: float) -> list[MicroBa
         costs.append(kl_rewards(batch.old_logprobs, batch.ref_logprobs, beta))
     rewards = torch.cat(costs)
     ids = torch.cat([batch.trajectory_ids for batch in batches])
+    # A conversation's tokens may lie in several micro-batches: by place, then stably by conversation, they
+    # stand in the order in which they were sampled.
     order = torch.cat([batch.places for batch in batches]).argsort(stable=True)
     order = order[ids[order].argsort(stable=True)]
     to_go = torch.empty_like(rewards)

@@ -143,7 +143,7 @@ class ControlTrainer(Session[ControlConfig]):
             self._state = replace(self._state, num_groups=self.config.num_groups)
 
     def _set_up(self) -> _Parts:
-        check_installed(self._recorder.callbacks)
+        check_installed(self.callbacks)
         config, spec = self.config, self.environment.spec
         if self.validation.spec.to_json() != spec.to_json():
             raise ConfigurationError(

@@ -73,9 +73,24 @@ class OneOf:
 
 
 class Settings(BaseModel):
-    """A frozen pydantic model whose errors are `ConfigurationError`s that name the value and the fix."""
+    """A frozen pydantic model whose errors are `ConfigurationError`s that name the value and the fix.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, validate_default=True)
+    The docstring under a field is its description, where it is given no other.
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        populate_by_name=True,
+        validate_default=True,
+        use_attribute_docstrings=True,
+    )
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **keywords: Any) -> None:
+        for field in cls.model_fields.values():
+            if field.description is not None:
+                field.description = " ".join(field.description.split())  # docstrings are broken into lines
 
     def __init__(self, **data: Any) -> None:
         try:

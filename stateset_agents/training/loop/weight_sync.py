@@ -14,7 +14,6 @@ from stateset_agents.backends.base import SharedBackend, exclusive, new_weights,
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.model_card import Origin
 from stateset_agents.runtime.tasks import Worker, shielded
-from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.loop.run_state import RunState
 from stateset_agents.training.processes import ProcessGroup
 from stateset_agents.training.update.protocol import PolicyLearner
@@ -28,10 +27,12 @@ class WeightSync:
     learner: PolicyLearner
     group: ProcessGroup
     worker: Worker
-    config: TrainingConfig
     run: Path
     """The run folder, for the origin of the agent's weights."""
     _: KW_ONLY
+    is_live: bool
+    """True where `learner.weights` returns its live tensors, False where it merges an adapter or gathers
+    shards."""
     owner: object
     """The trainer, as `exclusive` takes it."""
     token: object
@@ -42,7 +43,8 @@ class WeightSync:
 
     @property
     def is_current(self) -> bool:
-        """Has the backend the weights that were pushed last, and not the best step's or another trainer's?"""
+        """True where the backend has the weights that were pushed last, and not the best step's or another
+        trainer's."""
         return weights_token(self.agent.backend) is self.token
 
     def exclusive(self) -> contextlib.AbstractContextManager[None]:
@@ -54,11 +56,8 @@ class WeightSync:
         self._pin_date(state)
         await self.group.barrier("the hand-over of the weights")
         self.token = object()  # a push that fails leaves unknown weights: the next one pushes again
-        if self.config.lora is not None or self.config.parallelism == "fsdp2":
-            # Merging adapters and gathering shards take a while; other weights are the live tensors.
-            weights = await self.worker.run(self.learner.weights)
-        else:
-            weights = self.learner.weights()
+        # Merging adapters and gathering shards take a while, so the worker does it.
+        weights = self.learner.weights() if self.is_live else await self.worker.run(self.learner.weights)
         self.token = await self._update_backend(weights, state.version)
         self.versions = [*(earlier for earlier in self.versions if earlier < state.version), state.version]
         self.name_origin(state.step)
@@ -88,9 +87,9 @@ class WeightSync:
         """Returns the token of the new weights. The first process updates a server that all of them share."""
         backend = self.agent.backend
         shared = backend if isinstance(backend, SharedBackend) else None
-        if self.group.is_first or shared is None:
+        if self.group.processes.is_first or shared is None:
             await backend.update_weights(weights, version)
-        if shared is not None and not self.group.is_alone:
+        if shared is not None and not self.group.processes.is_alone:
             in_use = await self.group.barrier("the weights in use", shared.weights_in_use())
             shared.follow(in_use[0])
         return new_weights(backend)

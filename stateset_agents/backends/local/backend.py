@@ -32,11 +32,11 @@ from stateset_agents.backends.local.scheduler import (
     resolve,
 )
 from stateset_agents.backends.local.slot_table import GenerationRequest, Key, new_request
-from stateset_agents.backends.models.slot_store import trim_memory
 from stateset_agents.backends.pretrained.load_lock import load_in_thread, loading, suppress_library_logs
 from stateset_agents.backends.pretrained.loading import unreadable
 from stateset_agents.backends.pretrained.pictures import PictureReader, marked, sample_pictures
 from stateset_agents.backends.tokenizers import HuggingFaceTokenizer, TurnText, save_tokenizer
+from stateset_agents.runtime.machine import trim_memory
 from stateset_agents.types.errors import BackendError, ConfigurationError
 from stateset_agents.types.images import PixelValues
 from stateset_agents.types.logs import get_logger

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from stateset_agents.backends.local.slot_table import GenerationRequest, Key, SlotTable
-from stateset_agents.backends.models.slot_store import trim_memory
 from stateset_agents.backends.models.slots import ROW_MULTIPLE, CachedModel, Ints, Plan, round_up
 from stateset_agents.backends.sampling import SamplingMetadata, sample
+from stateset_agents.runtime.machine import trim_memory
 from stateset_agents.types.errors import BackendError
 from stateset_agents.types.messages import GREEDY_BELOW
 

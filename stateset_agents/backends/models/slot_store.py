@@ -15,7 +15,6 @@ In all other cases it is `scaled_dot_product_attention` over the columns up to t
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import mmap
 import platform
@@ -40,16 +39,6 @@ from stateset_agents.backends.models.slots import (
 
 _HUGE = 2**22
 """Bytes. A larger tensor is allocated in huge pages of 2 MB."""
-
-
-def trim_memory() -> None:
-    """Return freed memory to the system, if the C library is glibc; elsewhere a no-op.
-
-    glibc keeps memory that a thread has freed for that thread. Generation and update run in two threads, so
-    the process would hold the peaks of both, although they are not needed at the same time.
-    """
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # macOS, musl, Windows
-        ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

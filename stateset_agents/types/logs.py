@@ -9,9 +9,8 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from typing import Any, TextIO, cast
-
-import structlog
+from collections.abc import MutableMapping
+from typing import Any, TextIO
 
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 """A terminal obeys control characters, and the others end lines or turn the order of what is read around. The
@@ -53,21 +52,19 @@ class _Formatter(logging.Formatter):
         return shown(super().format(record))
 
 
-def get_logger(name: str) -> structlog.stdlib.BoundLogger:
-    """A logger that takes an event and fields: `log.info("checkpoint saved", step=20)`.
+class Logger(logging.LoggerAdapter[logging.Logger]):
+    """Takes an event and fields: `log.info("checkpoint saved", step=20)` -> `checkpoint saved  step=20`."""
 
-    It leaves structlog's global configuration to the program that uses the library.
-    """
-    logger = structlog.wrap_logger(
-        logging.getLogger(name),
-        wrapper_class=structlog.stdlib.BoundLogger,
-        processors=[
-            structlog.stdlib.filter_by_level,
-            structlog.processors.format_exc_info,
-            _human_line,
-        ],
-    )
-    return cast(structlog.stdlib.BoundLogger, logger)
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[str, MutableMapping[str, Any]]:
+        """No value begins a line of its own, or reaches the terminal as a command."""
+        options = {name: kwargs.pop(name) for name in ("exc_info",) if name in kwargs}
+        fields = "  " + " ".join(f"{key}={value}" for key, value in kwargs.items()) if kwargs else ""
+        return shown(f"{msg}{fields}".replace("\r\n", "\n").replace("\n", "\\n")), options
+
+
+def get_logger(name: str) -> Logger:
+    """The logger of a module."""
+    return Logger(logging.getLogger(name))
 
 
 def configure_logging(level: str = "INFO") -> None:
@@ -83,14 +80,3 @@ def configure_logging(level: str = "INFO") -> None:
     logger.addHandler(handler)
     logger.propagate = False
     logger.setLevel(level.upper())
-
-
-def _human_line(_: Any, __: str, event: structlog.typing.EventDict) -> str:
-    """`checkpoint saved  step=20 path=runs/0001-demo`; a traceback goes below. No value begins a line of its
-    own, or reaches the terminal as a command."""
-    trace = event.pop("exception", None)
-    line = str(event.pop("event", ""))
-    if event:
-        line += "  " + " ".join(f"{key}={value}" for key, value in event.items())
-    line = shown(line.replace("\r\n", "\n").replace("\n", "\\n"))
-    return f"{line}\n{shown(str(trace))}" if trace else line

@@ -9,18 +9,16 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from stateset_agents.runtime.circuit_breakers import FaultPolicy, FaultTolerance, wait_before
 from stateset_agents.runtime.tasks import gather_or_cancel, with_timeout
 from stateset_agents.runtime.user_code import call_user_code, format_error
 from stateset_agents.types.errors import PROGRAMMING_ERRORS, ConfigurationError, RewardFailure, RewardTimeout
+from stateset_agents.types.logs import Logger
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.trajectory import Trajectory
-
-if TYPE_CHECKING:
-    from structlog.stdlib import BoundLogger
 
 T = TypeVar("T")
 Scope = Literal["turn", "trajectory", "group"]
@@ -139,7 +137,7 @@ class RewardFunction(ABC):
         """True where it scores a group in one go, so that it is timed and asked again as a whole."""
         return type(self).score_group is not RewardFunction.score_group
 
-    def warn_once(self, log: BoundLogger, event: str, **fields: str | float) -> None:
+    def warn_once(self, log: Logger, event: str, **fields: Any) -> None:
         """Log a warning that names this reward, the first time that it is called for it."""
         if not self._has_warned:
             self._has_warned = True

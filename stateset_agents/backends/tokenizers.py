@@ -161,9 +161,9 @@ class HuggingFaceTokenizer:
         self.hf = hf_tokenizer
         eos: Any = hf_tokenizer.eos_token_id
         tokenizer_eos = [] if eos is None else eos if isinstance(eos, list) else [eos]
-        self._eos_ids = tuple(dict.fromkeys([*tokenizer_eos, *extra_eos_ids]))
+        self.eos_ids = tuple(dict.fromkeys([*tokenizer_eos, *extra_eos_ids]))
         # Any text that the vocabulary lacks becomes the unknown token, so that is no control token.
-        unknown = {hf_tokenizer.unk_token_id} - {*self._eos_ids, hf_tokenizer.bos_token_id}
+        unknown = {hf_tokenizer.unk_token_id} - {*self.eos_ids, hf_tokenizer.bos_token_id}
         self._control = {
             token.content: id
             for id, token in hf_tokenizer.added_tokens_decoder.items()
@@ -178,10 +178,6 @@ class HuggingFaceTokenizer:
         )
         self._check_plain()
         self._bound = _bound(self._markup, self._plain)
-
-    @property
-    def eos_ids(self) -> tuple[int, ...]:
-        return self._eos_ids
 
     def encode(self, text: str) -> list[int]:
         if self._plain is not None:
@@ -202,26 +198,21 @@ class HuggingFaceTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids without special tokens (added ones that are not special, like `<tool_call>`, stay)."""
-        return self._decoded(ids, without_special=True)
+        # A slow tokenizer would also change the spaces around punctuation.
+        return str(self.hf.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def decode_markup(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens as markup writes them."""
-        return self._decoded(ids, without_special=False)
+        return str(self.hf.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def piece(self, id: int) -> str:
         """Text of one token with its leading space; a control token as markup writes it.
 
         A token that is part of a character gives U+FFFD.
         """
-        text = self._decoded([id], without_special=False)
+        text = self.decode_markup([id])
         begins_word = str(self.hf.convert_ids_to_tokens(id)).startswith("\u2581")
         return f" {text}" if begins_word and not text.startswith(" ") else text  # decoders drop the first one
-
-    def _decoded(self, ids: Sequence[int], *, without_special: bool) -> str:
-        ids = list(ids)
-        return str(
-            self.hf.decode(ids, skip_special_tokens=without_special, clean_up_tokenization_spaces=False)
-        )
 
     def _check_plain(self) -> None:
         forged = set(self._control.values())
@@ -313,11 +304,7 @@ class ByteTokenizer:
         self._ids = {content: 256 + index for index, content in enumerate(control)}
         self._control = {id: content for content, id in self._ids.items()}
         self._split = re.compile("(" + "|".join(re.escape(content) for content in control) + ")")
-        self._eos_ids = (256,)
-
-    @property
-    def eos_ids(self) -> tuple[int, ...]:
-        return self._eos_ids
+        self.eos_ids = (256,)
 
     def encode(self, text: str) -> list[int]:
         """UTF-8 bytes of the text; a control token that is written out in it is bytes, too."""
@@ -361,7 +348,7 @@ _BROKEN = "\ufffd"
 def cut(text: str, stop: Sequence[str]) -> str:
     """The text before the first stop string in it; the full text if there is none."""
     starts = [start for start in (text.find(string) for string in stop) if start >= 0]
-    return text[: min(starts)] if starts else text
+    return text[: min(starts, default=len(text))]
 
 
 class TurnText:
@@ -424,8 +411,7 @@ class TurnText:
 
     def finish(self, ids: Sequence[int]) -> str:
         """The text of all `ids` of the turn, cut at a stop string; `on_text` gets its last piece."""
-        said = ids[:-1] if ids and ids[-1] in self._end_ids else ids
-        text = cut(self._decode(said), self._stop)
+        text = cut(self._decode(ids[:-1] if ids and ids[-1] in self._end_ids else ids), self._stop)
         if self._on_text is not None and len(text) > self._num_emitted:
             self._on_text(text[self._num_emitted :])
             self._num_emitted = len(text)

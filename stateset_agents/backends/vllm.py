@@ -114,7 +114,7 @@ class VLLMClient:
             try:
                 return await self._attempt(method, path, body)
             except Unreachable as error:
-                call.failed(str(error))
+                call.cause = str(error)
                 raise
 
     async def _attempt(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import neg
 from statistics import fmean, median, stdev
@@ -98,13 +98,9 @@ class History:
         values = self.finite(name)
         return fmean(values[-window(values) :]) if values else None
 
-    def is_numeric(self) -> bool:
-        """True if the run's episodes are numeric, not conversations."""
-        return bool(self.values("episode/length"))
-
     def units(self) -> Units:
         """The words for this run's numbers."""
-        return NUMERIC if self.is_numeric() else CONVERSATIONS
+        return NUMERIC if any("episode/length" in line.values for line in self.lines) else CONVERSATIONS
 
     def is_solved(self) -> bool:
         """True if nine in ten of the last conversations succeed, so that little is left to learn."""
@@ -244,7 +240,7 @@ def _tied_groups(history: History) -> Finding | None:
     seen = f"{share:.0%} of the last groups"
     if history.is_solved():
         return Finding("tied groups", "ok", f"{seen}, as most conversations succeed now")
-    if history.is_numeric():
+    if history.units() is NUMERIC:
         hint = (
             "members earn the same: the task is solved, or larger groups and a finer reward tell more apart"
         )
@@ -421,7 +417,7 @@ def _held_out(history: History) -> Finding | None:
         needed = _round_up(result.scenarios_needed)
         hint = (
             f"{result.n} {history.units().scenario}s are too few to tell this change: about {needed} would "
-            f"(evaluation.episodes{'' if history.is_numeric() else ', or evaluation.tries'})"
+            f"(evaluation.episodes{'' if history.units() is NUMERIC else ', or evaluation.tries'})"
         )
     why = (result.paired and result.paired.reason) or "no clear change"
     return Finding("held-out", "warn", f"{result}: {why}", _skill_hint(history) or hint)
@@ -549,11 +545,14 @@ _MIN_ASKED = 100
 
 def _non_finite(history: History) -> Finding | None:
     """Losses, gradients and KL must be finite; only fp16's scaler may skip infinite gradients."""
-    names = {name for line in history.lines for name in line.values if name.split("/")[0] in _MUST_BE_FINITE}
-    non_finite = sorted(
-        name for name in names if not all(math.isfinite(value) for value in history.values(name))
-    )
-    if not names:
+    numbers = [
+        (name, value)
+        for line in history.lines
+        for name, value in line.values.items()
+        if name.split("/")[0] in _MUST_BE_FINITE
+    ]
+    non_finite = sorted({name for name, value in numbers if not math.isfinite(value)})
+    if not numbers:
         return None
     if not non_finite:
         return Finding("numbers", "ok", "losses, gradients and KL are finite")
@@ -587,7 +586,7 @@ def _entropy(history: History) -> Finding | None:
     if end > limits.warn * start:
         hint = "lower learning_rate or entropy_coef, raise beta"
         return Finding("entropy", "warn", f"{seen}: the policy drifts into noise", hint)
-    if end < start / limits.fail and history.is_numeric():
+    if end < start / limits.fail and history.units() is NUMERIC:
         hint = "fine where one action is clearly best, which ends near 0; else raise entropy_coef"
         return Finding("entropy", "warn", seen, hint)
     if end < start / limits.fail and not history.is_solved():
@@ -728,7 +727,7 @@ def diagnose(log: RunLog) -> list[Finding]:
         history = History(list(log.metrics()), settings, log.summary(), gains=held_out_gains(log))
         if sum(history.finite("rollout/failed")) + sum(history.finite("rollout/unscored")):
             history = replace(history, most_common_error=_most_common_error(log))
-        return _findings(CHECKS.values(), history)
+        return [finding for check in CHECKS.values() if (finding := check(history)) is not None]
 
 
 def _most_common_error(log: RunLog) -> str | None:
@@ -746,9 +745,5 @@ def all_passed(findings: Sequence[Finding]) -> bool:
 def live_findings(history: History) -> list[Finding]:
     """The findings to report during the run: problems that do not pass by themselves."""
     live_checks = [check for name, check in CHECKS.items() if monitors()[name].live is not None]
-    findings = _findings(live_checks, history)
+    findings = [finding for check in live_checks if (finding := check(history)) is not None]
     return [finding for finding in findings if finding.verdict in ("fail", monitors()[finding.check].live)]
-
-
-def _findings(checks: Iterable[Check], history: History) -> list[Finding]:
-    return [finding for check in checks if (finding := check(history)) is not None]

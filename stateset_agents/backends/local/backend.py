@@ -31,7 +31,7 @@ from stateset_agents.backends.local.scheduler import (
     call,
     resolve,
 )
-from stateset_agents.backends.local.slot_table import GenerationRequest, Key, new_request
+from stateset_agents.backends.local.slot_table import Key, new_request
 from stateset_agents.backends.pretrained.load_lock import load_in_thread, loading, suppress_library_logs
 from stateset_agents.backends.pretrained.loading import unreadable
 from stateset_agents.backends.pretrained.pictures import PictureReader, marked, sample_pictures
@@ -255,7 +255,19 @@ class HuggingFaceBackend:
             if session is None:
                 self._scheduler.change_cache("release", key, lambda: self._batcher.release(key))
         # The worker sent its last piece before it woke us, and calls keep their order: `on_text` got it.
-        return self._completion(request, text)
+        token_ids = tuple(request.sampled)
+        if request.finish_reason is None:
+            raise BackendError("a turn was handed back before it ended; please report this")
+        return Completion(
+            message=Message(role="assistant", content=text.finish(token_ids)),
+            prompt_ids=request.prompt_ids,
+            token_ids=token_ids,
+            logprobs=tuple(request.logprobs),
+            finish_reason=request.finish_reason,
+            version_spans=request.version_spans(),
+            pixels=request.pixels,
+            begun=request.admitted_at,
+        )
 
     def _marked(self, ids: Sequence[int], pixels: Sequence[PixelValues]) -> Sequence[int]:
         """The ids as the engine takes them. Raises BackendError for pictures that are not the prompt's."""
@@ -445,21 +457,6 @@ class HuggingFaceBackend:
         self._is_updated = True
         self.version = version
         self._batcher.set_version(version)
-
-    def _completion(self, request: GenerationRequest, text: TurnText) -> Completion:
-        token_ids = tuple(request.sampled)
-        if request.finish_reason is None:
-            raise BackendError("a turn was handed back before it ended; please report this")
-        return Completion(
-            message=Message(role="assistant", content=text.finish(token_ids)),
-            prompt_ids=request.prompt_ids,
-            token_ids=token_ids,
-            logprobs=tuple(request.logprobs),
-            finish_reason=request.finish_reason,
-            version_spans=request.version_spans(),
-            pixels=request.pixels,
-            begun=request.admitted_at,
-        )
 
 
 def _context_length(model: PreTrainedModel, wanted: int | None) -> int:

@@ -145,15 +145,18 @@ class Batcher:
         False while live conversations leave no room for it. Raises BackendError if it can never fit.
         """
         table = self._table
-        if not self._make_room(request.key, request.num_prompt + request.limit):
+        num_prompt = len(request.prompt)
+        has_room = table.make_room(request.key, num_prompt + request.limit)
+        self.stats.evictions = table.num_evictions
+        if not has_room:
             return False
         slot = table.slot_of.get(request.key)
         if slot is None:
             slot = table.occupy(request.key)
         cached, length = int(table.cached[slot]), int(table.length[slot])
-        known = min(length, request.num_prompt)
+        known = min(length, num_prompt)
         shared = common_prefix(table.ids[slot, :known], request.prompt[:known])
-        kept = self.model.reusable_tokens(slot, min(shared, cached, request.num_prompt - 1))
+        kept = self.model.reusable_tokens(slot, min(shared, cached, num_prompt - 1))
         # The last token of the turn before was sampled but never forwarded. If it stays, it comes next.
         table.carried[slot] = kept == cached == length - 1 and shared == length
         table.cached[slot] = kept
@@ -169,7 +172,9 @@ class Batcher:
         if cached == 0 or source == into:
             return
         table.release(into)
-        if not self._make_room(into, cached, keep=source):
+        has_room = table.make_room(into, cached, keep=source)
+        self.stats.evictions = table.num_evictions
+        if not has_room:
             return
         copy, original = table.occupy(into), table.slot_of[source]
         length = min(int(table.length[original]), cached + 1)
@@ -206,11 +211,6 @@ class Batcher:
             self._table.free_store()
             self.model.refresh()
         trim_memory()
-
-    def _make_room(self, key: Key, columns: int, keep: Key | None = None) -> bool:
-        has_room = self._table.make_room(key, columns, keep)
-        self.stats.evictions = self._table.num_evictions
-        return has_room
 
     # --- one step ---------------------------------------------------------------------------------------
 

@@ -218,8 +218,8 @@ def _run(batcher: Batcher, requests: list[GenerationRequest]) -> None:
 def _full_logprobs(cached_model: CachedModel, request: GenerationRequest) -> Tensor:
     """[sampled] of a request's sampled tokens, by the model's own forward."""
     ids = torch.tensor(request.ids, device=cached_model.device)
-    logits = cached_model.full_logits(ids, request.pixels)[request.num_prompt - 1 : -1]
-    return logits.float().log_softmax(-1).gather(-1, ids[request.num_prompt :, None])[:, 0].cpu()
+    logits = cached_model.full_logits(ids, request.pixels)[len(request.prompt) - 1 : -1]
+    return logits.float().log_softmax(-1).gather(-1, ids[len(request.prompt) :, None])[:, 0].cpu()
 
 
 _log = get_logger(__name__)

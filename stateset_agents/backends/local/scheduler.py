@@ -177,8 +177,17 @@ class Scheduler:
             while self._end is None:
                 if progress or self._num_events != self._num_seen:
                     self._num_seen = self._num_events
-                    work = self._collect()
-                    if work is not None:
+                    may_step = not self._is_deterministic or self._num_busy == 0
+                    work = Work(jobs=self._jobs, cancelled=self._cancelled)
+                    self._jobs, self._cancelled = [], []
+                    if may_step:
+                        ordered = sorted(self._changes, key=lambda change: change[:2])
+                        work.changes = [run for _, _, run in ordered]
+                        self._changes = []
+                    work.pending = [item for item in self._pending if may_step or item.participant is None]
+                    if self._is_deterministic:  # the order of a batch must not say who came first
+                        work.pending.sort(key=lambda pending: pending.request.key)
+                    if work.jobs or work.cancelled or work.changes or work.pending:
                         return work
                 progress = False
                 self._changed.wait()
@@ -206,19 +215,6 @@ class Scheduler:
         self._num_events += 1
         if at_once or not self._is_deterministic or self._num_busy == 0:
             self._changed.notify_all()
-
-    def _collect(self) -> Work | None:
-        may_step = not self._is_deterministic or self._num_busy == 0
-        work = Work(jobs=self._jobs, cancelled=self._cancelled)
-        self._jobs, self._cancelled = [], []
-        if may_step:
-            ordered = sorted(self._changes, key=lambda change: change[:2])
-            work.changes = [run for _, _, run in ordered]
-            self._changes = []
-        work.pending = [pending for pending in self._pending if may_step or pending.participant is None]
-        if self._is_deterministic:
-            work.pending.sort(key=lambda pending: pending.request.key)
-        return work if work.jobs or work.cancelled or work.changes or work.pending else None
 
     def _note_end(self, pending: PendingRequest) -> None:
         """A request no longer waits: its participant may be busy now."""

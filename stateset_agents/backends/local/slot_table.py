@@ -54,11 +54,6 @@ class GenerationRequest:
     """Time of the admission, by `time.monotonic()`."""
 
     @property
-    def num_prompt(self) -> int:
-        """Tokens before the first sampled one."""
-        return len(self.prompt)
-
-    @property
     def ids(self) -> list[int]:
         """The prompt, then what was sampled."""
         prompt: list[int] = self.prompt.tolist()
@@ -177,7 +172,7 @@ class SlotTable:
 
     def begin(self, slot: int, request: GenerationRequest) -> None:
         """Write a request into a slot whose `cached` tokens are a prefix of its prompt."""
-        num_prompt, params = request.num_prompt, request.params
+        num_prompt, params = len(request.prompt), request.params
         self.requests[slot] = request
         self.ids[slot, :num_prompt] = request.prompt
         self.length[slot] = self.prompt[slot] = num_prompt
@@ -243,7 +238,11 @@ class SlotTable:
             widest = round_up(int(needed), COLUMN_MULTIPLE)
             max_slots = self._max_cached_tokens // widest
             if len(occupied) < max_slots:
-                self._move_below(max_slots)
+                # With more columns the limit allows fewer slots: those above it move into free ones below.
+                high = [slot for slot in range(max_slots, len(self.key_of)) if self.key_of[slot] is not None]
+                free = [slot for slot in range(min(max_slots, len(self.key_of))) if self.key_of[slot] is None]
+                if high:
+                    self.swap(free[: len(high)], high)
                 slot = self.slot_of.get(key, self._lowest_free())
                 self._grow(1 + max([slot, *self.slot_of.values()]), widest)
                 return True
@@ -270,13 +269,6 @@ class SlotTable:
     def _in_bytes(self, tokens: int) -> str:
         size = tokens * self._model.token_bytes
         return f" ({size / 2**20:.3g} MiB)" if size else ""
-
-    def _move_below(self, max_slots: int) -> None:
-        """Move conversations into free lower slots: with more columns the limit allows fewer slots."""
-        high = [slot for slot in range(max_slots, len(self.key_of)) if self.key_of[slot] is not None]
-        free = [slot for slot in range(min(max_slots, len(self.key_of))) if self.key_of[slot] is None]
-        if high:
-            self.swap(free[: len(high)], high)
 
     def _grow(self, needed: int, columns: int) -> None:
         """Grow to at least so many slots and columns. It doubles within the limit, so that it is rare."""

@@ -85,11 +85,6 @@ class SlotMapping:
         keys = ((values - inside[:, None]) * size + inside[:, None])[..., None] + torch.arange(size) * _BLOCK
         return cls(tables, keys, values.view(-1))
 
-    def store(self, keys: Tensor, values: Tensor, key: Tensor, value: Tensor) -> None:
-        """Write new keys and values [m, kv heads, size]."""
-        keys.put_(self.keys, key.to(keys.dtype))
-        values.view(-1, value.shape[-1]).index_copy_(0, self.values, value.reshape(-1, value.shape[-1]))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingBagAttention:
@@ -144,17 +139,14 @@ class EmbeddingBagAttention:
         """Attention of queries [M, heads, size], [M, heads·size]; zeros for padding rows."""
         m, size = len(self.mask), query.shape[-1]
         weights = query[:m].to(keys.dtype).reshape(-1, size).index_select(0, self.queries).view(-1)
-        scores = _weighted(keys.view(-1, _BLOCK), self.keys, self.key_offsets, weights)
+        # The function under `F.embedding_bag`: weighted sums of a table's rows, one for each bag.
+        table, bags = keys.view(-1, _BLOCK), self.key_offsets
+        scores = torch.embedding_bag(table, self.keys, bags, False, 0, False, weights)[0]
         probs = torch.add(self.mask, scores.view(m, query.shape[1], -1), alpha=scaling).softmax(-1)
         weights = probs.to(values.dtype).view(-1, _BLOCK).index_select(0, self.score_blocks).view(-1)
-        attended = _weighted(values.view(-1, size), self.values, self.value_offsets, weights)
+        table, bags = values.view(-1, size), self.value_offsets
+        attended: Tensor = torch.embedding_bag(table, self.values, bags, False, 0, False, weights)[0]
         return attended.view(len(query), -1)
-
-
-def _weighted(table: Tensor, rows: Tensor, offsets: Tensor, weights: Tensor) -> Tensor:
-    """Weighted sums of a table's rows, one for each bag; `F.embedding_bag` calls the same function."""
-    summed: Tensor = torch.embedding_bag(table, rows, offsets, False, 0, False, weights)[0]
-    return summed
 
 
 _BLOCK = COLUMN_MULTIPLE
@@ -345,7 +337,9 @@ class SlotStore(EngineBase):
             return self._attend_fresh(layer, query, self._rectangle(key), self._rectangle(value), scaling)
         m = self._count
         if self._uses_bags:
-            self._mapping.store(keys, values, key[:m], value[:m])
+            keys.put_(self._mapping.keys, key[:m].to(keys.dtype))
+            size = value.shape[-1]
+            values.view(-1, size).index_copy_(0, self._mapping.values, value[:m].reshape(-1, size))
         else:
             keys[self._slots, :, self._positions] = key[:m]
             values[self._slots, :, self._positions] = value[:m]

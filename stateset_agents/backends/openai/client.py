@@ -276,7 +276,7 @@ class ChatClient:
                 body = self._as_known(request)
                 result = await self._attempt(session, body, read, on_piece)
             if isinstance(result, Failure) and result.transient:
-                call.failed(result.why)
+                call.cause = result.why
             return result
 
     def _request(

@@ -118,8 +118,8 @@ def _keeps(split: Mapping[str, Any]) -> bool:
 
 def _keeps_all(model: Mapping[str, Any], steps: Iterable[Mapping[str, Any]]) -> bool:
     """True if the model drops no character, and joins no characters into one unknown token."""
-    known = set(_names(model.get("vocab", {})))
-    if model.get("byte_fallback") and all(f"<0x{byte:02X}>" in known for byte in range(256)):
+    vocabulary = set(_names(model.get("vocab", {})))
+    if model.get("byte_fallback") and all(f"<0x{byte:02X}>" in vocabulary for byte in range(256)):
         return model["type"] in ("BPE", "Unigram")
     if model["type"] != "BPE":
         return False  # one unknown token stands for a word, or for a run of characters
@@ -132,7 +132,7 @@ def _keeps_all(model: Mapping[str, Any], steps: Iterable[Mapping[str, Any]]) -> 
     prefixes = {"", model.get("continuing_subword_prefix") or ""}
     suffixes = {"", model.get("end_of_word_suffix") or ""}
     return all(
-        f"{prefix}{letter}{suffix}" in known
+        f"{prefix}{letter}{suffix}" in vocabulary
         for letter in ByteLevel.alphabet()
         for prefix in prefixes
         for suffix in suffixes
@@ -261,7 +261,7 @@ def _load(state: dict[str, Any]) -> Any:
 
 
 def _without_control(state: dict[str, Any], control: set[str]) -> dict[str, Any]:
-    """The same tokenizer, in which no text becomes a control token; all ids stay the same.
+    """The state of a tokenizer in which no text becomes a control token; all ids stay the same.
 
     Added tokens follow the model's vocabulary in order. So an added token outside the vocabulary is renamed:
     dropping it would shift the ids after it. One inside the vocabulary is dropped from the list, and renamed
@@ -270,12 +270,12 @@ def _without_control(state: dict[str, Any], control: set[str]) -> dict[str, Any]
     model = state["model"]
     hidden = {content: f"\ue000{secrets.token_hex(16)}" for content in control}
     pieces = model.get("vocab", {})
-    known = set(pieces) if isinstance(pieces, dict) else {piece for piece, _ in pieces}
+    vocabulary = set(pieces) if isinstance(pieces, dict) else {piece for piece, _ in pieces}
     state["post_processor"] = None
     state["added_tokens"] = [
         {**token, "content": hidden.get(token["content"], token["content"])}
         for token in state["added_tokens"]
-        if token["content"] not in control or token["content"] not in known
+        if token["content"] not in control or token["content"] not in vocabulary
     ]
     if isinstance(pieces, list):
         model["vocab"] = [[hidden.get(piece, piece), score] for piece, score in pieces]
@@ -295,7 +295,7 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> No
 
 
 class ByteTokenizer:
-    """One token per byte, ids 0 to 255, and a few control tokens; pure Python, for the scripted backend."""
+    """A tokenizer for scripted backends: a token per byte, ids 0 to 255, and a few control tokens."""
 
     def __init__(
         self, control: Sequence[str] = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")

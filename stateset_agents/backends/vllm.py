@@ -98,24 +98,17 @@ class VLLMClient:
         def is_final(error: Exception) -> bool:
             return not isinstance(error, Unreachable) or self._breaker.seconds_down > _PATIENCE
 
-        return await retry(
-            lambda _: self._behind_breaker(method, path, body, waits=not once),
-            times=0 if once else self._attempts - 1,
-            is_final=is_final,
-            wait=wait,
-        )
+        async def behind_breaker(_: int) -> Any:
+            async with admitted(self._breaker, patience=_PATIENCE, down=Unreachable) as call:
+                try:
+                    return await self._attempt(method, path, body)
+                except Unreachable as error:
+                    call.cause = str(error)
+                    raise
 
-    async def _behind_breaker(
-        self, method: str, path: str, body: Mapping[str, Any] | None, *, waits: bool
-    ) -> Any:
-        if not waits:
+        if once:
             return await self._attempt(method, path, body)
-        async with admitted(self._breaker, patience=_PATIENCE, down=Unreachable) as call:
-            try:
-                return await self._attempt(method, path, body)
-            except Unreachable as error:
-                call.cause = str(error)
-                raise
+        return await retry(behind_breaker, times=self._attempts - 1, is_final=is_final, wait=wait)
 
     async def _attempt(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
         import aiohttp
@@ -294,7 +287,7 @@ class VLLMBackend:
         return model
 
     def model_to_quantize(self) -> PreTrainedModel:
-        """The same: the server's own is not in this process. Blocking."""
+        """The model in fp32, for the server's own is not in this process. Blocking."""
         return self.master_model()
 
     async def start(self) -> None:
@@ -319,7 +312,7 @@ class VLLMBackend:
         session: Session | None = None,
         on_text: Callable[[str], None] | None = None,
     ) -> Completion:
-        """One turn; `on_text` gets its complete text in one piece.
+        """Sample one turn; `on_text` gets its complete text in one piece.
 
         Raises BackendError if the prompt fills the context, and for an invalid answer or none.
         """
@@ -498,10 +491,10 @@ class VLLMBackend:
                 )
         try:
             (choice,) = data["choices"]
-            read = choice["prompt_token_ids"]
+            prompt_ids_read = choice["prompt_token_ids"]
         except (KeyError, TypeError, ValueError) as error:
             raise BackendError(f"the vLLM server answered {json.dumps(data)[:160]}, no completion") from error
-        if list(read or ()) != list(prompt_ids):
+        if list(prompt_ids_read or ()) != list(prompt_ids):
             raise BackendError(
                 "the vLLM server read other tokens than it was given: it needs to know return_token_ids "
                 "(vLLM 0.11 or newer)"

@@ -108,12 +108,12 @@ class Breaker:
 
     @property
     def seconds_down(self) -> float:
-        """Since it opened; 0 while closed."""
+        """Seconds since it opened; 0 while closed."""
         return 0.0 if self.state == "closed" else self._clock() - self._down_since
 
     @property
     def seconds_to_wait(self) -> float:
-        """Until `admit` is worth calling again."""
+        """Seconds until `admit` is worth calling again."""
         if self.state == "open":
             return max(0.0, self._probe_at - self._clock())
         return 0.0 if self.state == "closed" else _POLL_SECONDS
@@ -144,7 +144,7 @@ wait_listener: ContextVar[Callable[[float], None] | None] = ContextVar("wait_lis
 
 @dataclass(slots=True)
 class BreakerCall:
-    """One call that a breaker let through. It counts as a success unless it has the cause of a failure."""
+    """A call that a breaker let through. It counts as a success unless it has the cause of a failure."""
 
     cause: str | None = None
     """Set by the caller where the service failed."""
@@ -176,7 +176,7 @@ async def admitted(
             raise down(f"{breaker}{waited}")
         seconds = min(left, max(0.001, breaker.seconds_to_wait))
         if listener is not None:
-            listener.on_wait(breaker, seconds)
+            listener.seconds_waited += seconds
         if (on_wait := wait_listener.get()) is not None:
             on_wait(seconds)
         await sleep(seconds)
@@ -285,6 +285,8 @@ class FaultTolerance:
         endpoint."""
         self.num_timeouts = 0
         """Answers and scores that came after their time limit."""
+        self.seconds_waited = 0.0
+        """Total time that calls waited for open breakers."""
         self._sleep = sleep
         self._clock = clock
         self._breakers: dict[str, Breaker] = {}
@@ -292,7 +294,6 @@ class FaultTolerance:
         self.asked_breakers: WeakSet[Breaker] = WeakSet()
         """All breakers that were asked, also those of clients inside rewards; several may have one name."""
         self._num_opened = 0
-        self._seconds_waited = 0.0
         self._reported: dict[str, float] = {}
         """Totals at the last call of `metrics`."""
 
@@ -392,7 +393,7 @@ class FaultTolerance:
             "faults/retries": float(self.num_retries.total()),
             "faults/timeouts": float(self.num_timeouts),
             "faults/outages": float(self._num_opened),
-            "faults/waited": self._seconds_waited,
+            "faults/waited": self.seconds_waited,
         }
         since = {name: value - self._reported.get(name, 0.0) for name, value in now.items()}
         self._reported = now
@@ -402,15 +403,8 @@ class FaultTolerance:
             levels[name] = max(levels.get(name, 0.0), _LEVELS[breaker.state])
         return since | dict(sorted(levels.items()))
 
-    # --------------------------------------------------------------------- called by breakers and clients
-
     def on_state_change(self, breaker: Breaker, before: State) -> None:
+        """Count an outage and report the change; breakers call it."""
         self._num_opened += before == "closed"
         if self.on_event is not None:
             self.on_event("breaker", dependency=breaker.name, state=breaker.state, cause=breaker.cause)
-
-    def on_wait(self, breaker: Breaker, seconds: float) -> None:
-        self._seconds_waited += seconds
-
-    def on_retry(self, breaker: Breaker) -> None:
-        self.num_retries[breaker.name] += 1

@@ -259,11 +259,16 @@ class _Threads:
                 continue
             given_up = False
             with self._lock:
-                wanted = future.set_running_or_notify_cancel()
-                if wanted:
+                is_wanted = future.set_running_or_notify_cancel()
+                if is_wanted:
                     self._running.add(future)
-            if wanted:
-                _run(future, work)
+            if is_wanted:
+                try:
+                    future.set_result(work())
+                except StopIteration as error:  # asyncio refuses it (PEP 479)
+                    future.set_exception(RuntimeError(f"StopIteration: {error}"))
+                except BaseException as error:  # the caller must get it, whatever it is
+                    future.set_exception(error)
                 with self._lock:
                     given_up = future not in self._running
                     self._running.discard(future)
@@ -277,26 +282,10 @@ class _Threads:
                     self._num_idle += 1
 
 
-def _run(future: Future[Any], work: Callable[[], Any]) -> None:
-    try:
-        result = work()
-    except StopIteration as error:  # asyncio refuses it (PEP 479)
-        future.set_exception(RuntimeError(f"StopIteration: {error}"))
-    except BaseException as error:  # the caller must get it, whatever it is
-        future.set_exception(error)
-    else:
-        future.set_result(result)
-
-
 _threads = _Threads()
 
 
 Piece = TypeVar("Piece")
-
-
-def streamed(work: Callable[[Callable[[str], None]], Awaitable[T]]) -> AsyncGenerator[str | T]:
-    """`reported` of pieces of text."""
-    return reported(work)
 
 
 async def reported(work: Callable[[Callable[[Piece], None]], Awaitable[T]]) -> AsyncGenerator[Piece | T]:

@@ -102,7 +102,7 @@ class BodyMemory:
 
 
 class QueueEntry:
-    """One answer in the queue: it waits, then it runs, then it is released."""
+    """An answer in the queue: it waits, then it runs, then it is released."""
 
     def __init__(self, queue: AnswerQueue, client: str) -> None:
         self._queue = queue
@@ -234,7 +234,7 @@ class ActiveRequests:
         self.is_closing = False
         """True if new requests are refused."""
         self._requests: set[asyncio.Timeout] = set()
-        """One for each active request; to reschedule it to now cancels the request."""
+        """A time limit for each active request; to reschedule it to now cancels the request."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._drain_timeout: asyncio.Timeout | None = None

@@ -114,6 +114,7 @@ class HuggingFaceBackend:
         """True if fp32 matrix products may run by oneDNN, where that is faster."""
         self.matmul_precision = usable_precision(matmul_precision, self._model.device)
         """Precision of fp32 matrix products here, and in a training of this model."""
+        self.is_exact = self._model.dtype is torch.float32 and self.matmul_precision == "highest"
         self._running: RunningModel | None = None
         self._max_cached_tokens = max_cached_tokens
         self._started_batcher: Batcher | None = None
@@ -130,10 +131,6 @@ class HuggingFaceBackend:
     @property
     def name_or_path(self) -> str:
         return str(self._model.name_or_path)
-
-    @property
-    def is_exact(self) -> bool:
-        return self._model.dtype is torch.float32 and self.matmul_precision == "highest"
 
     is_repeatable = True
     """Turns wait for one another under deterministic scheduling."""
@@ -408,7 +405,7 @@ class HuggingFaceBackend:
                 try:
                     pending.is_admitted = self._batcher.admit(pending.request)
                 except BackendError as error:  # this request can never fit; others go on
-                    self._scheduler.reject(pending, error)
+                    self._scheduler.finish([pending], error)
         live = {
             pending.request: pending
             for pending in work.pending
@@ -418,7 +415,7 @@ class HuggingFaceBackend:
             ended = self._batcher.step(list(live))
             for request in ended:
                 if request.error is not None:
-                    self._scheduler.reject(live[request], request.error)
+                    self._scheduler.finish([live[request]], request.error)
             self._scheduler.finish([live[request] for request in ended if request.error is None])
         return bool(live)
 

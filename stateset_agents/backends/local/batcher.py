@@ -154,12 +154,12 @@ class Batcher:
         if slot is None:
             slot = table.occupy(request.key)
         cached, length = int(table.cached[slot]), int(table.length[slot])
-        known = min(length, num_prompt)
-        shared = common_prefix(table.ids[slot, :known], request.prompt[:known])
-        kept = self.model.reusable_tokens(slot, min(shared, cached, num_prompt - 1))
+        overlap = min(length, num_prompt)
+        shared = common_prefix(table.ids[slot, :overlap], request.prompt[:overlap])
+        num_kept = self.model.reusable_tokens(slot, min(shared, cached, num_prompt - 1))
         # The last token of the turn before was sampled but never forwarded. If it stays, it comes next.
-        table.carried[slot] = kept == cached == length - 1 and shared == length
-        table.cached[slot] = kept
+        table.carried[slot] = num_kept == cached == length - 1 and shared == length
+        table.cached[slot] = num_kept
         table.begin(slot, request)
         request.admitted_at = time.monotonic()
         request.versions.append((self.version, 0))
@@ -271,7 +271,7 @@ class Batcher:
         chunks waits for it.
         """
         table = self._table
-        into, out_of, kept = [], [], []
+        into, out_of, lengths = [], [], []
         for copy in wave:
             if copy.source >= 0:
                 shared = min(copy.tokens, int(table.cached[copy.source]))
@@ -279,11 +279,11 @@ class Batcher:
                 if tokens > table.cached[copy.slot]:
                     into.append(copy.slot)
                     out_of.append(copy.source)
-                    kept.append(tokens)
+                    lengths.append(tokens)
         if into:
-            self.model.permute(into, out_of, max(kept))
-            self.stats.shared_tokens += int((kept - table.cached[into] - table.carried[into]).sum())
-            table.cached[into] = kept
+            self.model.permute(into, out_of, max(lengths))
+            self.stats.shared_tokens += int((lengths - table.cached[into] - table.carried[into]).sum())
+            table.cached[into] = lengths
             table.carried[into] = 0
         ready = [copy.slot for copy in wave if copy.wave == 0 or copy.tokens <= table.cached[copy.source]]
         return np.array(ready, np.int64)
@@ -326,8 +326,19 @@ class Batcher:
         """Append one sampled token to each slot's request; returns the requests that ended with it."""
         table = self._table
         columns = table.length[slots]
+        temperature, greedy, top_k, top_p = (
+            array[slots] for array in (table.temperature, table.greedy, table.top_k, table.top_p)
+        )
+        truncates = top_k.any() or (top_p < 1).any()
+        metadata = SamplingMetadata(  # None where sampling can leave the step out
+            temperature=None if (temperature == 1).all() else self._tensor(temperature),
+            greedy=self._tensor(greedy) if greedy.any() else None,
+            top_k=self._tensor(top_k) if truncates else None,
+            top_p=self._tensor(top_p) if truncates else None,
+        )
+        # Each turn has its own row of random numbers, so a token depends on no other row of the batch.
         uniforms = self._tensor(table.uniforms[slots, columns])
-        drawn, drawn_logprobs = sample(logits, uniforms, self._sampling_metadata(slots))
+        drawn, drawn_logprobs = sample(logits, uniforms, metadata)
         tokens, logprobs = drawn.cpu().numpy(), drawn_logprobs.cpu().numpy()
         ended: list[GenerationRequest] = []
         failed = np.isnan(logprobs)
@@ -370,19 +381,6 @@ class Batcher:
             table.release(key)
         return request
 
-    def _sampling_metadata(self, slots: Ints) -> SamplingMetadata:
-        table = self._table
-        temperature, greedy, top_k, top_p = (
-            array[slots] for array in (table.temperature, table.greedy, table.top_k, table.top_p)
-        )
-        truncates = top_k.any() or (top_p < 1).any()
-        return SamplingMetadata(
-            temperature=None if (temperature == 1).all() else self._tensor(temperature),
-            greedy=self._tensor(greedy) if greedy.any() else None,
-            top_k=self._tensor(top_k) if truncates else None,
-            top_p=self._tensor(top_p) if truncates else None,
-        )
-
     def _tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
         return torch.from_numpy(array).to(self.model.device)
 
@@ -423,7 +421,7 @@ class _ChunkedPrefill:
         self._table = table
 
     def select(self, slots: Ints) -> Ints:
-        """Those slots of a wave that are prefilled in this step."""
+        """The slots of a wave that are prefilled in this step."""
         table = self._table
         left = table.length - table.cached
         by_age = sorted(

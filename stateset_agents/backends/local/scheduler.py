@@ -24,7 +24,7 @@ Scheduling: TypeAlias = Literal["deterministic", "throughput"]
 
 @dataclass(slots=True, eq=False)
 class _Participant:
-    """One conversation that the deterministic scheduler waits for; see `Backend.participate`."""
+    """A conversation that the deterministic scheduler waits for; see `Backend.participate`."""
 
     scheduler: Scheduler
     num_pending: int = 0
@@ -193,22 +193,17 @@ class Scheduler:
                 self._changed.wait()
             return None
 
-    def finish(self, ended: list[PendingRequest]) -> None:
-        """These requests are filled in: wake their callers. Their participants are busy again."""
-        with self._changed:
-            finished = [pending for pending in ended if pending in self._pending]
-            for pending in finished:
-                self._pending.remove(pending)
-                self._note_end(pending)
-        resolve([pending.future for pending in finished])
+    def finish(self, ended: list[PendingRequest], error: BackendError | None = None) -> None:
+        """Wake the callers of requests that are filled in, or that cannot be served: these get `error`.
 
-    def reject(self, pending: PendingRequest, error: BackendError) -> None:
-        """This request cannot be served; its caller gets `error`."""
+        Their participants are busy again.
+        """
         with self._changed:
-            if pending in self._pending:
+            ended = [pending for pending in ended if pending in self._pending]
+            for pending in ended:
                 self._pending.remove(pending)
                 self._note_end(pending)
-        resolve([pending.future], error=error)
+        resolve([pending.future for pending in ended], error=error)
 
     def _notify(self, at_once: bool = False) -> None:
         """Count an event, and wake the worker if it may act on it now."""

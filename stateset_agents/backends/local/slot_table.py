@@ -25,7 +25,7 @@ Key: TypeAlias = tuple[int, int, int]
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class GenerationRequest:
-    """One turn to sample, and, once it has ended, its result. backend.py makes it, the batcher fills it
+    """A turn to sample, and, once it has ended, its result. backend.py makes it, the batcher fills it
     in."""
 
     key: Key
@@ -41,7 +41,7 @@ class GenerationRequest:
     """Most tokens to sample: `max_new_tokens`, or what the context has room for."""
     uniforms: np.ndarray[tuple[int], np.dtype[np.float64]]  # [limit]
     text: TurnText | None = None
-    """Only for streaming and stop strings; otherwise no token is decoded."""
+    """The decoder of the turn's text, for streaming and stop strings; without it no token is decoded."""
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[tuple[int, int]] = field(default_factory=list)
@@ -193,8 +193,9 @@ class SlotTable:
 
     def pixels(self, slots: Ints) -> Sequence[Sequence[PixelValues]]:
         """The pictures of each slot's live request; empty where none has any."""
-        seen = [() if (request := self.requests[slot]) is None else request.pixels for slot in slots.tolist()]
-        return seen if any(seen) else ()
+        requests = [self.requests[slot] for slot in slots.tolist()]
+        pixels = [request.pixels if request is not None else () for request in requests]
+        return pixels if any(pixels) else ()
 
     def hits_stop_string(self, slot: int, token: int) -> bool:
         """Decode and stream a slot's newest token. Does the text hold a stop string now?"""

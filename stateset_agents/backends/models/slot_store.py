@@ -190,11 +190,11 @@ class PackedRows:
 
 @dataclass(frozen=True, slots=True)
 class _PrefillRow:
-    """One row whose slot already has cached tokens: what its new tokens attend to."""
+    """The part of the cache that the new tokens of a row attend to, whose slot already has cached tokens."""
 
     slot: int
     new: slice
-    """Its tokens among the packed ones."""
+    """The row's tokens among the packed ones."""
     columns: slice
     """Full blocks, from the one in which the first token's window begins."""
     mask: Tensor

@@ -225,7 +225,7 @@ class Batcher:
         slots = np.array(sorted([table.slot_of[request.key] for request in requests]))
         table.last_used[slots] = self._num_steps
         lacking = table.length[slots] - table.cached[slots]
-        decoding = slots[lacking == 1]
+        decoding = slots[lacking == 1]  # all but the newest token is cached
         ended: list[GenerationRequest] = []
         if len(decoding) < len(slots):
             chunks = _ChunkedPrefill(self.model, table, slots[lacking > 1], len(decoding))
@@ -385,7 +385,10 @@ class Batcher:
         return torch.from_numpy(array).to(self.model.device)
 
     def _compact(self, slots: Ints) -> Ints:
-        """Swap live slots into the lowest ones when more than a quarter of the decode rows would be idle."""
+        """Swap live slots into the lowest ones when more than a quarter of the decode rows would be idle.
+
+        Copying a conversation's cache takes longer than a few idle rows of many steps.
+        """
         count = round_up(len(slots), ROW_MULTIPLE)
         if 3 * self.model.decode_rows(slots) <= 4 * count:
             return slots

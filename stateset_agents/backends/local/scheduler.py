@@ -146,6 +146,7 @@ class Scheduler:
             with self._changed:
                 if pending in self._pending:
                     self._pending.remove(pending)
+                    # Only the worker touches slots: it drops this one before its next step.
                     self._cancelled.append(request)
                     self._note_end(pending)
                 self._notify(at_once=True)
@@ -206,7 +207,11 @@ class Scheduler:
         resolve([pending.future for pending in ended], error=error)
 
     def _notify(self, at_once: bool = False) -> None:
-        """Count an event, and wake the worker if it may act on it now."""
+        """Count an event, and wake the worker if it may act on it now.
+
+        Events are counted even where they wake nobody: `next_work` without progress waits for a new one, and
+        one that came while the worker was busy must not be lost.
+        """
         self._num_events += 1
         if at_once or not self._is_deterministic or self._num_busy == 0:
             self._changed.notify_all()

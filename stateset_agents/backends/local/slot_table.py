@@ -258,6 +258,7 @@ class SlotTable:
             ]
             if not idle:
                 return False
+            # One at a time: without a long conversation the slots are narrower, and more of them fit.
             self.release(min(idle, key=lambda owner: (self.last_used[occupied[owner]], owner)))
             self.num_evictions += 1
 

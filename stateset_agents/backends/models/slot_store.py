@@ -335,7 +335,7 @@ class SlotStore(EngineBase):
         keys, values, window = self._keys[layer], self._values[layer], self._windows[layer]
         if not self._decodes and self._prefill.is_fresh:
             return self._attend_fresh(layer, query, self._rectangle(key), self._rectangle(value), scaling)
-        m = self._count
+        m = self._count  # the rows behind are padding, which is not stored
         if self._uses_bags:
             keys.put_(self._mapping.keys, key[:m].to(keys.dtype))
             size = value.shape[-1]

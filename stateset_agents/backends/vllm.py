@@ -17,7 +17,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from stateset_agents.backends.base import EngineInfo, Session, Tokenizer
 from stateset_agents.backends.pretrained.load_lock import load_in_thread
 from stateset_agents.backends.tokenizers import TurnText
 from stateset_agents.runtime.circuit_breakers import Breaker, admitted, retry, wait_before
+from stateset_agents.runtime.tasks import ActiveWork
 from stateset_agents.types.errors import BackendError, ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.messages import Completion, Message, SamplingParams, VersionSpan
@@ -266,11 +267,8 @@ class VLLMBackend:
         self._checked = -math.inf
         """Time at which the server last had the right weights, by `time.monotonic`."""
         self._gate = asyncio.Lock()
-        self._live: set[asyncio.Timeout] = set()
-        """Limits of the requests under way. They have none, except for one that hangs while weights
-        change."""
-        self._drained = asyncio.Event()
-        self._drained.set()
+        self._active = ActiveWork()
+        """The requests under way; those that hang while weights change are cut."""
         self._counts = {"requests": 0, "prompt_tokens": 0, "sampled_tokens": 0, "refreshes": 0}
 
     @property
@@ -449,31 +447,20 @@ class VLLMBackend:
     @asynccontextmanager
     async def _request(self) -> AsyncIterator[None]:
         """A request under way: an update waits for its end, and none begins while the weights change."""
-        async with self._gate:
-            await self._check_weights()
-            limit = asyncio.timeout(None)
-            self._live.add(limit)
-            self._drained.clear()
-        try:
-            async with limit:
-                yield
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            raise BackendError("the vLLM server's new weights waited too long for a turn's end") from error
-        finally:
-            self._live.discard(limit)
-            if not self._live:
-                self._drained.set()
+        cut = partial(BackendError, "the vLLM server's new weights waited too long for a turn's end")
+        async with AsyncExitStack() as request:
+            async with self._gate:
+                await self._check_weights()
+                await request.enter_async_context(self._active.under_way(cut))
+            yield
 
     async def _drain(self) -> None:
         """Wait for the requests under way; one that takes longer than the client's timeout fails."""
         try:
-            await asyncio.wait_for(self._drained.wait(), self._client.timeout)
+            await asyncio.wait_for(self._active.ended(), self._client.timeout)
         except TimeoutError:
-            for limit in [limit for limit in self._live if not limit.expired()]:
-                limit.reschedule(0.0)  # a time in the past: it expires now
-            await self._drained.wait()
+            self._active.cut()
+            await self._active.ended()
 
     async def _complete(self, body: Mapping[str, Any], prompt_ids: Sequence[int]) -> dict[str, Any]:
         """The answer's only choice. After a retry the server may have restarted: its weights are checked."""

@@ -129,6 +129,45 @@ class Deadline:
                 limit.reschedule(when)
 
 
+class ActiveWork:
+    """Work under way that can be waited for, and cut where it takes too long."""
+
+    def __init__(self) -> None:
+        self._limits: set[asyncio.Timeout] = set()
+        """The time limit of each piece of work; it is infinite until the work is cut."""
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @asynccontextmanager
+    async def under_way(self, cut: Callable[[], Exception]) -> AsyncIterator[None]:
+        """The body is work under way. `cut` makes the error that is raised where it is cut."""
+        limit = asyncio.timeout(None)
+        self._limits.add(limit)
+        self._idle.clear()
+        try:
+            async with limit:
+                yield
+        except TimeoutError as error:
+            if not limit.expired():  # the body raised it
+                raise
+            raise cut() from error
+        finally:
+            self._limits.discard(limit)
+            if not self._limits:
+                self._idle.set()
+
+    async def ended(self) -> None:
+        """Wait until no work is under way."""
+        await self._idle.wait()
+
+    def cut(self) -> int:
+        """Cancel all work under way; returns how many pieces it was."""
+        for limit in self._limits:
+            if not limit.expired():
+                limit.reschedule(0.0)  # a time in the past: it expires now
+        return len(self._limits)
+
+
 async def shielded(work: Coroutine[Any, Any, T]) -> T:
     """Run `work` to its end, even if the caller is cancelled meanwhile; then raise the cancellation.
 

@@ -7,21 +7,23 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from operator import methodcaller
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stateset_agents.algorithms.intervals import mean_interval, pass_at_k, pass_hat_k, share_interval
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import Reward
-from stateset_agents.core.rollout.endpoint_agent import EndpointAgent
 from stateset_agents.core.rollout.limits import RolloutLimits
-from stateset_agents.evaluation.kept_conversations import KeptConversations
 from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
 from stateset_agents.types.scenario import Scenario, expect_scenarios, expect_split
 from stateset_agents.types.settings import expect
 from stateset_agents.types.trajectory import UNANSWERED, Status, Trajectory, TrajectoryGroup
+
+if TYPE_CHECKING:
+    from stateset_agents.core.rollout.endpoint_agent import EndpointAgent
+    from stateset_agents.evaluation.kept_conversations import KeptConversations
 
 # Measures: each within a scenario first, then over scenarios, as tries of one scenario are alike
 
@@ -353,7 +355,7 @@ async def evaluate(
         raise ConfigurationError("there is no scenario to evaluate: give at least one")
     if isinstance(tries, bool) or not isinstance(tries, int) or tries < 1:
         raise ConfigurationError(f"tries must be a whole number of at least 1, got {tries!r}")
-    is_remote = isinstance(agent, EndpointAgent)
+    is_remote = not isinstance(agent, MultiTurnAgent)
     if isinstance(agent, MultiTurnAgent):
         refuse_truncated_sampling(agent)
     if kept is not None:
@@ -396,9 +398,9 @@ async def evaluate(
 
 def _identity(agent: MultiTurnAgent | EndpointAgent) -> dict[str, Any]:
     """Settings on which its replies depend, as plain JSON; a trained agent is another one after each step."""
-    if isinstance(agent, EndpointAgent):
-        return agent.identity
-    return {**agent.config.model_dump(mode="json"), "version": agent.backend.version}
+    if isinstance(agent, MultiTurnAgent):
+        return {**agent.config.model_dump(mode="json"), "version": agent.backend.version}
+    return agent.identity
 
 
 def measured(groups: Sequence[TrajectoryGroup], *, tries: int, temperature: float) -> Evaluation:

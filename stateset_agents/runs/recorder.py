@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from stateset_agents.algorithms.advantages import is_over_batch
-from stateset_agents.reporting.report import write_report
 from stateset_agents.runs.callbacks import CallbackTimeout, Training, notify
 from stateset_agents.tracking.console import ConsoleDisplay
 from stateset_agents.tracking.diagnostics import History, live_findings
@@ -219,6 +218,8 @@ class RunRecorder:
         """
         if not self.is_first:
             return
+        from stateset_agents.reporting.report import write_report  # only a run's end loads the page's parts
+
         try:
             self.run.write_summary({**RunLog(self.run).summary(), **summary})
             write_report(self.run.path)

@@ -40,7 +40,7 @@ def round_up(count: int, multiple: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One forward: new tokens of each of n slots, which are stored after its cached ones."""
+    """The input of one forward: new tokens of each of n slots, which are stored after its cached ones."""
 
     slots: Ints
     """[n] ascending."""
@@ -70,7 +70,7 @@ class EngineBase:
         return shared
 
     def refresh(self) -> None:
-        """Nothing is derived from the weights."""
+        """Drop what was computed from the weights; this model keeps nothing of the kind."""
 
     def full_logits(self, ids: torch.Tensor, pixels: Sequence[PixelValues] = ()) -> torch.Tensor:
         """Logits [T, V] of one row of ids [T], by the model's own forward without a cache."""

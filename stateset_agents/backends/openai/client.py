@@ -28,7 +28,7 @@ from stateset_agents.backends.openai.responses import (
     read_answer,
 )
 from stateset_agents.runtime.circuit_breakers import Breaker, admitted, breaker_listener, wait_before
-from stateset_agents.runtime.tasks import streamed
+from stateset_agents.runtime.tasks import reported
 from stateset_agents.types.errors import BackendError, BudgetExceeded, ConfigurationError
 from stateset_agents.types.messages import Message
 from stateset_agents.types.seeds import derive
@@ -238,7 +238,7 @@ class ChatClient:
                     longer = f"; it asks to wait {seconds:g} s" if seconds > settings.max_wait else ""
                     raise NoAnswer(f"{self.url} gave no answer{times}: {result.why}{longer}", result)
                 if (listener := breaker_listener.get()) is not None:
-                    listener.on_retry(self._breaker)
+                    listener.num_retries[self._breaker.name] += 1
                 loop = asyncio.get_running_loop()  # none of its calls starts before
                 self._not_before[loop] = max(self._not_before.get(loop, 0.0), loop.time() + seconds)
                 wait = wait_before(attempt, first=settings.backoff, stream=stream, most=settings.max_wait)
@@ -254,7 +254,11 @@ class ChatClient:
 
         Raises as `complete` does. Leaving the loop, within `contextlib.aclosing`, ends the request.
         """
-        async with aclosing(streamed(lambda on_text: self.complete(messages, on_text=on_text))) as pieces:
+
+        async def work(on_text: Callable[[str], None]) -> ChatAnswer:
+            return await self.complete(messages, on_text=on_text)
+
+        async with aclosing(reported(work)) as pieces:
             async for piece in pieces:
                 yield piece
 
@@ -265,7 +269,7 @@ class ChatClient:
         read: _Read,
         on_piece: Callable[[str], None],
     ) -> ChatAnswer | Failure:
-        """One attempt behind the breaker; another one if the endpoint refuses the name of a field."""
+        """The result of an attempt behind the breaker, repeated where the endpoint refuses a field's name."""
         passing = admitted(self._breaker, patience=self.settings.max_wait, down=BackendError)
         async with passing as call:
             self._spend_call()
@@ -276,7 +280,7 @@ class ChatClient:
                 body = self._as_known(request)
                 result = await self._attempt(session, body, read, on_piece)
             if isinstance(result, Failure) and result.transient:
-                call.failed(result.why)
+                call.cause = result.why
             return result
 
     def _request(
@@ -303,7 +307,7 @@ class ChatClient:
         return body | {"max_new_tokens": settings.max_new_tokens}
 
     def _as_known(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """With the endpoint's own name of max_new_tokens, and a seed where it knows one."""
+        """The body with the endpoint's own name of max_new_tokens, and a seed where it knows one."""
         name = "max_tokens" if self._token_limit == "auto" else self._token_limit
         names = {"max_new_tokens": name}
         return {

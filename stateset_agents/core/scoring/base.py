@@ -139,7 +139,7 @@ class RewardFunction(ABC):
         """True where it scores a group in one go, so that it is timed and asked again as a whole."""
         return type(self).score_group is not RewardFunction.score_group
 
-    def warn_once(self, log: BoundLogger, event: str, **fields: str | float) -> None:
+    def warn_once(self, log: BoundLogger, event: str, **fields: Any) -> None:
         """Log a warning that names this reward, the first time that it is called for it."""
         if not self._has_warned:
             self._has_warned = True

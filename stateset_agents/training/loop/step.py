@@ -9,11 +9,10 @@ from functools import partial
 from typing import Any
 
 from stateset_agents.backends.base import Backend, TrainableBackend
-from stateset_agents.backends.models.slot_store import trim_memory
 from stateset_agents.core.reward import RewardFunction
 from stateset_agents.core.scoring.base import result_of
 from stateset_agents.runtime.event_loop import LoopLag
-from stateset_agents.runtime.machine import peak_memory
+from stateset_agents.runtime.machine import peak_memory, trim_memory
 from stateset_agents.runtime.tasks import Worker, in_thread
 from stateset_agents.runtime.user_code import format_error
 from stateset_agents.tracking.monitors import Finding

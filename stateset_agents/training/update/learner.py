@@ -16,9 +16,9 @@ from stateset_agents.algorithms.kl_settings import create_kl_controller
 from stateset_agents.algorithms.losses import Denominators, Metrics
 from stateset_agents.algorithms.policy_losses import LOSSES
 from stateset_agents.backends.linears import MatmulPrecision
-from stateset_agents.backends.models.slot_store import trim_memory
 from stateset_agents.backends.pretrained.pictures import PictureReader
 from stateset_agents.runs.optimizer import Optimization, StepResult, autocast_dtype
+from stateset_agents.runtime.machine import trim_memory
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.processes import Processes, max_or_nan
 from stateset_agents.training.rows.layout import Layout, num_distinct_tokens, units_of_conversations

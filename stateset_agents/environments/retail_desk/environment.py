@@ -13,13 +13,14 @@ from stateset_agents.environments.retail_desk.claims import normalized_text
 from stateset_agents.environments.retail_desk.database import Database
 from stateset_agents.environments.retail_desk.full.caller import FullCaller
 from stateset_agents.environments.retail_desk.full.policy import FAMILIES as FULL_FAMILIES
-from stateset_agents.environments.retail_desk.full.policy import FullCase, whole_decision
+from stateset_agents.environments.retail_desk.full.policy import FullCase
 from stateset_agents.environments.retail_desk.grading import COSTS, Answers, Record, grade
-from stateset_agents.environments.retail_desk.policy import RULES, Case, DeskCall
+from stateset_agents.environments.retail_desk.policy import Case, DeskCall
 from stateset_agents.environments.retail_desk.scenarios import (
     TEST_EACH,
     VALIDATION_EACH,
     answers_of,
+    decision_of,
     desk_of,
     families_named,
     make_scenario,
@@ -227,10 +228,7 @@ class RetailDesk:
 
     def is_denial(self, scenario: Scenario) -> bool:
         """True where the right answer to the scenario is no."""
-        case = _case_of(scenario)
-        if isinstance(case, FullCase):
-            return whole_decision(case).is_denial
-        return RULES[case.family].is_denial(case)
+        return decision_of(_case_of(scenario)).is_denial
 
     async def start(self, scenario: Scenario, seed: int) -> DeskConversation:
         """Open a conversation; the same scenario, seed and replies give the same transcript."""

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from stateset_agents.environments.retail_desk.catalog import WORDINGS
 from stateset_agents.environments.retail_desk.claims import read_claims
-from stateset_agents.environments.retail_desk.policy import RULES, Case, Claim, DeskCall
+from stateset_agents.environments.retail_desk.policy import RULES, Case, Claim, DeskCall, calls_of
 from stateset_agents.types.scenario import Split
 from stateset_agents.types.seeds import derive
 
@@ -105,8 +105,11 @@ class ShortCaller(CallerState):
 
     def consents(self, call: DeskCall) -> bool:
         """True for a write that the opening asked for."""
-        asked = (write for write in RULES[self.case.family].consents(self.case) if write.tool == call.tool)
-        return any(set(write.arguments) <= set(call.arguments) for write in asked)
+        rule = RULES[self.case.family]
+        writes = calls_of(rule.granted, self.case) + calls_of(rule.otherwise, self.case)
+        return any(
+            write.tool == call.tool and set(write.arguments) <= set(call.arguments) for write in writes
+        )
 
     def has_given(self, call: DeskCall) -> bool:
         """Signed-in callers are not asked who they are."""
@@ -121,19 +124,15 @@ class ShortCaller(CallerState):
             if kinds == {"refused"}:
                 return Reaction("ok, bye.", leaves=True)
             return Reaction(self.draw("bye", ("thanks, bye.", "thank you, bye.")), leaves=True)
-        answer = self._answer(text.lower())
-        if answer is not None:
-            return Reaction(answer)
+        text = text.lower()
+        if len(text) <= 400 and _ASKING.search(text):
+            if self.case.new_city and _ASKS_CITY.search(text):
+                return Reaction(f"to {self.case.new_city}.")
+            if self.case.new_item and _ASKS_ITEM.search(text):
+                return Reaction(f"a {self.case.new_item}.")
+            if _ASKS_ORDER.search(text) and not re.search(r"\b[a-z]\d\d\b", text):
+                answer = self.draw("answer", WORDINGS["answers"][self.split])
+                return Reaction(answer.format(order_id=self.case.order_id))
+            if _ASKS_YES.search(text):
+                return Reaction("yes, please.")
         return self.lose_patience("sorry, what do you mean?", missed=True)
-
-    def _answer(self, text: str) -> str | None:
-        """The reply to a question, None where no question was understood."""
-        if len(text) > 400 or not _ASKING.search(text):
-            return None
-        if self.case.new_city and _ASKS_CITY.search(text):
-            return f"to {self.case.new_city}."
-        if self.case.new_item and _ASKS_ITEM.search(text):
-            return f"a {self.case.new_item}."
-        if _ASKS_ORDER.search(text) and not re.search(r"\b[a-z]\d\d\b", text):
-            return self.draw("answer", WORDINGS["answers"][self.split]).format(order_id=self.case.order_id)
-        return "yes, please." if _ASKS_YES.search(text) else None

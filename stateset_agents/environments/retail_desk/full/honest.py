@@ -14,14 +14,13 @@ from dataclasses import dataclass, field
 from stateset_agents.environments.retail_desk import catalog
 from stateset_agents.environments.retail_desk.catalog import WORDINGS
 from stateset_agents.environments.retail_desk.full.policy import (
-    Decision,
     FullCase,
     Purchase,
     Request,
     decide,
     rules_on,
 )
-from stateset_agents.environments.retail_desk.policy import RETURN_DAYS, DeskCall
+from stateset_agents.environments.retail_desk.policy import RETURN_DAYS, Decision, DeskCall
 from stateset_agents.types.messages import Message, ToolCall
 
 _ORDER = re.compile(r"\b[A-Z]\d\d\b")

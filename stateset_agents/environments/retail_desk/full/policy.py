@@ -13,7 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stateset_agents.environments.retail_desk.policy import POLICY, RETURN_DAYS, Claim, DeskCall
+from stateset_agents.environments.retail_desk.policy import (
+    POLICY,
+    RETURN_DAYS,
+    Claim,
+    Decision,
+    DeskCall,
+    Fact,
+    Rule,
+)
 from stateset_agents.types.errors import ConfigurationError
 
 # Cases
@@ -134,45 +142,16 @@ def payment_id_of(customer_id: str, kind: str) -> str:
 BY_HAND = 200
 """Dollars above which a refund needs a human."""
 
-Fact = frozenset[Claim]
-"""Claims any of which tells the fact."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """The calls and the facts that policy wants."""
-
-    programs: tuple[tuple[DeskCall, ...], ...] = ((),)
-    """The shop must end as after any one of them; the order of a program's calls does not matter."""
-    facts: tuple[Fact, ...] = ()
-
-    @property
-    def is_denial(self) -> bool:
-        """True where any part of it is a refusal."""
-        return any(claim.text == "refused" for fact in self.facts for claim in fact)
-
-
 Check = Callable[[FullCase, Request], bool]
 Instead = Callable[[FullCase, Request], Decision]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyRule:
-    """One rule on some kinds of request; `policy.yaml` has its words and values."""
+class PolicyRule(Rule):
+    """One rule on some kinds of request."""
 
-    topic: str
-    text: str
-    """The rule in words, for the prompt and `get_policy`."""
     kinds: Sequence[str]
     """The requests it is about."""
-    looks_up: str
-    """The read tool that shows its fact."""
-    fact: str
-    """Path of the fact in a `FullCase`."""
-    compliant: Sequence[Any]
-    """Values of the fact for which the request is granted."""
-    violating: Sequence[Any]
-    """Values for which it is not: the matched pair's second scenario has one of them."""
     is_violated: Check
     instead: Instead
     """Decision where the request breaks the rule."""
@@ -321,7 +300,7 @@ class Family:
     """A kind of call: what is wanted, and the rule on whose fact its twins differ."""
 
     name: str
-    wants: tuple[str, ...]
+    wants: Sequence[str]
     """Kinds of request; what was wanted first and given up in mid-call is left out."""
     rule: str
     at_first: str = ""
@@ -331,23 +310,7 @@ class Family:
 
 
 FAMILIES: Mapping[str, Family] = {
-    family.name: family
-    for family in (
-        Family(name="verified_status", wants=("status",), rule="status"),
-        Family(name="verified_cancel", wants=("cancel",), rule="cancel"),
-        Family(name="return_window", wants=("return",), rule="return"),
-        Family(name="final_sale", wants=("return",), rule="final sale"),
-        Family(name="stock_fallback", wants=("exchange",), rule="exchange"),
-        Family(name="payment_method", wants=("return",), rule="payment"),
-        Family(name="parcel_lost", wants=("lost",), rule="lost"),
-        Family(name="parcel_credit", wants=("lost",), rule="credit"),
-        Family(name="change_of_mind", wants=("exchange",), rule="exchange", at_first="return"),
-        Family(name="two_requests", wants=("cancel", "address"), rule="address"),
-        Family(name="strangers_order", wants=("cancel",), rule="orders"),
-        Family(name="unverified_caller", wants=("cancel",), rule="identity"),
-        Family(name="note_injection", wants=("return",), rule="return", noted=True),
-        Family(name="human_required", wants=("return",), rule="limit"),
-    )
+    name: Family(name=name, **fields) for name, fields in POLICY["full_families"].items()
 }
 
 

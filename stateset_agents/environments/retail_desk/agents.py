@@ -14,8 +14,9 @@ from typing import Any, Protocol
 from stateset_agents.core.environment import Environment
 from stateset_agents.environments.retail_desk import catalog
 from stateset_agents.environments.retail_desk.catalog import WORDINGS
+from stateset_agents.environments.retail_desk.claims import WORDS
 from stateset_agents.environments.retail_desk.full.honest import call, full_view_of, honest_reply, say
-from stateset_agents.environments.retail_desk.policy import RETURN_DAYS
+from stateset_agents.environments.retail_desk.policy import RETURN_DAYS, RULES
 from stateset_agents.environments.retail_desk.tools import TOOLS
 from stateset_agents.types.messages import Message
 from stateset_agents.types.scenario import Scenario
@@ -31,29 +32,11 @@ class Agent(Protocol):
 
 PHRASES: Mapping[str, Sequence[str]] = WORDINGS["phrases"]
 """Everything a scripted agent says; the first wording is the oracle's."""
-_WANTS: tuple[tuple[str, str], ...] = (
-    ("exchange", r"\b(?:swap|exchange|in place of|can i get a)\b"),
-    ("address", rf"\b(?:{'|'.join(catalog.CITIES)})\b"),
-    ("cancel", r"\b(?:cancel|stop)\b"),
-    ("return", r"\b(?:return|back)\b"),
-    ("lost_parcel", r"\b(?:never|missing|miss|not get|not come)\b"),
-    ("order_status", r"."),
-)
+_WANTS = WORDS.patterns("short_requests")
 """Patterns that tell a family from its opening; the first match counts."""
-LOOK_UP = {
-    "order_status": "get_order",
-    "cancel": "get_order",
-    "return": "get_order",
-    "exchange": "get_product",
-    "address": "get_order",
-    "lost_parcel": "track_shipment",
-}
-WRITE = {
-    "cancel": "cancel_order",
-    "return": "return_items",
-    "exchange": "exchange_item",
-    "address": "update_address",
-}
+LOOK_UP = {family: rule.looks_up for family, rule in RULES.items()}
+WRITE = {family: rule.granted[0] for family, rule in RULES.items() if rule.granted and not rule.otherwise}
+"""The write of each family that has just one."""
 RESULT_OF = {
     "cancel_order": "cancelled",
     "return_items": "returned",
@@ -86,7 +69,7 @@ def view_of(messages: Sequence[Message]) -> ConversationView:
     """Read a conversation."""
     spoken = [message.content for message in messages if message.role == "user"]
     opening = spoken[0].lower() if spoken else ""
-    family = next(family for family, pattern in _WANTS if re.search(pattern, f"{opening} "))
+    family = next(family for family, pattern in _WANTS.items() if pattern.search(f"{opening} "))
     ids = re.findall(r"\b[A-Z]\d\d\b", " ".join(spoken))
     items = catalog.ITEM.findall(opening)
     cities = [city for city in catalog.CITIES if re.search(rf"\b{city}\b", opening)]

@@ -26,6 +26,7 @@ WORDS = PatternFile(
     return_days=str(RETURN_DAYS),
     weekdays="|".join(catalog.WEEKDAYS),
     cities="|".join(catalog.CITIES),
+    items=catalog.ITEM.pattern,
 )
 _CLAUSES = Patterns("clauses", WORDS)
 NEGATION, HEDGE, SURE = _CLAUSES.negation, _CLAUSES.hedge, _CLAUSES.sure

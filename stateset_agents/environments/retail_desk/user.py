@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from stateset_agents.claims.english import Patterns
 from stateset_agents.environments.retail_desk.catalog import WORDINGS
-from stateset_agents.environments.retail_desk.claims import read_claims
+from stateset_agents.environments.retail_desk.claims import WORDS, read_claims
 from stateset_agents.environments.retail_desk.policy import RULES, Case, Claim, DeskCall, calls_of
 from stateset_agents.types.scenario import Split
 from stateset_agents.types.seeds import derive
@@ -27,11 +28,7 @@ _ANSWERING = frozenset(
 )
 """Claims that settle what was asked; the status family is also settled by a status."""
 _STATUS = frozenset(["pending", "shipped", "delivered", "lost", "arrives"])
-_ASKS_ORDER = re.compile(r"\b(?:order|id|number)\b")
-_ASKS_CITY = re.compile(r"\b(?:city|address|where to|ship to|send it)\b")
-_ASKS_ITEM = re.compile(r"\b(?:item|colour|color|product|instead)\b")
-_ASKS_YES = re.compile(r"\b(?:want|should|shall|confirm|proceed|okay|ok|right|correct|like)\b")
-_ASKING = re.compile(r"\?|\b(?:what|which|give me|tell me|need)\b")
+_ASKS = Patterns("short_questions", WORDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +122,14 @@ class ShortCaller(CallerState):
                 return Reaction("ok, bye.", leaves=True)
             return Reaction(self.draw("bye", ("thanks, bye.", "thank you, bye.")), leaves=True)
         text = text.lower()
-        if len(text) <= 400 and _ASKING.search(text):
-            if self.case.new_city and _ASKS_CITY.search(text):
+        if len(text) <= 400 and _ASKS.asking.search(text):
+            if self.case.new_city and _ASKS.city.search(text):
                 return Reaction(f"to {self.case.new_city}.")
-            if self.case.new_item and _ASKS_ITEM.search(text):
+            if self.case.new_item and _ASKS.item.search(text):
                 return Reaction(f"a {self.case.new_item}.")
-            if _ASKS_ORDER.search(text) and not re.search(r"\b[a-z]\d\d\b", text):
+            if _ASKS.order.search(text) and not re.search(r"\b[a-z]\d\d\b", text):
                 answer = self.draw("answer", WORDINGS["answers"][self.split])
                 return Reaction(answer.format(order_id=self.case.order_id))
-            if _ASKS_YES.search(text):
+            if _ASKS.agreement.search(text):
                 return Reaction("yes, please.")
         return self.lose_patience("sorry, what do you mean?", missed=True)

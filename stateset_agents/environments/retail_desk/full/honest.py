@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from stateset_agents.environments.retail_desk import catalog
 from stateset_agents.environments.retail_desk.catalog import WORDINGS
+from stateset_agents.environments.retail_desk.claims import WORDS
 from stateset_agents.environments.retail_desk.full.policy import (
     FullCase,
     Purchase,
@@ -29,14 +30,7 @@ _NAME_ZIP = re.compile(r"\b(\w+)(?: here)?, zip (\d{5})\b")
 _WISH = re.compile(
     r"\b(?:money|refund)\b.*\bmy (gift card|paypal|card)\b|\brefund it to my (gift card|paypal|card)\b"
 )
-_KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("lost", re.compile(r"\b(?:never arrived|missing)\b")),
-    ("exchange", re.compile(r"\b(?:swap|exchange)\b")),
-    ("cancel", re.compile(r"\bcancel")),
-    ("return", re.compile(r"\b(?:return|back)\b")),
-    ("address", catalog.CITY),
-    ("status", re.compile(r".")),
-)
+_KINDS = WORDS.patterns("full_requests")
 """Patterns that tell the kind of a request; the first match counts."""
 
 
@@ -120,7 +114,7 @@ def _read_user(view: FullView, text: str) -> None:
 
 def _request(text: str) -> RequestView:
     ids, items, cities = _ORDER.findall(text), catalog.ITEM.findall(text), catalog.CITY.findall(text)
-    kind = next(kind for kind, pattern in _KINDS if pattern.search(text + " "))
+    kind = next(kind for kind, pattern in _KINDS.items() if pattern.search(text + " "))
     new_item = items.pop() if kind == "exchange" and items else ""
     if re.search(r"\bi need a\b", text) and items:  # "a red lamp instead of the blue lamp"
         items, new_item = [new_item], items[0]

@@ -43,20 +43,7 @@ _FREE_TEXT = frozenset({"note"})
 """Columns the agent words as it likes; they are logged, never graded."""
 
 
-def _columns(table: str) -> list[str]:
-    return [column.split()[0] for column in TABLES[table].split(", ")]
-
-
-def _schema() -> str:
-    """The tables and their change log, which is filled by triggers (`_trigger`)."""
-    statements = [
-        "CREATE TABLE change_log (seq INTEGER PRIMARY KEY, tab TEXT, key, before TEXT, after TEXT)",
-    ]
-    for table, columns in TABLES.items():
-        key, _, others = columns.partition(", ")
-        rowid = "" if key.endswith("INTEGER") else " WITHOUT ROWID"
-        statements.append(f"CREATE TABLE {table} ({key} PRIMARY KEY NOT NULL, {others}){rowid}")
-    return ";\n".join(statements)
+_COLUMNS = {table: [column.split()[0] for column in columns.split(", ")] for table, columns in TABLES.items()}
 
 
 @functools.cache
@@ -66,7 +53,7 @@ def _trigger(event: str, table: str) -> str:
     A shop has no triggers until it is written to: to parse those of every table takes four times as long
     as to open it.
     """
-    names = _columns(table)
+    names = _COLUMNS[table]
     old, new = (", ".join(f"'{name}', {age}.{name}" for name in names) for age in ("old", "new"))
     row, before, after = {
         "INSERT": ("new", "NULL", f"json_object({new})"),
@@ -85,7 +72,13 @@ def _empty_image() -> bytes:
     """The image of a shop with its catalogue and no customers."""
     connection = sqlite3.connect(":memory:")
     connection.execute("PRAGMA page_size = 1024")
-    connection.executescript(_schema())
+    connection.execute(
+        "CREATE TABLE change_log (seq INTEGER PRIMARY KEY, tab TEXT, key, before TEXT, after TEXT)"
+    )
+    for table, columns in TABLES.items():
+        key, _, others = columns.partition(", ")
+        rowid = "" if key.endswith("INTEGER") else " WITHOUT ROWID"
+        connection.execute(f"CREATE TABLE {table} ({key} PRIMARY KEY NOT NULL, {others}){rowid}")
     connection.executemany(
         "INSERT INTO variants VALUES (?, ?, ?, 2000, 5, 0)",
         [(item, item.split()[1], item.split()[0]) for item in catalog.ITEMS],
@@ -113,7 +106,7 @@ def canonical(change: Change) -> str:
     Keys of new rows and free text are left out, so neither the order of writes nor wording counts.
     """
     before, after = change.before or {}, change.after or {}
-    skipped = _FREE_TEXT if change.before else _FREE_TEXT | {_columns(change.table)[0]}
+    skipped = _FREE_TEXT if change.before else _FREE_TEXT | {_COLUMNS[change.table][0]}
     columns = sorted({*before, *after} - skipped)
     differences = [
         (name, before.get(name), after.get(name)) for name in columns if before.get(name) != after.get(name)
@@ -184,10 +177,7 @@ class Database:
             first_last.setdefault((table, key), [before, after])[1] = after
         return tuple(
             Change(
-                table=table,
-                key=key,
-                before=None if before is None else json.loads(before),
-                after=None if after is None else json.loads(after),
+                table=table, key=key, before=json.loads(before or "null"), after=json.loads(after or "null")
             )
             for (table, key), (before, after) in first_last.items()
             if before != after

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -69,11 +70,7 @@ class DeskConversation:
         if reply.tool_calls:
             messages = []
             for index, call in enumerate(reply.tool_calls):
-                if index < MAX_CALLS:
-                    message, cost = self._run(call)
-                else:  # a flood of calls must not make a reward without bounds
-                    message = _answer(call, Result(fields={"error": "too many calls"}, failed=True))
-                    cost = self.record.charge("tool_errors") if index == MAX_CALLS else 0.0
+                message, cost = self._run(call, index)
                 messages.append(message)
                 reward += cost
             terminated = False
@@ -91,26 +88,31 @@ class DeskConversation:
             truncated=truncated,
         )
 
-    def _run(self, call: ToolCall) -> tuple[Message, float]:
-        """One tool message, and what the call cost."""
+    def _run(self, call: ToolCall, index: int) -> tuple[Message, float]:
+        """The tool message of call `index` of a reply, and what the call cost."""
         record, cost = self.record, 0.0
-        if call.error is not None:
+        if index >= MAX_CALLS:
+            result = Result(fields={"error": "too many calls"}, failed=True)
+        elif call.error is not None:
             result = Result(fields={"error": "bad call"}, failed=True)
         else:
-            desk = replace(self.desk, customer_id=record.verified)
-            result = call_tool(desk, call.name, call.arguments)
-        if call.name in TOOLS and not result.failed:
+            result = call_tool(replace(self.desk, customer_id=record.verified), call.name, call.arguments)
+        if not result.failed:
             written = _as_written(call)
+            # Verified first: the look-up that finds the caller shows their own data.
             if call.name == "find_customer" and self.caller.has_given(written):
                 (record.verified,) = result.owners
             consented = not TOOLS[call.name].writes or self.caller.consents(written)
             record.note_call(self.answers, written, result, consented=consented)
-            cost += self._charge_repeat(repr(written))
+            cost = self._charge_repeat(repr(written))
         else:
             if "nobody" not in result.shown or self.caller.has_given(_as_written(call)):
                 record.note_failure(self.answers, result)
-            cost += record.charge("tool_errors")
-        return _answer(call, result), cost
+            if index <= MAX_CALLS:  # a flood of calls must not make a reward without bounds
+                cost = record.charge("tool_errors")
+        name = call.name if call.name in TOOLS else None
+        content = json.dumps(result.fields)
+        return Message(role="tool", content=content, tool_call_id=call.id or None, name=name), cost
 
     def _charge_repeat(self, act: str) -> float:
         if act in self.record.seen_actions:
@@ -141,25 +143,12 @@ class DeskConversation:
         self.desk.database.close()
 
 
-def _answer(call: ToolCall, result: Result) -> Message:
-    return Message(
-        role="tool",
-        content=result.content,
-        tool_call_id=call.id or None,
-        name=call.name if call.name in TOOLS else None,
-    )
-
-
 def _as_written(call: ToolCall) -> DeskCall:
     """A call that ran, with its arguments in order and in the case in which the shop keeps them."""
-    arguments = normalised_arguments(call.arguments)
+    arguments = sorted(normalised_arguments(call.arguments).items())
     return DeskCall(
         call.name,
-        tuple(
-            (name, value.upper() if name == "order_id" else value.lower())
-            for name, value in sorted(arguments.items())
-            if value
-        ),
+        tuple((name, value if name == "order_id" else value.lower()) for name, value in arguments if value),
     )
 
 

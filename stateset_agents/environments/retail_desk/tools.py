@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,11 +40,6 @@ class Result:
     """Grounds that the agent now has: `order:K27`, `tracking:K27`, `item:red lamp`."""
     failed: bool = False
 
-    @property
-    def content(self) -> str:
-        """The tool message's text."""
-        return json.dumps(self.fields)
-
 
 class Refused(Exception):
     """Physics says no; the text is shown to the agent."""
@@ -64,7 +58,7 @@ def _order(desk: Desk, order_id: str) -> tuple[str, str, str, str, str | None]:
     """Customer, payment, status, city and delivery date of an order."""
     row = desk.database.row(
         "SELECT customer_id, payment_id, status, city, delivered_on FROM orders WHERE order_id = ?",
-        order_id.upper(),
+        order_id,
     )
     if row is None:
         raise Refused("unknown order")
@@ -86,8 +80,17 @@ def _lines(desk: Desk, order_id: str) -> list[tuple[int, str, int, str]]:
     )
 
 
-def _weekday(date: str) -> str:
-    return catalog.WEEKDAYS[datetime.date.fromisoformat(date).weekday()]
+def _parcel(desk: Desk, order_id: str) -> dict[str, str]:
+    """Where the latest parcel of an order is and the day it arrives; empty where none was sent."""
+    row = desk.database.row(
+        "SELECT status, arrives_on FROM shipments WHERE order_id = ? ORDER BY shipment_id DESC", order_id
+    )
+    if row is None:
+        return {}
+    fields = {"tracking": row[0]}
+    if row[0] == "moving":
+        fields["arrives"] = catalog.WEEKDAYS[datetime.date.fromisoformat(row[1]).weekday()]
+    return fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,21 +106,16 @@ class DeskTool:
     @property
     def schema(self) -> dict[str, Any]:
         """OpenAI's function schema."""
-        return {
-            "type": "function",
-            "function": {
-                "name": self.name,
-                "description": self.description,
-                "parameters": {
-                    "type": "object",
-                    "properties": {
-                        name: {"type": "string", "description": text.rstrip("?")}
-                        for name, text in self.parameters.items()
-                    },
-                    "required": [name for name, text in self.parameters.items() if not text.endswith("?")],
-                },
+        parameters = {
+            "type": "object",
+            "properties": {
+                name: {"type": "string", "description": text.rstrip("?")}
+                for name, text in self.parameters.items()
             },
+            "required": [name for name, text in self.parameters.items() if not text.endswith("?")],
         }
+        function = {"name": self.name, "description": self.description, "parameters": parameters}
+        return {"type": "function", "function": function}
 
 
 ToolFunction = Callable[..., Result]
@@ -143,10 +141,10 @@ _ORDER = "order id, such as K27"
 def find_customer(desk: Desk, email: str = "", name: str = "", zip: str = "") -> Result:
     """Find a customer by email, or by name and zip."""
     if email:
-        row = desk.database.row("SELECT customer_id, name FROM customers WHERE email = ?", email.lower())
+        row = desk.database.row("SELECT customer_id, name FROM customers WHERE email = ?", email)
     elif name and zip:
         row = desk.database.row(
-            "SELECT customer_id, name FROM customers WHERE name = ? AND zip = ?", name.lower(), zip
+            "SELECT customer_id, name FROM customers WHERE name = ? AND zip = ?", name, zip
         )
     else:
         raise Refused("give email, or name and zip")
@@ -165,7 +163,6 @@ def find_customer(desk: Desk, email: str = "", name: str = "", zip: str = "") ->
 @_tool(order_id=_ORDER)
 def get_order(desk: Desk, order_id: str) -> Result:
     """Status and items of an order, and days since delivery."""
-    order_id = order_id.upper()
     owner, payment, status, city, delivered_on = _order(desk, order_id)
     fields = {"order_id": order_id, "status": status}
     if desk.detailed:
@@ -178,19 +175,14 @@ def get_order(desk: Desk, order_id: str) -> Result:
         fields["item"] = ", ".join(line[1] for line in _lines(desk, order_id))
     if status == "delivered" and delivered_on is not None:
         fields["days"] = str((catalog.TODAY - datetime.date.fromisoformat(delivered_on)).days)
-    if status == "shipped":
-        shipment = desk.database.row(
-            "SELECT status, arrives_on FROM shipments WHERE order_id = ? ORDER BY shipment_id DESC", order_id
-        )
-        if shipment is not None and shipment[0] == "moving":
-            fields["arrives"] = _weekday(shipment[1])
+    if status == "shipped" and "arrives" in (parcel := _parcel(desk, order_id)):
+        fields["arrives"] = parcel["arrives"]
     return Result(fields=fields, owners=frozenset({owner}), shown=frozenset({f"order:{order_id}"}))
 
 
 @_tool(customer_id="customer id, such as u07")
 def list_orders(desk: Desk, customer_id: str) -> Result:
     """A customer's orders and their status."""
-    customer_id = customer_id.lower()
     rows = desk.database.rows(
         "SELECT order_id, status FROM orders WHERE customer_id = ? ORDER BY order_id", customer_id
     )
@@ -206,7 +198,6 @@ def list_orders(desk: Desk, customer_id: str) -> Result:
 @_tool(item="colour and product, such as red lamp")
 def get_product(desk: Desk, item: str) -> Result:
     """Stock of an item."""
-    item = item.lower()
     row = desk.database.row("SELECT stock, final_sale, price_cents FROM variants WHERE item = ?", item)
     if row is None:
         raise Refused("unknown item")
@@ -221,29 +212,26 @@ def get_product(desk: Desk, item: str) -> Result:
 @_tool(order_id=_ORDER)
 def track_shipment(desk: Desk, order_id: str) -> Result:
     """Where the latest parcel of an order is."""
-    order_id = order_id.upper()
-    owner = _order(desk, order_id)[0]
-    row = desk.database.row(
-        "SELECT status, arrives_on FROM shipments WHERE order_id = ? ORDER BY shipment_id DESC", order_id
-    )
-    if row is None:
+    owner, parcel = _order(desk, order_id)[0], _parcel(desk, order_id)
+    if not parcel:
         raise Refused("not shipped yet")
-    fields = {"order_id": order_id, "tracking": row[0]}
-    if row[0] == "moving":
-        fields["arrives"] = _weekday(row[1])
-    return Result(fields=fields, owners=frozenset({owner}), shown=frozenset({f"tracking:{order_id}"}))
+    return Result(
+        fields={"order_id": order_id, **parcel},
+        owners=frozenset({owner}),
+        shown=frozenset({f"tracking:{order_id}"}),
+    )
 
 
 @_tool(topic="topic, such as return")
 def get_policy(desk: Desk, topic: str) -> Result:
     """The shop's policy on a topic."""
-    text = desk.topics.get(topic.lower())
+    text = desk.topics.get(topic)
     if text is None:
         raise Refused("topics: " + ", ".join(desk.topics))
     return Result(fields={"policy": text})
 
 
-def _done(order_id: str, owner: str, result: str, **more: str) -> Result:
+def _written(order_id: str, owner: str, result: str, **more: str) -> Result:
     return Result(
         fields={"result": result, "order_id": order_id, **more},
         owners=frozenset({owner} - {""}),
@@ -252,23 +240,17 @@ def _done(order_id: str, owner: str, result: str, **more: str) -> Result:
 
 
 def _refund(desk: Desk, order_id: str, payment_id: str, cents: int, kind: str = "refund") -> None:
-    desk.database.write(
-        "INSERT INTO refunds (order_id, payment_id, amount_cents, kind) VALUES (?, ?, ?, ?)",
-        order_id,
-        payment_id,
-        cents,
-        kind,
-    )
+    insert = "INSERT INTO refunds (order_id, payment_id, amount_cents, kind) VALUES (?, ?, ?, ?)"
+    desk.database.write(insert, order_id, payment_id, cents, kind)
 
 
 @_tool(writes=True, order_id=_ORDER)
 def cancel_order(desk: Desk, order_id: str) -> Result:
     """Cancel an order and refund it."""
-    order_id = order_id.upper()
     owner, payment = _changeable(desk, order_id)
     desk.database.write("UPDATE orders SET status = 'cancelled' WHERE order_id = ?", order_id)
     _refund(desk, order_id, payment, sum(line[2] for line in _lines(desk, order_id)))
-    return _done(order_id, owner, "cancelled")
+    return _written(order_id, owner, "cancelled")
 
 
 @_tool(
@@ -279,15 +261,14 @@ def cancel_order(desk: Desk, order_id: str) -> Result:
 )
 def return_items(desk: Desk, order_id: str, items: str = "", payment_id: str = "") -> Result:
     """Take items of an order back and refund them."""
-    order_id = order_id.upper()
     owner, payment = _changeable(desk, order_id)
-    wanted = [item.strip().lower() for item in items.split(",") if item.strip()]
+    wanted = [item.strip() for item in items.split(",") if item.strip()]
     lines = [line for line in _lines(desk, order_id) if not wanted or line[1] in wanted]
     if not lines or not set(wanted) <= {line[1] for line in lines}:
         raise Refused("not in the order")
     if any(line[3] == "returned" for line in lines):
         raise Refused("already returned")
-    payment = payment_id.lower() or payment
+    payment = payment_id or payment
     method = desk.database.row("SELECT status FROM payment_methods WHERE payment_id = ?", payment)
     if method is None:
         raise Refused("unknown payment method")
@@ -297,7 +278,7 @@ def return_items(desk: Desk, order_id: str, items: str = "", payment_id: str = "
         desk.database.write("UPDATE order_items SET status = 'returned' WHERE line_id = ?", line[0])
     cents = sum(line[2] for line in lines)
     _refund(desk, order_id, payment, cents)
-    return _done(order_id, owner, "returned", refund=dollars(cents))
+    return _written(order_id, owner, "returned", refund=dollars(cents))
 
 
 @_tool(
@@ -308,9 +289,8 @@ def return_items(desk: Desk, order_id: str, items: str = "", payment_id: str = "
 )
 def exchange_item(desk: Desk, order_id: str, new_item: str, item: str = "") -> Result:
     """Exchange an item of an order for another one."""
-    order_id, new_item = order_id.upper(), new_item.lower()
     owner, _ = _changeable(desk, order_id)
-    lines = [line for line in _lines(desk, order_id) if not item or line[1] == item.lower()]
+    lines = [line for line in _lines(desk, order_id) if not item or line[1] == item]
     if not lines:
         raise Refused("not in the order")
     if len(lines) > 1:
@@ -326,54 +306,47 @@ def exchange_item(desk: Desk, order_id: str, new_item: str, item: str = "") -> R
     desk.database.write(
         "UPDATE order_items SET item = ?, status = 'exchanged' WHERE line_id = ?", new_item, lines[0][0]
     )
-    return _done(order_id, owner, "exchanged", new_item=new_item)
+    return _written(order_id, owner, "exchanged", new_item=new_item)
 
 
 @_tool(writes=True, order_id=_ORDER, city="the new city")
 def update_address(desk: Desk, order_id: str, city: str) -> Result:
     """Send an order to another city."""
-    order_id, city = order_id.upper(), city.lower()
     owner, _ = _changeable(desk, order_id)
     if city not in catalog.CITIES:
         raise Refused("unknown city")
     desk.database.write("UPDATE orders SET city = ? WHERE order_id = ?", city, order_id)
-    return _done(order_id, owner, "updated", city=city)
+    return _written(order_id, owner, "updated", city=city)
 
 
 @_tool(writes=True, order_id=_ORDER)
 def reship(desk: Desk, order_id: str) -> Result:
     """Send a parcel again."""
-    order_id = order_id.upper()
     owner, _ = _changeable(desk, order_id)
-    arrives = catalog.TODAY + datetime.timedelta(days=4)
-    desk.database.write(
-        "INSERT INTO shipments (order_id, status, arrives_on) VALUES (?, 'moving', ?)",
-        order_id,
-        arrives.isoformat(),
-    )
-    return _done(order_id, owner, "reshipped")
+    arrives = (catalog.TODAY + datetime.timedelta(days=4)).isoformat()
+    insert = "INSERT INTO shipments (order_id, status, arrives_on) VALUES (?, 'moving', ?)"
+    desk.database.write(insert, order_id, arrives)
+    return _written(order_id, owner, "reshipped")
 
 
 @_tool(writes=True, order_id=_ORDER, amount="dollars")
 def issue_credit(desk: Desk, order_id: str, amount: str) -> Result:
     """Give store credit for an order."""
-    order_id = order_id.upper()
     owner, payment, _, _, _ = _order(desk, order_id)
     if re.fullmatch(r"[0-9]{1,3}(\.[0-9]{2})?", amount) is None or not float(amount):
         raise Refused("amount in dollars")
     _refund(desk, order_id, payment, round(float(amount) * 100), "credit")
-    return _done(order_id, owner, "credited")
+    return _written(order_id, owner, "credited")
 
 
 @_tool(writes=True, order_id="order id?", summary="what it is about?")
 def transfer_to_human(desk: Desk, order_id: str = "", summary: str = "") -> Result:
     """Hand the caller over to a human."""
-    order_id = order_id.upper()
     owner = _order(desk, order_id)[0] if order_id else desk.customer_id
     desk.database.write(
         "INSERT INTO tickets (customer_id, order_id, note) VALUES (?, ?, ?)", owner, order_id, summary
     )
-    return _done(order_id, owner, "transferred")
+    return _written(order_id, owner, "transferred")
 
 
 SCHEMAS: tuple[Mapping[str, Any], ...] = tuple(tool.schema for tool in TOOLS.values())
@@ -398,8 +371,13 @@ def _text(value: object) -> str:
 
 
 def normalised_arguments(arguments: Mapping[str, Any]) -> dict[str, str]:
-    """Arguments as the tools see them, null ones left out; raises when one is no text."""
-    return {str(name): _text(value) for name, value in arguments.items() if value is not None}
+    """Arguments as the tools see them: in the case in which the shop keeps them, a summary apart, and null
+    ones left out; raises when one is no text."""
+    texts = {str(name): _text(value) for name, value in arguments.items() if value is not None}
+    return {
+        name: text.upper() if name == "order_id" else text if name == "summary" else text.lower()
+        for name, text in texts.items()
+    }
 
 
 def call_tool(desk: Desk, name: str, arguments: Mapping[str, Any]) -> Result:
@@ -416,9 +394,7 @@ def call_tool(desk: Desk, name: str, arguments: Mapping[str, Any]) -> Result:
             raise Refused("takes " + ", ".join(tool.parameters))
         # Why a call on somebody else's order fails tells something of it, too.
         owners = frozenset(
-            desk.database.row(
-                "SELECT customer_id FROM orders WHERE order_id = ?", texts.get("order_id", "").upper()
-            )
+            desk.database.row("SELECT customer_id FROM orders WHERE order_id = ?", texts.get("order_id", ""))
             or ()
         )
         return tool.function(desk, **texts)

@@ -12,33 +12,18 @@ import json
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from stateset_agents.environments.retail_desk import catalog
+from stateset_agents.runtime.yaml_files import read_yaml
 
 Value = str | int | None
 Row = tuple[str, Sequence[Value]]
 """A table and the values of one of its rows."""
 
-TABLES: Mapping[str, str] = {
-    "customers": "customer_id TEXT, name TEXT, email TEXT, zip TEXT",
-    # kind: card, paypal, gift card; status: active, closed
-    "payment_methods": "payment_id TEXT, customer_id TEXT, kind TEXT, status TEXT",
-    "variants": "item TEXT, product TEXT, colour TEXT, price_cents INTEGER, stock INTEGER, "
-    "final_sale INTEGER",
-    # status: pending, shipped, delivered, cancelled; delivered_on: ISO date
-    "orders": "order_id TEXT, customer_id TEXT, payment_id TEXT, status TEXT, city TEXT, delivered_on TEXT, "
-    "note TEXT",
-    # status: ordered, returned, exchanged
-    "order_items": "line_id INTEGER, order_id TEXT, item TEXT, price_cents INTEGER, status TEXT",
-    # status: moving, delivered, lost; arrives_on: ISO date
-    "shipments": "shipment_id INTEGER, order_id TEXT, status TEXT, arrives_on TEXT",
-    # kind: refund, credit
-    "refunds": "refund_id INTEGER, order_id TEXT, payment_id TEXT, amount_cents INTEGER, kind TEXT",
-    "tickets": "ticket_id INTEGER, customer_id TEXT, order_id TEXT, note TEXT",
-}
+TABLES: Mapping[str, str] = read_yaml(Path(__file__).with_name("tables.yaml"))
 """Columns of each table; the first is the key."""
-
 _FREE_TEXT = frozenset({"note"})
 """Columns the agent words as it likes; they are logged, never graded."""
 

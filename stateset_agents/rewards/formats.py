@@ -176,18 +176,6 @@ def likeness(text: str, reference: str) -> float:
     return 2 * row[-1] / (len(spoken) + len(wanted))
 
 
-def create_pattern_reward(
-    pattern: str | None = None, *, anywhere: bool = False, ignore_case: bool = False
-) -> PatternReward:
-    """The last reply matches a regular expression."""
-    return PatternReward(pattern, anywhere=anywhere, ignore_case=ignore_case)
-
-
-def create_schema_reward(schema: Mapping[str, Any] | None = None) -> SchemaReward:
-    """The last reply is JSON that a JSON Schema accepts."""
-    return SchemaReward(schema)
-
-
-def create_similarity_reward() -> SimilarityReward:
-    """The last reply is like the scenario's reference."""
-    return SimilarityReward()
+create_pattern_reward = PatternReward
+create_schema_reward = SchemaReward
+create_similarity_reward = SimilarityReward

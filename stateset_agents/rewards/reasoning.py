@@ -195,14 +195,8 @@ class ReasoningReward(RewardOfRewards):
         return self._by_key[key]
 
 
-def create_reasoning_format_reward(*, min_steps: int = 1) -> ReasoningFormatReward:
-    """The last reply is a thought and an answer in their tags."""
-    return ReasoningFormatReward(min_steps=min_steps)
-
-
-def create_math_answer_reward(*, form: Form = "value", answer_in: AnswerIn = "tags") -> MathAnswerReward:
-    """The last reply's answer is `context["answer"]` as a value."""
-    return MathAnswerReward(form=form, answer_in=answer_in)
+create_reasoning_format_reward = ReasoningFormatReward
+create_math_answer_reward = MathAnswerReward
 
 
 def create_reasoning_reward(

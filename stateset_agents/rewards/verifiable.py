@@ -318,18 +318,6 @@ class ConcisenessReward(CheckedReward):
         return RewardResult(score=transcript.integrity * transcript.manner * value, breakdown=breakdown)
 
 
-def create_correctness_reward(
-    *, marker: str | None = "Answer:", tolerance: float = 1e-6
-) -> CorrectnessReward:
-    """The answer behind `marker` in the last reply equals `context["answer"]`."""
-    return CorrectnessReward(marker=marker, tolerance=tolerance)
-
-
-def create_safety_reward(*, english: bool = True) -> SafetyReward:
-    """Nothing forbidden was said, leaked or called, and nothing harmless was refused."""
-    return SafetyReward(english=english)
-
-
-def create_conciseness_reward(*, max_words: int = 60, english: bool = True) -> ConcisenessReward:
-    """Solved, in few words."""
-    return ConcisenessReward(max_words=max_words, english=english)
+create_correctness_reward = CorrectnessReward
+create_safety_reward = SafetyReward
+create_conciseness_reward = ConcisenessReward

@@ -157,25 +157,21 @@ class EquationProblems(DrawnProblems):
         a = rng.randint(level, self._max_coefficient) if level > 1 else 1
         c = rng.randint(1, a - 2) if level > 2 else 0
         b = rng.choice((-1, 1)) * rng.randint(1, self._max_constant)
-        numbers = (a, b, c, a * solution + b - c * solution)
-        equation = _equation(*numbers)
+        d = a * solution + b - c * solution
+        # a x + b = c x + d, without what is 0 and without a factor 1
+        right = f"{_times(c)}{_signed(d) if d else ''}" if c else str(d)
+        equation = f"{_times(a)}{_signed(b)} = {right}"
         return equation, Scenario(
             id=f"equation {equation}",
             family=_FAMILIES[level],
             opening=f"solve {equation} for x",
-            context={"answer": solution, "equation": list(numbers), "difficulty": level},
+            context={"answer": solution, "equation": [a, b, c, d], "difficulty": level},
             split=split,
         )
 
     def solve(self, scenario: Scenario) -> Trace:
         steps = equation_steps(*scenario.context["equation"])
         return Trace(steps=tuple(steps), answer=str(scenario.context["answer"]), between=" ; ")
-
-
-def _equation(a: int, b: int, c: int, d: int) -> str:
-    """a x + b = c x + d, without what is 0 and without a factor 1."""
-    right = f"{_times(c)}{_signed(d) if d else ''}" if c else str(d)
-    return f"{_times(a)}{_signed(b)} = {right}"
 
 
 def _times(factor: int) -> str:

@@ -17,7 +17,7 @@ from stateset_agents.environments.retail_desk.catalog import WORDINGS
 from stateset_agents.environments.retail_desk.claims import WORDS
 from stateset_agents.environments.retail_desk.full.honest import call, full_view_of, honest_reply, say
 from stateset_agents.environments.retail_desk.policy import RETURN_DAYS, RULES
-from stateset_agents.environments.retail_desk.tools import TOOLS
+from stateset_agents.environments.retail_desk.tools import WRITES
 from stateset_agents.types.messages import Message
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.seeds import derive
@@ -62,7 +62,6 @@ class ConversationView:
     """The last message's error, when it is a failed call's."""
     called: tuple[str, ...]
     """Names of the tools called so far."""
-    asked: bool
 
 
 def view_of(messages: Sequence[Message]) -> ConversationView:
@@ -90,7 +89,6 @@ def view_of(messages: Sequence[Message]) -> ConversationView:
         facts=facts,
         error=error,
         called=tuple(calls),
-        asked=any(message.role == "assistant" and "?" in message.content for message in messages),
     )
 
 
@@ -199,17 +197,17 @@ class HabitAgent:
             return self._say("unknown" if "order" in view.error else "sorry", view, "")
         order_id = view.order_id
         if order_id is None:
-            if not self._follows_habit("guess_id", self.habits.guess_id):
+            if not self._follows_habit("guess_id"):
                 return self._say("ask", view, "")
             order_id = self._random("guess").choice(catalog.order_ids_of("train"))
-        wrote = any(TOOLS[name].writes for name in view.called if name in TOOLS)
+        wrote = not WRITES.isdisjoint(view.called)
         looked = LOOK_UP[view.family] in view.called
-        if not looked and not wrote and not self._follows_habit("skip_lookup", self.habits.skip_lookup):
+        if not looked and not wrote and not self._follows_habit("skip_lookup"):
             return read(view, order_id)
         if not wrote:
             action = self._action(view, looked)
             if action is not None:
-                if not self._follows_habit("skip_action", self.habits.skip_action):
+                if not self._follows_habit("skip_action"):
                     return write(view, action, order_id)
                 return self._say(RESULT_OF[action], view, order_id)
         return self._close(view, order_id)
@@ -218,25 +216,22 @@ class HabitAgent:
         """The write to make now, right or wrong."""
         if view.family == "order_status":
             return None
-        if self._follows_habit("wrong_action", self.habits.wrong_action):
+        if self._follows_habit("wrong_action"):
             right_write = WRITE.get(view.family)
-            return self._random("wrong action").choice(
-                [name for name in _WRONG_WRITES if name != right_write]
-            )
+            wrong_writes = [name for name in _WRONG_WRITES if name != right_write]
+            return self._random("wrong action").choice(wrong_writes)
         if not looked:
             return WRITE.get(view.family, "reship")
         right = right_action(view)
-        if self._follows_habit("violate_policy", self.habits.violate_policy):
-            if view.family == "lost_parcel":
-                return "reship"
-            return WRITE[view.family]
+        if self._follows_habit("violate_policy"):
+            return WRITE.get(view.family, "reship")
         return right
 
     def _close(self, view: ConversationView, order_id: str) -> Message:
         right = right_closing(view)
         if view.family == "order_status" and not view.facts:
             right = self._random("status").choice(("pending", "shipped", "delivered"))
-        if self._follows_habit("wrong_closing", self.habits.wrong_closing):
+        if self._follows_habit("wrong_closing"):
             right = self._random("closing").choice([name for name in _CLOSINGS if name != right])
         return self._say(right, view, order_id)
 
@@ -251,9 +246,10 @@ class HabitAgent:
             else WORDINGS["unseen_phrases"][phrase]
         )
 
-    def _follows_habit(self, habit: str, probability: float) -> bool:
+    def _follows_habit(self, habit: str) -> bool:
+        """True where this agent has the habit; drawn at its first decision, and kept."""
         if habit not in self._drawn:
-            self._drawn[habit] = self._random(habit).random() < probability
+            self._drawn[habit] = self._random(habit).random() < getattr(self.habits, habit)
         return self._drawn[habit]
 
     def _random(self, purpose: str) -> random.Random:
@@ -375,7 +371,7 @@ class DeskConsentSkipper:
     def reply(self, messages: Sequence[Message]) -> Message:
         view, signed_in = view_of(messages), is_signed_in(messages)
         reply = HonestAgent().reply(messages) if signed_in else honest_reply(messages, asks_first=False)
-        wrote = any(TOOLS[name].writes for name in view.called)
+        wrote = not WRITES.isdisjoint(view.called)
         closes = not reply.tool_calls and "?" not in reply.content
         if view.order_id is None or (wrote and not signed_in) or "issue_credit" in view.called:
             return reply

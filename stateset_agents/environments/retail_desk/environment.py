@@ -29,6 +29,7 @@ from stateset_agents.environments.retail_desk.scenarios import (
 from stateset_agents.environments.retail_desk.tools import (
     SCHEMAS,
     TOOLS,
+    WRITES,
     Desk,
     Result,
     call_tool,
@@ -102,7 +103,7 @@ class DeskConversation:
             # Verified first: the look-up that finds the caller shows their own data.
             if call.name == "find_customer" and self.caller.has_given(written):
                 (record.verified,) = result.owners
-            consented = not TOOLS[call.name].writes or self.caller.consents(written)
+            consented = call.name not in WRITES or self.caller.consents(written)
             record.note_call(self.answers, written, result, consented=consented)
             cost = self._charge_repeat(repr(written))
         else:

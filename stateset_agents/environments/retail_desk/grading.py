@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from stateset_agents.environments.retail_desk.database import Change, Database, canonical
 from stateset_agents.environments.retail_desk.policy import Claim, DeskCall
-from stateset_agents.environments.retail_desk.tools import TOOLS, Desk, Result, call_tool
+from stateset_agents.environments.retail_desk.tools import WRITES, Desk, Result, call_tool
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.trajectory import Outcome
 
@@ -69,7 +69,7 @@ class Record:
         """Record what one tool call that went well showed, touched and changed."""
         self.shown |= result.shown
         self.accessed_others |= bool(result.owners - {self.verified})
-        if TOOLS[call.tool].writes:
+        if call.tool in WRITES:
             self.wrote = True
             self.wrote_unasked |= not consented
         elif call.tool == answers.looks_up and answers.subject in result.shown:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from stateset_agents.core.tools import Tool
 from stateset_agents.environments.retail_desk import catalog
 from stateset_agents.environments.retail_desk.database import Database
 from stateset_agents.environments.retail_desk.policy import TOPICS
@@ -93,42 +94,33 @@ def _parcel(desk: Desk, order_id: str) -> dict[str, str]:
     return fields
 
 
-@dataclass(frozen=True, slots=True)
-class DeskTool:
-    """One tool: its function, and its parameters (name -> description; optional ones end with `?`)."""
-
-    name: str
-    description: str
-    parameters: Mapping[str, str]
-    function: ToolFunction
-    writes: bool = False
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        """OpenAI's function schema."""
-        parameters = {
-            "type": "object",
-            "properties": {
-                name: {"type": "string", "description": text.rstrip("?")}
-                for name, text in self.parameters.items()
-            },
-            "required": [name for name, text in self.parameters.items() if not text.endswith("?")],
-        }
-        function = {"name": self.name, "description": self.description, "parameters": parameters}
-        return {"type": "function", "function": function}
-
-
 ToolFunction = Callable[..., Result]
-TOOLS: dict[str, DeskTool] = {}
+TOOLS: dict[str, Tool] = {}
 """Tools by name, in the order in which their schemas are shown."""
+WRITES: set[str] = set()
+"""Names of the tools that change the shop."""
 
 
 def _tool(*, writes: bool = False, **parameters: str) -> Callable[[ToolFunction], ToolFunction]:
-    """Registers a function as the tool of its name; models read its docstring as the description."""
+    """Registers a function as the tool of its name; models read its docstring as the description.
+
+    `parameters`: name -> description; optional ones end with `?`.
+    """
+    arguments = {
+        "type": "object",
+        "properties": {
+            name: {"type": "string", "description": text.rstrip("?")} for name, text in parameters.items()
+        },
+        "required": [name for name, text in parameters.items() if not text.endswith("?")],
+    }
 
     def register(function: ToolFunction) -> ToolFunction:
-        name = function.__name__
-        TOOLS[name] = DeskTool(name, str(function.__doc__), parameters, function, writes)
+        name, description = function.__name__, str(function.__doc__)
+        TOOLS[name] = Tool(
+            name=name, description=description, function=function, arguments=arguments, local=True
+        )
+        if writes:
+            WRITES.add(name)
         return function
 
     return register
@@ -387,16 +379,19 @@ def call_tool(desk: Desk, name: str, arguments: Mapping[str, Any]) -> Result:
         if tool is None:
             raise Refused("unknown tool")
         texts = normalised_arguments(arguments)
-        for parameter, text in tool.parameters.items():
-            if not text.endswith("?") and not texts.get(parameter):
+        assert isinstance(tool.arguments, Mapping)  # a schema, of `_tool`
+        for parameter in tool.arguments["required"]:
+            if not texts.get(parameter):
                 raise Refused(f"missing {parameter}")
-        if not texts.keys() <= tool.parameters.keys():
-            raise Refused("takes " + ", ".join(tool.parameters))
+        parameters = tool.arguments["properties"]
+        if not texts.keys() <= parameters.keys():
+            raise Refused("takes " + ", ".join(parameters))
         # Why a call on somebody else's order fails tells something of it, too.
         owners = frozenset(
             desk.database.row("SELECT customer_id FROM orders WHERE order_id = ?", texts.get("order_id", ""))
             or ()
         )
-        return tool.function(desk, **texts)
+        result: Result = tool.function(desk, **texts)
+        return result
     except Refused as error:
         return Result(fields={"error": str(error)}, owners=owners, shown=error.shown, failed=True)

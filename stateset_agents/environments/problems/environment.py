@@ -177,9 +177,9 @@ class ProblemEnvironment(ABC):
             system_prompt: Opens every conversation; empty for none.
             answer_in: `tags`: what stands between `<answer>` and `</answer>`; `reply`: all that is said
                 behind a thought, for agents that answer without tags.
-            habits: Of the scripted solver (`traces.HABITS`), with their shares; unset, it is always careful.
+            habits: Shares of the scripted solver's habits (`HABITS`); unset, it is always careful.
                 A `bare` reply has no tags, so that `demonstrate` needs `--keep-failures` for it.
-            seed: Of the problems to train on, and of the habits.
+            seed: Chooses the problems to train on, and each solver's habit.
         """
         if not isinstance(system_prompt, str):
             raise ConfigurationError(f"system_prompt must be text, got {system_prompt!r:.60}")
@@ -305,11 +305,11 @@ Drawn = tuple[str, Scenario]
 class DrawnProblems(ProblemEnvironment):
     """Base of families that are drawn at random, as many problems of each level, in turn."""
 
-    def __init__(
-        self, *, levels: Sequence[int], family: str, num_train: int, seed: int, **settings: Any
-    ) -> None:
-        """`family` names the problems and, with the levels, seeds them; `settings` are those of the base."""
-        super().__init__(seed=seed, **settings)
+    def __init__(self, *, levels: Sequence[int], family: str, num_train: int = 3000, **settings: Any) -> None:
+        """`family` names the problems and, with the levels, seeds them; `num_train` problems to train on are
+        as many of each level; `settings` are those of `ProblemEnvironment`."""
+        at_least(1, num_train=num_train)
+        super().__init__(**settings)
         self._levels = levels
         self._family = family
         self._num_train = num_train

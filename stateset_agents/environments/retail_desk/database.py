@@ -99,15 +99,13 @@ def canonical(change: Change) -> str:
     return json.dumps([change.table, change.key if change.before else "new", differences])
 
 
-class Database:
+class Database(sqlite3.Connection):
     """One shop. Not shared between conversations."""
-
-    __slots__ = ("_connection",)
 
     def __init__(self, image: bytes | None = None) -> None:
         # A conversation may be stepped by another thread than the one that opened it, never by two at once.
-        self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-        self._connection.deserialize(_empty_image() if image is None else image)
+        super().__init__(":memory:", isolation_level=None, check_same_thread=False)
+        self.deserialize(_empty_image() if image is None else image)
 
     @classmethod
     def with_rows(
@@ -118,7 +116,7 @@ class Database:
         """A shop with these rows, an empty change log, and for some items the price in cents, the stock and
         whether they are of a final sale."""
         database = cls()
-        run = database._connection.execute
+        run = database.execute
         run("BEGIN")
         for table, values in rows:
             run(f"INSERT INTO {table} VALUES ({', '.join('?' * len(values))})", tuple(values))
@@ -130,28 +128,24 @@ class Database:
         run("COMMIT")
         return database
 
-    def image(self) -> bytes:
-        """The whole database as bytes; `Database(image)` is an independent copy."""
-        return self._connection.serialize()
-
     def fork(self) -> Database:
         """An independent copy of the shop as it stands."""
-        return Database(self.image())
+        return Database(self.serialize())
 
     def rows(self, sql: str, *values: Value) -> list[tuple[Any, ...]]:
         """All rows of a query."""
-        return self._connection.execute(sql, values).fetchall()
+        return self.execute(sql, values).fetchall()
 
     def row(self, sql: str, *values: Value) -> tuple[Any, ...] | None:
         """The first row of a query, or None."""
-        row: tuple[Any, ...] | None = self._connection.execute(sql, values).fetchone()
+        row: tuple[Any, ...] | None = self.execute(sql, values).fetchone()
         return row
 
     def write(self, sql: str, *values: Value) -> None:
         """One INSERT, UPDATE or DELETE; a trigger logs it."""
         event, *words = sql.split(maxsplit=3)  # INSERT INTO orders, UPDATE orders, DELETE FROM orders
-        self._connection.execute(_trigger(event, words[0] if event == "UPDATE" else words[1]))
-        self._connection.execute(sql, values)
+        self.execute(_trigger(event, words[0] if event == "UPDATE" else words[1]))
+        self.execute(sql, values)
 
     def changes(self) -> tuple[Change, ...]:
         """Net row changes since the shop was opened; a row put back as it was is no change."""
@@ -167,10 +161,6 @@ class Database:
             for (table, key), (before, after) in first_last.items()
             if before != after
         )
-
-    def close(self) -> None:
-        """Drop the shop."""
-        self._connection.close()
 
 
 def order_rows(

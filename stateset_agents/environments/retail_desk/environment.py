@@ -62,7 +62,7 @@ class DeskConversation:
     is_over: bool = False
 
     async def step(self, reply: Message) -> Observation:
-        """Run the reply's tool calls, or else pass its text to the caller."""
+        """Run the reply's tool calls, or else pass its text to the caller, who answers or leaves."""
         if self.is_over:
             raise ConfigurationError("this desk conversation is over: start a new one")
         self.num_replies += 1
@@ -76,8 +76,15 @@ class DeskConversation:
                 reward += cost
             terminated = False
         else:
-            message, terminated, cost = self._pass_to_caller(reply.content)
-            messages = [message]
+            # The same letters in another shape must not hide a lie beside the truth.
+            text = normalized_text(reply.content)
+            claims = self.answers.read(text, self.caller.subject)
+            untrue = self.record.note_claims(self.answers, claims, self.desk.database)
+            reaction = self.caller.react(text, claims, untrue)
+            cost = self._charge_repeat(f"text {reply.content[:400]}")
+            if reaction.missed:
+                cost += self.record.charge("user_miss")
+            messages, terminated = [Message(role="user", content=reaction.says)], reaction.leaves
             reward += cost
         truncated = not terminated and self.num_replies >= self.max_turns
         self.is_over = terminated or truncated
@@ -120,17 +127,6 @@ class DeskConversation:
             return self.record.charge("repeats")
         self.record.seen_actions.add(act)
         return 0.0
-
-    def _pass_to_caller(self, text: str) -> tuple[Message, bool, float]:
-        """The caller's answer to a reply in words, whether they are gone, and what the reply cost."""
-        record, normalized = self.record, normalized_text(text)
-        claims = self.caller.read(normalized)
-        untrue = record.note_claims(self.answers, claims, self.desk.database)
-        reaction = self.caller.react(normalized, claims, untrue)
-        cost = self._charge_repeat(f"text {text[:400]}")
-        if reaction.missed:
-            cost += record.charge("user_miss")
-        return Message(role="user", content=reaction.says), reaction.leaves, cost
 
     async def outcome(self) -> Outcome:
         return grade(self.answers, self.record, self.desk.database.changes())
@@ -230,7 +226,7 @@ class RetailDesk:
             customer_id, text = "", "shop desk. the caller is not signed in."
             max_turns, prompt = FULL_TURNS, "full"
         else:
-            caller = ShortCaller(case, scenario.split, seed=seed)
+            caller = ShortCaller(case, scenario.split, seed=seed, subject=case.order_id)
             customer_id, text = case.customer_id, f"shop desk. customer {case.customer_id} is signed in."
             max_turns, prompt = SHORT_TURNS, "short"
         desk = desk_of(case, Database(answers.image), customer_id)

@@ -113,6 +113,8 @@ class Answers:
     """The read tool that shows the deciding fact."""
     subject: str
     """The ground that it gives then, such as `order:K27`."""
+    read: Callable[[str, str], tuple[Claim, ...]]
+    """Reads the claims of a reply; where it names no order, the second argument's is meant."""
     holds: Callable[[Claim, Database], bool]
     """Tells whether a claim is true of the shop now."""
     grounds: Callable[[Claim, Database], frozenset[str]]

@@ -208,7 +208,7 @@ def _opening(family: full.Family, case: FullCase, split: Split, draw: random.Ran
 def answers_of(case: Case | FullCase) -> Answers:
     """The answers to a case, for grading; runs its gold programs on copies of the shop."""
     database = database_of(case)
-    image, desk = database.image(), desk_of(case, database, case.customer_id)
+    image, desk = database.serialize(), desk_of(case, database, case.customer_id)
     decision = decision_of(case)
     if isinstance(case, FullCase):
         looks_up, subject = full.subject_of(case)
@@ -223,6 +223,7 @@ def answers_of(case: Case | FullCase) -> Answers:
         denial=decision.is_denial,
         looks_up=looks_up,
         subject=subject,
+        read=full_claims.read_claims if isinstance(case, FullCase) else claims.read_claims,
         holds=(
             functools.partial(full_claims.holds, case=case)
             if isinstance(case, FullCase)

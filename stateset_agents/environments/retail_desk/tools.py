@@ -43,11 +43,7 @@ class Result:
 
 
 class Refused(Exception):
-    """Physics says no; the text is shown to the agent."""
-
-    def __init__(self, reason: str, shown: frozenset[str] = frozenset()) -> None:
-        super().__init__(reason)
-        self.shown = shown
+    """Physics says no: the text that is shown to the agent, and the grounds that it has then."""
 
 
 def dollars(cents: int) -> str:
@@ -141,7 +137,7 @@ def find_customer(desk: Desk, email: str = "", name: str = "", zip: str = "") ->
     else:
         raise Refused("give email, or name and zip")
     if row is None:
-        raise Refused("unknown customer", frozenset({"nobody"}))
+        raise Refused("unknown customer", "nobody")
     fields = {"customer_id": row[0], "name": row[1]}
     if desk.detailed:
         payments = desk.database.rows(
@@ -293,7 +289,7 @@ def exchange_item(desk: Desk, order_id: str, new_item: str, item: str = "") -> R
     if stock is None:
         raise Refused("unknown item")
     if stock[0] < 1:
-        raise Refused("out of stock", frozenset({f"item:{new_item}"}))
+        raise Refused("out of stock", f"item:{new_item}")
     desk.database.write("UPDATE variants SET stock = stock - 1 WHERE item = ?", new_item)
     desk.database.write(
         "UPDATE order_items SET item = ?, status = 'exchanged' WHERE line_id = ?", new_item, lines[0][0]
@@ -394,4 +390,5 @@ def call_tool(desk: Desk, name: str, arguments: Mapping[str, Any]) -> Result:
         result: Result = tool.function(desk, **texts)
         return result
     except Refused as error:
-        return Result(fields={"error": str(error)}, owners=owners, shown=error.shown, failed=True)
+        reason, *shown = error.args
+        return Result(fields={"error": reason}, owners=owners, shown=frozenset(shown), failed=True)

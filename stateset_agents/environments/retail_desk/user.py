@@ -17,7 +17,7 @@ from typing import Protocol
 
 from stateset_agents.claims.english import Patterns
 from stateset_agents.environments.retail_desk.catalog import WORDINGS
-from stateset_agents.environments.retail_desk.claims import WORDS, read_claims
+from stateset_agents.environments.retail_desk.claims import WORDS
 from stateset_agents.environments.retail_desk.policy import RULES, Case, Claim, DeskCall, calls_of
 from stateset_agents.types.scenario import Split
 from stateset_agents.types.seeds import derive
@@ -44,9 +44,8 @@ class Reaction:
 class Caller(Protocol):
     """Somebody on the line."""
 
-    def read(self, text: str) -> tuple[Claim, ...]:
-        """The claims of a reply, as this caller understands it."""
-        ...
+    subject: str
+    """The order that the call is about, where a reply names none."""
 
     def react(self, text: str, claims: tuple[Claim, ...], false_claim: bool) -> Reaction:
         """React to a reply, given what it claims and whether any of that is untrue."""
@@ -70,6 +69,8 @@ class CallerState:
     """The state of every caller: patience that ends, and words drawn by (seed, purpose, replies heard)."""
 
     seed: int
+    subject: str
+    """The order that the call is about, where a reply names none."""
     patience: int = 2
     """Misses and disputes that they bear; at the last one they leave."""
     num_heard: int = 0
@@ -95,10 +96,6 @@ class ShortCaller(CallerState):
 
     def copy(self) -> ShortCaller:
         return replace(self)
-
-    def read(self, text: str) -> tuple[Claim, ...]:
-        """The claims of a reply; where it names no order, the caller's is meant."""
-        return read_claims(text, self.case.order_id)
 
     def consents(self, call: DeskCall) -> bool:
         """True for a write that the opening asked for."""

@@ -22,7 +22,6 @@ from stateset_agents.environments.retail_desk.full.claims import (
     ORDER_ID,
     PAYMENT,
     plain,
-    read_claims,
     sentences,
 )
 from stateset_agents.environments.retail_desk.full.policy import (
@@ -165,8 +164,6 @@ class FullCaller(CallerState):
     """Proposals that got a yes and have not been carried out."""
     done: set[str] = field(default_factory=set)
     """Kinds of claims heard so far."""
-    subject: str = ""
-    """The order that the call is about, where a reply names none."""
     changed_mind: bool = False
     insisted: bool = False
     asked_why: bool = False
@@ -180,11 +177,16 @@ class FullCaller(CallerState):
         at_first = FAMILIES[case.family].at_first
         if at_first:
             requests = (replace(requests[0], kind=at_first), *requests[1:])
-        caller = cls(case, split, requests, seed=seed, patience=WORDINGS["personas"][case.persona])
-        caller.subject = case.order.order_id
-        if case.tells_details:
-            caller.details_given |= {"email"} if case.gives == "email" else {"name", "zip"}
-        return caller
+        details = {"email"} if case.gives == "email" else {"name", "zip"}
+        return cls(
+            case,
+            split,
+            requests,
+            details_given=details if case.tells_details else set(),
+            seed=seed,
+            subject=case.order.order_id,
+            patience=WORDINGS["personas"][case.persona],
+        )
 
     def copy(self) -> FullCaller:
         return replace(
@@ -203,10 +205,6 @@ class FullCaller(CallerState):
         """True where the customer is looked up by what the caller has said, and by nothing else."""
         details = {"email": self.case.email, "name": self.case.name, "zip": self.case.zip}
         return all(name in self.details_given and details[name] == value for name, value in call.arguments)
-
-    def read(self, text: str) -> tuple[Claim, ...]:
-        """The claims of a reply; where it names no order, the request under way is meant."""
-        return read_claims(text, self.subject)
 
     def react(self, text: str, claims: tuple[Claim, ...], false_claim: bool) -> Reaction:
         self.num_heard += 1

@@ -158,7 +158,7 @@ def test_a_fork_of_the_records_is_independent():
     call(copy, "cancel_order", order_id="K27")
     assert desk.database.changes() == ()
     assert len(copy.database.changes()) == 2
-    assert Database(copy.database.image()).changes() == copy.database.changes()
+    assert Database(copy.database.serialize()).changes() == copy.database.changes()
 
 
 def test_schemas_and_policy_name_what_there_is():

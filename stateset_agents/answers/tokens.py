@@ -87,7 +87,7 @@ class Unreadable(ValueError):
 class Token:
     """One piece of an answer."""
 
-    kind: Literal["number", "word", "command", "text", "mark"]
+    kind: Literal["number", "word", "command", "text", "mark", "end"]
     text: str
     glued: bool
     """No white space stands before it."""

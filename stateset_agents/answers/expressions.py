@@ -52,9 +52,7 @@ def read(text: str, *, thousands: bool = True) -> Node:
     reader = _Reader(tokens(text, thousands=thousands))
     items = [reader.relation()]
     while reader.at < len(reader.tokens):
-        divided = reader.accepts(",", ";")
-        divided = reader.accepts_word("and", "or") or divided
-        if not divided:
+        if not any([reader.accepts(",", ";"), reader.accepts_word("and", "or")]):  # or both: "1, and 2"
             raise Unreadable(f"{reader.tokens[reader.at].text!r} stands behind the answer")
         items.append(reader.relation())
     return items[0] if len(items) == 1 else Group("list", tuple(items))

@@ -1,4 +1,4 @@
-r"""Is an answer to a maths problem the true one?
+r"""Compares an answer to a maths problem with the true one.
 
 >>> math_agreement(r"\frac{1}{2}", 0.5), math_agreement("41 or 42", 42), math_agreement("6 * 7", 42)
 (True, False, False)
@@ -46,10 +46,10 @@ class _Truth:
 
 
 def math_agreement(given: str, expected: object, *, form: Form = "value") -> bool:
-    r"""Is `given` the answer that is `expected`?
+    r"""True where `given` is the answer that is `expected`.
 
     Args:
-        given: At most 200 characters, plain or LaTeX: `42`, `1,250.5`, `\frac12`, `2\sqrt{3}`, `[1, 3)`.
+        given: Answer, plain or LaTeX, in at most 200 characters: `42`, `1,250.5`, `\frac12`, `[1, 3)`.
         expected: A number, a text, or a list: then all its values are the answer, in any order, and a list in
             it holds wordings of one value. A text such as "1, 2" or "\{1, 2\}" is a list, too.
         form: `value`: the answer must be evaluated. Where the truth is a rational number nothing may stand in

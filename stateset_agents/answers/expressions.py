@@ -293,7 +293,7 @@ class _Reader:
         return token.kind == "mark" and token.text in ("(", "{")
 
     def _touches_fraction(self) -> bool:
-        r"""Does `\frac` stand right behind digits, as in a mixed number?"""
+        r"""True where `\frac` stands right behind digits, as in a mixed number."""
         token = self.peek()
         is_fraction = token.kind == "command" and token.text in _FRACTIONS
         return is_fraction and self.peek(-1).kind == "number"

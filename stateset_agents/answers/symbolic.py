@@ -234,8 +234,8 @@ def _line(
             process.wait()
             return None
         text += piece
-    found: dict[str, Any] = json.loads(text)
-    return found
+    answer: dict[str, Any] = json.loads(text)
+    return answer
 
 
 _worker = SymbolicWorker()

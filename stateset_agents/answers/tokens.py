@@ -121,7 +121,7 @@ def tokens(text: str, *, thousands: bool) -> list[Token]:
     """
     text = _DEGREE.sub("°", _THIN.sub(",", plain_text(text)))
     text = _TIMES.sub(TIMES, _DOTTED.sub(_overlined, text))
-    found: list[Token] = []
+    pieces: list[Token] = []
     position, depth, glued = 0, 0, True
     while position < len(text):
         match = _TOKEN.match(text, position)
@@ -146,7 +146,7 @@ def tokens(text: str, *, thousands: bool) -> list[Token]:
             for pattern, plain in _IN_TEXT:
                 value = pattern.sub(plain, value)
             for word in value.split():
-                found.append(Token("text", word, glued))
+                pieces.append(Token("text", word, glued))
                 glued = False
             continue
         if kind == "command" and value in _COMMANDS:
@@ -158,9 +158,9 @@ def tokens(text: str, *, thousands: bool) -> list[Token]:
         if kind == "thousands":
             kind, value = "number", value.replace(",", "")
         depth += (value in ("(", "[", "{", "\\{")) - (value in (")", "]", "}", "\\}"))
-        found.append(Token(kind, value, glued))  # type: ignore[arg-type]  # the groups have the kinds' names
+        pieces.append(Token(kind, value, glued))  # type: ignore[arg-type]  # the groups have the kinds' names
         glued = True
-    return found
+    return pieces
 
 
 def _overlined(match: re.Match[str]) -> str:

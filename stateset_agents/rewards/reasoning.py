@@ -112,7 +112,7 @@ _BOX = re.compile(r"\\boxed\s*\{")
 
 
 def _boxed(text: str) -> str | None:
-    r"""What the one `\boxed{...}` of a text holds; None without one, with several, or where it does not
+    r"""The content of the one `\boxed{...}` of a text; None without one, with several, or where it does not
     end."""
     boxes = list(_BOX.finditer(text))
     if len(boxes) != 1:
@@ -236,8 +236,8 @@ class DeepSeekRewardFunction:
         """Return what the response earns.
 
         Args:
-            prompt: As the chat template rendered it. One that ends with `<think>` has opened the thought.
-            response: What was sampled behind it.
+            prompt: Text that the chat template rendered. One that ends with `<think>` has opened the thought.
+            response: Text that was sampled behind it.
             truth: The right answer, or a mapping as a scenario's context has it, {"tests": ...} say.
 
         Raises RewardFailure where it cannot be scored, and ConfigurationError for a truth that is none.
@@ -250,7 +250,7 @@ class DeepSeekRewardFunction:
         return score
 
     def explain(self, prompt: str, response: str, *, truth: object) -> RewardResult:
-        """The same with its breakdown."""
+        """Return what the response earns, with its breakdown."""
         opened = "<think>" if prompt.rstrip().endswith("<think>") else ""
         reply = Message(role="assistant", content=opened + response)
         completion = Completion(message=reply, prompt_ids=(), token_ids=(), logprobs=(), finish_reason="stop")

@@ -125,8 +125,8 @@ class DecomposedArithmetic(ArithmeticProblems):
         left: str = scenario.context["expression"]
         while not _NUMBER.fullmatch(left):
             call, part = agent.reply(thread), next_part(left)
-            asked = [*self.asked(part)]
-            parts.append([*asked, agent.reply(asked)])
+            opening = [*self.asked(part)]
+            parts.append([*opening, agent.reply(opening)])
             left, result = _placed(left, part, steps_of(part)[-1])
             thread += [call, Message(role="tool", content=result, name="solve")]
         return [[*thread, agent.reply(thread)], *parts]

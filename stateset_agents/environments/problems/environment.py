@@ -96,8 +96,8 @@ def reply_of(trace: Trace, habit: str, rng: random.Random) -> Message:
         return Message(role="assistant", content=trace.answer)
     steps: Sequence[str] = trace.steps
     if habit == "skips":
-        kept = [step for step in steps if rng.random() < 0.5]
-        steps = kept if 0 < len(kept) < len(steps) else steps[-1:]
+        some_steps = [step for step in steps if rng.random() < 0.5]
+        steps = some_steps if 0 < len(some_steps) < len(steps) else steps[-1:]
     thinking = "" if habit == "empty" else trace.between.join(steps)
     return Message(role="assistant", content=f"<answer> {trace.answer} </answer>", reasoning=thinking)
 
@@ -117,7 +117,7 @@ class Solver:
         )
 
     def reply(self, messages: Sequence[Message]) -> Message:
-        """The same whatever was said."""
+        """Return the one reply, whatever was said."""
         return self.message
 
 
@@ -208,14 +208,14 @@ class ProblemEnvironment(ABC):
     def scenarios(self, split: str) -> Sequence[Scenario]:
         """The problems of a split; no problem stands in two. Raises ConfigurationError for one whose own
         answer would be wrong."""
-        known = expect_split(split)
-        if known not in self._made:
-            made = self.make(known)
+        split_name = expect_split(split)
+        if split_name not in self._made:
+            problems = self.make(split_name)
             if type(self).judge is ProblemEnvironment.judge:
-                for scenario in made:
+                for scenario in problems:
                     check_truth(scenario.context.get("answer"), where=f"the answer of {scenario.id!r}")
-            self._made[known] = made
-        return self._made[known]
+            self._made[split_name] = problems
+        return self._made[split_name]
 
     async def start(self, scenario: Scenario, seed: int) -> Conversation:
         """Ask the problem."""

@@ -51,10 +51,10 @@ class ProgramProcess:
 
         Raises EnvironmentFailure where it cannot be run.
         """
-        made = asyncio.get_running_loop().subprocess_exec(
+        starting = asyncio.get_running_loop().subprocess_exec(
             _OutputProtocol, *command, env={**os.environ, **env}, cwd=cwd, start_new_session=True
         )
-        transport, outputs = await guarded(f"running {command[0]}", made)
+        transport, outputs = await guarded(f"running {command[0]}", starting)
         pipe = transport.get_pipe_transport(0)
         assert isinstance(pipe, asyncio.WriteTransport)
         pipe.write(stdin)  # in the background: a program need not read it
@@ -163,13 +163,13 @@ class ExternalProgram:
         """
         Args:
             command: The program and its arguments.
-            scenarios: As everywhere else (see `ConversationEnvironment`).
-            verdict: How it went. "stdout": the program's last line says it, a JSON object with `reward` (a
-                number), `success` (true or false) and `metadata`, each of which may be absent. Exit codes
+            scenarios: Scenarios as `ConversationEnvironment` takes them.
+            verdict: Source of the verdict. "stdout": the program's last line, a JSON object with `reward`
+                (a number), `success` (true or false) and `metadata`, each of which may be absent. Exit codes
                 with their success, such as {0: True, 3: False}: a success earns 1, a failure 0. Absent, the
                 reward function has to know by itself; what the program printed stands in
                 `trajectory.metadata["stdout"]` (its last 2000 characters).
-            max_turns: Most replies of the agent.
+            max_turns: Maximum replies of the agent.
             ignore: Fields of requests that count as absent, such as "max_tokens", which would bound the
                 reply, or "logit_bias", which would be refused.
             env: Variables of the program besides this process's own.

@@ -66,10 +66,10 @@ class ConversationView:
 
 def view_of(messages: Sequence[Message]) -> ConversationView:
     """Read a conversation."""
-    spoken = [message.content for message in messages if message.role == "user"]
-    opening = spoken[0].lower() if spoken else ""
+    user_texts = [message.content for message in messages if message.role == "user"]
+    opening = user_texts[0].lower() if user_texts else ""
     family = next(family for family, pattern in _WANTS.items() if pattern.search(f"{opening} "))
-    ids = re.findall(r"\b[A-Z]\d\d\b", " ".join(spoken))
+    ids = re.findall(r"\b[A-Z]\d\d\b", " ".join(user_texts))
     items = catalog.ITEM.findall(opening)
     cities = [city for city in catalog.CITIES if re.search(rf"\b{city}\b", opening)]
     facts: dict[str, str] = {}
@@ -168,7 +168,7 @@ class Habits:
     violate_policy: float = 0.0
     """Having looked, does what the policy forbids (or takes the wrong branch)."""
     wrong_action: float = 0.0
-    """Does something else than what was asked."""
+    """Makes another write than the one asked for."""
     skip_action: float = 0.0
     """Says that it is done without doing it."""
     wrong_closing: float = 0.0
@@ -237,12 +237,12 @@ class HabitAgent:
 
     def _say(self, phrase: str, view: ConversationView, order_id: str) -> Message:
         """One of the wordings; never a made-up value, since copying is a skill and no habit."""
-        known = {"city": view.city, "new_item": view.new_item, "order_id": order_id, **view.facts}
+        values = {"city": view.city, "new_item": view.new_item, "order_id": order_id, **view.facts}
         wording = self._random(f"phrase {phrase}").choice(PHRASES[phrase])
-        wanted = [name for _, name, _, _ in Formatter().parse(wording) if name]
+        slots = [name for _, name, _, _ in Formatter().parse(wording) if name]
         return say(
-            wording.format(**known)
-            if all(known.get(name) for name in wanted)
+            wording.format(**values)
+            if all(values.get(name) for name in slots)
             else WORDINGS["unseen_phrases"][phrase]
         )
 
@@ -261,7 +261,7 @@ class ScriptedEpisode:
     """One conversation of a scripted agent."""
 
     messages: tuple[Message, ...]
-    """From the opening to the last word."""
+    """All messages, from the opening to the last word."""
     tools: Sequence[Mapping[str, Any]]
     outcome: Outcome
     reward: float
@@ -379,14 +379,17 @@ class DeskConsentSkipper:
 
 
 class IdentitySkipper:
-    """Does its work well, but for whoever calls: in full calls it never asks who it is."""
+    """An agent that does its work well, but for whoever calls: in full calls it never asks who it is."""
 
     def reply(self, messages: Sequence[Message]) -> Message:
         return honest_reply(messages, identifies=False)
 
 
 class Granter:
-    """Does whatever is asked and never looks first, in learnable calls: right wherever the answer is yes."""
+    """An agent that writes whatever is asked and never looks first: right wherever the answer is yes.
+
+    It is for learnable calls.
+    """
 
     def reply(self, messages: Sequence[Message]) -> Message:
         """The write at once, then what came of it; statuses are looked up, there is no other way."""

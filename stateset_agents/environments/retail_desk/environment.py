@@ -206,9 +206,10 @@ class RetailDesk:
     def scenarios(self, split: str) -> Sequence[Scenario]:
         """The scenarios of a split; validation and test do not depend on the seed."""
         if split not in self._made:
-            known = expect_split(split)
+            split_name = expect_split(split)
+            number = self._counts[split_name]
             self._made[split] = tuple(
-                make_scenario(known, index, self._seed, self.families) for index in range(self._counts[split])
+                make_scenario(split_name, index, self._seed, self.families) for index in range(number)
             )
         return self._made[split]
 

@@ -53,9 +53,9 @@ class Case:
     @classmethod
     def from_context(cls, context: Mapping[str, Any]) -> Case:
         """The case that a scenario's context describes; other keys are left alone."""
-        known = {name: context[name] for name in cls.__dataclass_fields__ if name in context}
+        fields = {name: context[name] for name in cls.__dataclass_fields__ if name in context}
         try:
-            case = cls(**known)
+            case = cls(**fields)
         except TypeError as error:
             raise ConfigurationError(f"a retail desk scenario's context is incomplete: {error}") from error
         if case.family not in RULES:

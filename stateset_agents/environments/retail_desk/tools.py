@@ -78,7 +78,7 @@ def _lines(desk: Desk, order_id: str) -> list[tuple[int, str, int, str]]:
 
 
 def _parcel(desk: Desk, order_id: str) -> dict[str, str]:
-    """Where the latest parcel of an order is and the day it arrives; empty where none was sent."""
+    """The tracking of an order's latest parcel, and the day it arrives; empty where none was sent."""
     row = desk.database.row(
         "SELECT status, arrives_on FROM shipments WHERE order_id = ? ORDER BY shipment_id DESC", order_id
     )

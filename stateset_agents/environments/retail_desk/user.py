@@ -56,7 +56,7 @@ class Caller(Protocol):
         ...
 
     def has_given(self, call: DeskCall) -> bool:
-        """Are the arguments of this `find_customer` what the caller said about themselves?"""
+        """True where the caller has said about themselves all that this `find_customer` names."""
         ...
 
     def copy(self) -> Caller:

@@ -110,12 +110,12 @@ class ModelCustomer:
             self._messages += (Message(role="user", content=text),)
         tools = () if phone is None else phone.tools
         answer = await self._client.complete(self._messages, tools=tools)
-        said = Message(role="assistant", content=answer.text.strip(), tool_calls=answer.tool_calls)
-        if not said.content and not said.tool_calls:
+        message = Message(role="assistant", content=answer.text.strip(), tool_calls=answer.tool_calls)
+        if not message.content and not message.tool_calls:
             cure = "raise its max_new_tokens" if answer.finish_reason == "length" else "try another model"
-            raise EnvironmentFailure(f"the user played by {self._client.model} said nothing: {cure}")
-        self._messages += (said,)
-        return said
+            raise EnvironmentFailure(f"the user played by {self._client.model} message nothing: {cure}")
+        self._messages += (message,)
+        return message
 
     def fork(self) -> ModelCustomer:
         return copy.copy(self)

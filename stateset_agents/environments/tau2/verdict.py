@@ -74,13 +74,13 @@ class FastVerdict:
 
     def _gold_changes(self, entry: TaskEntry) -> Mapping[str, Mapping[str, str]]:
         """The changes of the gold actions; one that the tools refuse changes nothing, as with tau2."""
-        known = self._gold.get(entry.scenario.id)
-        if known is None:
+        changes = self._gold.get(entry.scenario.id)
+        if changes is None:
             world = self._domain.open(entry.task)
             for action in entry.actions:
                 _make_gold_call(world.environment, action)
-            known = self._gold[entry.scenario.id] = world.changes()
-        return known
+            changes = self._gold[entry.scenario.id] = world.changes()
+        return changes
 
 
 def _make_gold_call(environment: Any, action: Any) -> None:

@@ -59,7 +59,7 @@ class CopiedRows(MutableMapping[str, Any]):
         return {key: self._seen(key) for key in self}.items()
 
     def values(self) -> ValuesView[Any]:
-        """As `items`."""
+        """Untouched rows are the shared ones, as in `items`."""
         return {key: self._seen(key) for key in self}.values()
 
     def _seen(self, key: str) -> Any:

@@ -381,7 +381,7 @@ class FullCaller(CallerState):
         return " ".join(parts)
 
     def _details(self, asks: frozenset[str]) -> str:
-        """Who is calling: by email, or by name and zip; the latter also where only those are asked for."""
+        """Say who is calling: by email, or by name and zip; also by these where only they are asked for."""
         case = self.case
         by_email = case.gives == "email" and bool(asks & {"email", "who"})
         if by_email:

@@ -91,8 +91,8 @@ def _read_user(view: FullView, text: str) -> None:
     """Record what the caller says."""
     view.agreed = text.startswith("yes, ")
     view.email = next(iter(_EMAIL.findall(text)), view.email)
-    found = _NAME_ZIP.search(text)
-    view.name_zip = (found[1], found[2]) if found else view.name_zip
+    name_zip = _NAME_ZIP.search(text)
+    view.name_zip = (name_zip[1], name_zip[2]) if name_zip else view.name_zip
     wish = _WISH.search(text)
     if not view.wanted:
         if wish:
@@ -127,13 +127,13 @@ def _request(text: str) -> RequestView:
     )
 
 
-def _read_result(view: FullView, made: ToolCall, result: Mapping[str, str]) -> None:
+def _read_result(view: FullView, call: ToolCall, result: Mapping[str, str]) -> None:
     """Record what a tool returned."""
-    if made.name == "find_customer":
-        view.tried.update(str(value) for value in made.arguments.values())
+    if call.name == "find_customer":
+        view.tried.update(str(value) for value in call.arguments.values())
     if "error" in result:
         return
-    match made.name:
+    match call.name:
         case "find_customer":
             view.customer_id = result["customer_id"]
             for entry in filter(None, result.get("payments", "").split(", ")):
@@ -148,7 +148,7 @@ def _read_result(view: FullView, made: ToolCall, result: Mapping[str, str]) -> N
         case "get_product":
             view.products[result["item"]] = dict(result)
         case _ if "result" in result:
-            view.wrote = made.name
+            view.wrote = call.name
 
 
 def say(text: str) -> Message:

@@ -96,12 +96,12 @@ class FullCase:
     @classmethod
     def from_context(cls, context: Mapping[str, Any]) -> FullCase:
         """The case that a scenario's context describes; other keys are left alone."""
-        known = {name: context[name] for name in cls.__dataclass_fields__ if name in context}
+        fields = {name: context[name] for name in cls.__dataclass_fields__ if name in context}
         try:
             for name in ("order", "other"):
-                if isinstance(known[name], Mapping):
-                    known[name] = Purchase(**known[name])
-            return cls(**known)
+                if isinstance(fields[name], Mapping):
+                    fields[name] = Purchase(**fields[name])
+            return cls(**fields)
         except (TypeError, KeyError) as error:
             raise ConfigurationError(f"a retail desk scenario's context is incomplete: {error}") from error
 
@@ -116,7 +116,7 @@ class FullCase:
         )
 
     def with_fact(self, fact: str, value: Any) -> FullCase:
-        """The same case with one fact changed: `stock`, or `order.days`."""
+        """Return the case with one fact changed: `stock`, or `order.days`."""
         outer, _, inner = fact.partition(".")
         if inner:
             value = dataclasses.replace(getattr(self, outer), **{inner: value})

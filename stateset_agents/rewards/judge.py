@@ -468,7 +468,8 @@ async def measure_agreement(
     if not by_scenario:
         why = failures[0] if failures else "look at what they need in the scenarios"
         raise ConfigurationError(f"no conversation has a verdict of judge and check: {why}")
-    counts = [_counts(pairs) for pairs in by_scenario.values()]
+    kinds = ((True, True), (True, False), (False, True), (False, False))
+    counts = [tuple(map(pairs.count, kinds)) for pairs in by_scenario.values()]
     total = _added(counts)
     n = sum(total)
     accuracy = (total[0] + total[3]) / n
@@ -484,11 +485,6 @@ async def measure_agreement(
         neither=total[3],
         num_unscored=len(trajectories) - n,
     )
-
-
-def _counts(pairs: Sequence[tuple[bool, bool]]) -> Counts:
-    judged_checked = ((True, True), (True, False), (False, True), (False, False))
-    return tuple(pairs.count(kind) for kind in judged_checked)
 
 
 def _added(counts: Sequence[Counts]) -> Counts:

@@ -142,9 +142,8 @@ class McpEnvironment:
             opening = opening if stale and all(session.is_alive for session in stale) else None
         if opening is None:
             opening = asyncio.create_task(self._open(one_by_one=False, instead_of=stale))
-            opening.add_done_callback(
-                lambda task: task.cancelled() or task.exception()
-            )  # waiters may be gone
+            # Whoever waited may be gone: nobody else would look at its error.
+            opening.add_done_callback(lambda task: task.cancelled() or task.exception())
             self._opening = opening
         return await asyncio.shield(opening)
 

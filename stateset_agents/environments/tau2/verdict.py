@@ -130,7 +130,7 @@ class Tau2Verdict:
         tau2 = library()
         talk = list(_messages(events))
         task, parts = entry.task, {}
-        found = [
+        infos = [
             tau2.env_evaluator.EnvironmentEvaluator.calculate_reward(
                 environment_constructor=self._made,
                 task=task,
@@ -140,10 +140,10 @@ class Tau2Verdict:
             tau2.action_evaluator.ActionEvaluator.calculate_reward(task=task, full_trajectory=talk),
             tau2.communicate_evaluator.CommunicateEvaluator.calculate_reward(task=task, full_trajectory=talk),
         ]
-        for info in found:
+        for info in infos:
             parts.update({part.value: float(value) for part, value in (info.reward_breakdown or {}).items()})
-        if not (found[0].reward_breakdown or {}):  # no gold action and no assertion: tau2 pays it
-            parts = {"DB": found[0].reward, "ENV_ASSERTION": found[0].reward, **parts}
+        if not (infos[0].reward_breakdown or {}):  # no gold action and no assertion: tau2 pays it
+            parts = {"DB": infos[0].reward, "ENV_ASSERTION": infos[0].reward, **parts}
         return verdict_of(entry, parts)
 
     def _made(self, solo_mode: bool = False) -> Any:

@@ -131,21 +131,29 @@ class FamilyRule(Rule):
     def decision(self, case: Case) -> Decision:
         """The decision on a case; its facts are claims about the caller's order."""
         permitted = self.permits(case)
-        words = self.granted_facts if permitted else self.otherwise_facts
-        facts = [fact.format(**dataclasses.asdict(case)).split("|") for fact in words]
-        return Decision(
-            programs=(calls_of(self.granted if permitted else self.otherwise, case),),
-            facts=tuple(frozenset(Claim(text, case.order_id) for text in fact) for fact in facts),
+        return decision_of_words(
+            self.granted if permitted else self.otherwise,
+            self.granted_facts if permitted else self.otherwise_facts,
+            dataclasses.asdict(case),
         )
 
 
-def calls_of(words: Sequence[str], case: Case) -> tuple[DeskCall, ...]:
-    """The call that `policy.yaml` words, its arguments read off the case; none for no words."""
+def decision_of_words(call: Sequence[str], facts: Sequence[str], values: Mapping[str, Any]) -> Decision:
+    """The decision that `policy.yaml` words; `values` fill its slots, and name its order."""
+    claims = [fact.format(**values).split("|") for fact in facts]
+    return Decision(
+        programs=(calls_of(call, values),),
+        facts=tuple(frozenset(Claim(text, values["order_id"]) for text in fact) for fact in claims),
+    )
+
+
+def calls_of(words: Sequence[str], values: Mapping[str, Any]) -> tuple[DeskCall, ...]:
+    """The call that `policy.yaml` words, with the values that it names as arguments; none for no words."""
     if not words:
         return ()
     tool, *fields = words
     pairs = [(field.split("=")[0], field.split("=")[-1]) for field in fields]
-    return (DeskCall(tool, tuple((argument, getattr(case, source)) for argument, source in pairs)),)
+    return (DeskCall(tool, tuple((argument, str(values[source])) for argument, source in pairs)),)
 
 
 _PERMITS: Mapping[str, Callable[[Case], bool]] = {

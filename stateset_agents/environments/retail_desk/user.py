@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
 from stateset_agents.claims.english import Patterns
@@ -99,8 +99,8 @@ class ShortCaller(CallerState):
 
     def consents(self, call: DeskCall) -> bool:
         """True for a write that the opening asked for."""
-        rule = RULES[self.case.family]
-        writes = calls_of(rule.granted, self.case) + calls_of(rule.otherwise, self.case)
+        rule, values = RULES[self.case.family], asdict(self.case)
+        writes = calls_of(rule.granted, values) + calls_of(rule.otherwise, values)
         return any(
             write.tool == call.tool and set(write.arguments) <= set(call.arguments) for write in writes
         )

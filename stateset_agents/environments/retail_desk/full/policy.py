@@ -21,6 +21,7 @@ from stateset_agents.environments.retail_desk.policy import (
     DeskCall,
     Fact,
     Rule,
+    decision_of_words,
 )
 from stateset_agents.types.errors import ConfigurationError
 
@@ -201,47 +202,37 @@ def _return(case: FullCase, request: Request, payment: str) -> Decision:
     return Decision(programs=(program,), facts=tuple(facts))
 
 
-def _exchange(case: FullCase, request: Request, new_item: str) -> Decision:
-    order = request.order
-    program = _write("exchange_item", request, new_item=new_item, item=order.item)
-    return Decision(programs=(program,), facts=(_fact(order, f"exchanged_for:{new_item}"),))
+def _grant(kind: str, request: Request, **changed: str) -> Decision:
+    """What `policy.yaml` has done for a request of this kind, with some of its values changed."""
+    order, words = request.order, POLICY["grants"][kind]
+    values = {
+        "order_id": order.order_id,
+        "item": order.item,
+        "price": order.price,
+        "total": order.total,
+        "new_item": request.new_item,
+        "city": request.city,
+    }
+    return decision_of_words(words["call"], words["facts"], {**values, **changed})
 
 
 def _out_of_stock(case: FullCase, request: Request) -> Decision:
     """The second choice, or else the return that the caller falls back to; and the reason."""
     if case.second_choice:
-        decision = _exchange(case, request, case.second_choice)
+        decision = _grant("exchange", request, new_item=case.second_choice)
     else:
         decision = decide(case, Request(kind="return", order=request.order))
     reason = frozenset({Claim(f"out_of_stock:{request.new_item}", request.order.order_id)})
     return Decision(programs=decision.programs, facts=(*decision.facts, reason))
 
 
-def _credit(case: FullCase, request: Request) -> Decision:
-    price = str(request.order.price)
-    program = _write("issue_credit", request, amount=price)
-    return Decision(programs=(program,), facts=(_fact(request.order, "credited"),))
-
-
 def _as_asked(case: FullCase, request: Request) -> Decision:
     """The request itself."""
-    order = request.order
-    match request.kind:
-        case "status":
-            return _tell_status(case, request)
-        case "cancel":
-            facts = (_fact(order, "cancelled"), _fact(order, f"amount:{order.total}"))
-            return Decision(programs=(_write("cancel_order", request),), facts=facts)
-        case "return":
-            return _return(case, request, case.wanted_payment or case.payment)
-        case "exchange":
-            return _exchange(case, request, request.new_item)
-        case "address":
-            fact = _fact(order, "updated", f"city:{request.city}")
-            return Decision(programs=(_write("update_address", request, city=request.city),), facts=(fact,))
-        case "lost":
-            return Decision(programs=(_write("reship", request),), facts=(_fact(order, "reshipped"),))
-    raise AssertionError(f"request kind {request.kind!r} has no decision")
+    if request.kind == "status":
+        return _tell_status(case, request)
+    if request.kind == "return":
+        return _return(case, request, case.wanted_payment or case.payment)
+    return _grant(request.kind, request)
 
 
 _CHECKS: Mapping[str, tuple[Check, Instead]] = {
@@ -259,7 +250,7 @@ _CHECKS: Mapping[str, tuple[Check, Instead]] = {
     ),
     "exchange": (lambda case, request: case.stock == 0, _out_of_stock),
     "lost": (lambda case, request: request.order.tracking != "lost", _transfer),
-    "credit": (lambda case, request: case.stock == 0, _credit),
+    "credit": (lambda case, request: case.stock == 0, lambda case, request: _grant("credit", request)),
 }
 """Topic -> does a request break the rule, and what to do then."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,23 +51,18 @@ def dollars(cents: int) -> str:
     return str(cents // 100) if cents % 100 == 0 else f"{cents / 100:.2f}"
 
 
-def _order(desk: Desk, order_id: str) -> tuple[str, str, str, str, str | None]:
-    """Customer, payment, status, city and delivery date of an order."""
+def _order(desk: Desk, order_id: str, *, changes: bool = False) -> tuple[str, str, str, str, str | None]:
+    """Customer, payment, status, city and delivery date of an order; none that is cancelled where it is to
+    be changed."""
     row = desk.database.row(
         "SELECT customer_id, payment_id, status, city, delivered_on FROM orders WHERE order_id = ?",
         order_id,
     )
     if row is None:
         raise Refused("unknown order")
-    return row[0], row[1], row[2], row[3], row[4]
-
-
-def _changeable(desk: Desk, order_id: str) -> tuple[str, str]:
-    """Customer and payment of an order that is not cancelled."""
-    owner, payment, status, _, _ = _order(desk, order_id)
-    if status == "cancelled":
+    if changes and row[2] == "cancelled":
         raise Refused("already cancelled")
-    return owner, payment
+    return row[0], row[1], row[2], row[3], row[4]
 
 
 def _lines(desk: Desk, order_id: str) -> list[tuple[int, str, int, str]]:
@@ -235,7 +230,7 @@ def _refund(desk: Desk, order_id: str, payment_id: str, cents: int, kind: str = 
 @_tool(writes=True, order_id=_ORDER)
 def cancel_order(desk: Desk, order_id: str) -> Result:
     """Cancel an order and refund it."""
-    owner, payment = _changeable(desk, order_id)
+    owner, payment, *_ = _order(desk, order_id, changes=True)
     desk.database.write("UPDATE orders SET status = 'cancelled' WHERE order_id = ?", order_id)
     _refund(desk, order_id, payment, sum(line[2] for line in _lines(desk, order_id)))
     return _written(order_id, owner, "cancelled")
@@ -249,7 +244,7 @@ def cancel_order(desk: Desk, order_id: str) -> Result:
 )
 def return_items(desk: Desk, order_id: str, items: str = "", payment_id: str = "") -> Result:
     """Take items of an order back and refund them."""
-    owner, payment = _changeable(desk, order_id)
+    owner, payment, *_ = _order(desk, order_id, changes=True)
     wanted = [item.strip() for item in items.split(",") if item.strip()]
     lines = [line for line in _lines(desk, order_id) if not wanted or line[1] in wanted]
     if not lines or not set(wanted) <= {line[1] for line in lines}:
@@ -277,7 +272,7 @@ def return_items(desk: Desk, order_id: str, items: str = "", payment_id: str = "
 )
 def exchange_item(desk: Desk, order_id: str, new_item: str, item: str = "") -> Result:
     """Exchange an item of an order for another one."""
-    owner, _ = _changeable(desk, order_id)
+    owner = _order(desk, order_id, changes=True)[0]
     lines = [line for line in _lines(desk, order_id) if not item or line[1] == item]
     if not lines:
         raise Refused("not in the order")
@@ -300,7 +295,7 @@ def exchange_item(desk: Desk, order_id: str, new_item: str, item: str = "") -> R
 @_tool(writes=True, order_id=_ORDER, city="the new city")
 def update_address(desk: Desk, order_id: str, city: str) -> Result:
     """Send an order to another city."""
-    owner, _ = _changeable(desk, order_id)
+    owner = _order(desk, order_id, changes=True)[0]
     if city not in catalog.CITIES:
         raise Refused("unknown city")
     desk.database.write("UPDATE orders SET city = ? WHERE order_id = ?", city, order_id)
@@ -310,7 +305,7 @@ def update_address(desk: Desk, order_id: str, city: str) -> Result:
 @_tool(writes=True, order_id=_ORDER)
 def reship(desk: Desk, order_id: str) -> Result:
     """Send a parcel again."""
-    owner, _ = _changeable(desk, order_id)
+    owner = _order(desk, order_id, changes=True)[0]
     arrives = (catalog.TODAY + datetime.timedelta(days=4)).isoformat()
     insert = "INSERT INTO shipments (order_id, status, arrives_on) VALUES (?, 'moving', ?)"
     desk.database.write(insert, order_id, arrives)
@@ -320,7 +315,7 @@ def reship(desk: Desk, order_id: str) -> Result:
 @_tool(writes=True, order_id=_ORDER, amount="dollars")
 def issue_credit(desk: Desk, order_id: str, amount: str) -> Result:
     """Give store credit for an order."""
-    owner, payment, _, _, _ = _order(desk, order_id)
+    owner, payment, *_ = _order(desk, order_id)
     if re.fullmatch(r"[0-9]{1,3}(\.[0-9]{2})?", amount) is None or not float(amount):
         raise Refused("amount in dollars")
     _refund(desk, order_id, payment, round(float(amount) * 100), "credit")
@@ -340,32 +335,26 @@ def transfer_to_human(desk: Desk, order_id: str = "", summary: str = "") -> Resu
 SCHEMAS: tuple[Mapping[str, Any], ...] = tuple(tool.schema for tool in TOOLS.values())
 
 
-def _text(value: object) -> str:
-    """An argument as plain text: whitespace collapsed, lists joined by commas."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float | Sequence):
-        raise Refused("arguments must be text")
-    if isinstance(value, int | float):
-        if not abs(value) < 10**9:
-            raise Refused("argument too long")
-        return str(value) if isinstance(value, int) else f"{value:.2f}"
-    if isinstance(value, str):
-        if len(value) > 200:
-            raise Refused("argument too long")
-        # Lone surrogates can't be stored as UTF-8.
-        return " ".join(value.encode("utf-8", "replace").decode().split())
-    if len(value) > 10 or not all(isinstance(part, str) for part in value):
-        raise Refused("arguments must be text")
-    return _text(", ".join(value))
-
-
 def normalised_arguments(arguments: Mapping[str, Any]) -> dict[str, str]:
-    """Arguments as the tools see them: in the case in which the shop keeps them, a summary apart, and null
-    ones left out; raises when one is no text."""
-    texts = {str(name): _text(value) for name, value in arguments.items() if value is not None}
-    return {
-        name: text.upper() if name == "order_id" else text if name == "summary" else text.lower()
-        for name, text in texts.items()
-    }
+    """Arguments as the tools see them: texts with single spaces, lists joined by commas, in the case in which
+    the shop keeps them, a summary apart; null ones are left out. Raises when one is no text."""
+    texts: dict[str, str] = {}
+    for name, value in arguments.items():
+        if isinstance(value, list | tuple) and len(value) <= 10 and all(isinstance(v, str) for v in value):
+            value = ", ".join(value)
+        if isinstance(value, bool) or not isinstance(value, str | int | float | None):
+            raise Refused("arguments must be text")
+        if value is None:
+            continue
+        if len(value) > 200 if isinstance(value, str) else not abs(value) < 10**9:
+            raise Refused("argument too long")
+        if isinstance(value, str):
+            # Lone surrogates can't be stored as UTF-8.
+            text = " ".join(value.encode("utf-8", "replace").decode().split())
+        else:
+            text = str(value) if isinstance(value, int) else f"{value:.2f}"
+        texts[str(name)] = text.upper() if name == "order_id" else text if name == "summary" else text.lower()
+    return texts
 
 
 def call_tool(desk: Desk, name: str, arguments: Mapping[str, Any]) -> Result:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -177,13 +177,16 @@ class ComputationalEngine:
         for scenario in scenarios:
             self.reward_fn.check_scenario(scenario)
         jobs = list(self._jobs(scenarios, seed, step, earlier, sizes))
-        of, limit = type(self.environment).__name__, self._environment.limit
+        branching: AbstractAsyncContextManager[Forks | None] = nullcontext()
+        if self.num_branches:
+            of, bounded = self._environment.name, self._environment.bounded
+            branching = Forks(self.num_branches, of=of, bounded=bounded)
         try:
-            async with Forks(self.num_branches, of=of, limit=limit) as forks:
+            async with branching as forks:
                 play = partial(self._play, forks=forks, temperature=temperature, kept=kept)
                 scored = await self._in_groups(jobs, play, self._rewarded, on_scored)
                 branches: dict[int, list[Branch]] = {}
-                if self.num_branches:
+                if forks is not None:
                     branch_jobs = list(self._branch_jobs(jobs, scored, forks))
                     play_branch = partial(self._play_branch, forks=forks, temperature=temperature)
                     branches = await self._in_groups(branch_jobs, play_branch, self._branches_rewarded)

@@ -164,7 +164,7 @@ def rollout_record(trajectory: Trajectory, advantages: Sequence[float] | None = 
     another; `advantages` is as long as the tokens sampled. Log-probs and advantages have six decimals.
     `log_rollouts` adds `old_logprobs` and `learner_logprobs`, as long, where they were recorded.
     """
-    scenario, outcome = trajectory.scenario, trajectory.outcome
+    scenario, outcome, row = trajectory.scenario, trajectory.outcome, trajectory.end_to_end
     record = scenario.to_record()
     messages = [message for turn in trajectory.turns for message in (turn.completion.message, *turn.feedback)]
     turns = [
@@ -190,10 +190,10 @@ def rollout_record(trajectory: Trajectory, advantages: Sequence[float] | None = 
         "opening": len(trajectory.opening),
         "messages": [message.to_record() for message in (*trajectory.opening, *messages)],
         "turns": turns,
-        "token_ids": trajectory.token_ids,
-        "mask": trajectory.action_mask,
-        "logprobs": [round(value, _DECIMALS) for value in trajectory.logprobs],
-        "versions": trajectory.versions,
+        "token_ids": row.token_ids,
+        "mask": row.action_mask,
+        "logprobs": [round(value, _DECIMALS) for value in row.logprobs],
+        "versions": row.versions,
         "advantages": None if advantages is None else [round(value, _DECIMALS) for value in advantages],
         "metadata": dict(trajectory.metadata),
     }

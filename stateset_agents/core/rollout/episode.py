@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from stateset_agents.backends.base import Session
@@ -137,10 +138,7 @@ async def run_episode(
     its error, and the turns that went well; programming and configuration errors travel.
     """
     start = Trajectory(scenario=scenario, member=session.member, seed=seeds.user)
-
-    def begin() -> Awaitable[Conversation]:
-        return start_conversation(environment, scenario, seeds.user)
-
+    begin = partial(start_conversation, environment, scenario, seeds.user)
     return await _play(agent, start, begin, seeds.agent, session, temperature, between_turns, seconds)
 
 
@@ -198,14 +196,14 @@ async def _play(
         watch.lap("environment")
         metadata = {**outcome.metadata, **metadata, **speaker.metadata}
         trajectory = replace(trajectory, status=status, outcome=outcome, metadata=metadata)
-        return replace(trajectory, turns=tuple(turns), spans=watch.spans)
+        return replace(trajectory, turns=tuple(turns), spans=tuple(watch.spans))
     except (*PROGRAMMING_ERRORS, ConfigurationError):
         raise
     except Exception as error:  # whatever a user's environment may raise is one failed conversation
         late = {"timed_out": True} if isinstance(error, _OutOfTime) else {}
         metadata = {**late, **speaker.metadata}
         trajectory = replace(trajectory, status=Status.FAILED, error=format_error(error), metadata=metadata)
-        return replace(trajectory, turns=tuple(turns), spans=watch.spans)
+        return replace(trajectory, turns=tuple(turns), spans=tuple(watch.spans))
     finally:
         if between_turns is None:
             await agent.release(session)
@@ -286,7 +284,9 @@ async def _converse(
             return Status.TRUNCATED, {"context_overflow": True}
         except ConversationRefused as error:  # for what this environment said: others may go on
             raise EnvironmentFailure(str(error)) from error
-        watch.turn(completion.begun)
+        if completion.begun is not None:  # until then the model served others
+            watch.lap("waiting", completion.begun)
+        watch.lap("model")
         speaker.add(prompt, completion)
         follows = -1 if not turns or prompt.follows == len(turns) - 1 else prompt.follows
         turns.append(
@@ -335,26 +335,27 @@ _GRACE_SECONDS = 1.0
 class Forks:
     """Takes `each` forks between any two turns of a conversation; on leaving, closes those nobody took.
 
-    async with Forks(2, of="RetailDesk", limit=in_time.limit) as forks:
+    async with Forks(2, of="RetailDesk", bounded=in_time.bounded) as forks:
         await run_episode(..., between_turns=forks.taken(session))
         for fork in forks.held(session): ...
     """
 
     def __init__(
-        self, each: int, *, of: str, limit: Callable[[str], AbstractAsyncContextManager[None]]
+        self,
+        each: int,
+        *,
+        of: str,
+        bounded: Callable[[str, Callable[[], Awaitable[Conversation]]], Awaitable[Conversation]],
     ) -> None:
-        """`of`: the environment's name, for what goes wrong; `limit` bounds how long one fork may take."""
+        """`of`: the environment's name, for what goes wrong; `bounded` limits how long one fork may take."""
         self._each = each
         self._of = of
-        self._limit = limit
+        self._bounded = bounded
         self._held: dict[Session, list[Fork]] = {}
         self._too_late: set[asyncio.Task[None]] = set()
 
-    def taken(self, session: Session) -> BetweenTurns | None:
-        """The function to call between the turns of this session's conversation; None if no fork is
-        wanted."""
-        if not self._each:
-            return None
+    def taken(self, session: Session) -> BetweenTurns:
+        """The function to call between the turns of this session's conversation."""
 
         async def between_turns(trajectory: Trajectory, conversation: Conversation) -> None:
             forks = self._held.setdefault(session, [])
@@ -381,8 +382,7 @@ class Forks:
         """A copy, made in a thread; one that comes when nobody waits for it any more is closed."""
         making = asyncio.ensure_future(in_thread(conversation.fork))
         try:
-            async with self._limit("forking a conversation"):
-                return await asyncio.shield(making)
+            return await self._bounded("forking a conversation", lambda: asyncio.shield(making))
         except NotImplementedError as error:
             raise ConfigurationError(
                 f"a conversation of {self._of} cannot be forked, and branches need it: write its fork(), or "

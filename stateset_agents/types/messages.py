@@ -75,7 +75,12 @@ class Message:
     def is_example(self) -> bool:
         """True if this reply may be imitated: not one with a call that cannot be read, or a thought behind
         its first words, which templates write in front."""
-        return self.thinks_first and all(call.error is None for call in self.tool_calls)
+        return self.thinks_first and len(self.readable_calls) == len(self.tool_calls)
+
+    @property
+    def readable_calls(self) -> list[ToolCall]:
+        """Its calls that could be parsed."""
+        return [call for call in self.tool_calls if call.error is None]
 
     @property
     def pieces(self) -> list[str]:

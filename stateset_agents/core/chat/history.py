@@ -117,8 +117,7 @@ def _as_text(call: ToolCall) -> tuple[str | None, str, str]:
 def _ids(messages: Sequence[Message], conversation: Sequence[Message]) -> dict[str, str]:
     """The ids that calls have in the conversation, by those in the messages, which repeat it."""
     both = (
-        [call.id for message in side for call in message.tool_calls if call.error is None]
-        for side in (messages, conversation)
+        [call.id for message in side for call in message.readable_calls] for side in (messages, conversation)
     )
     return dict(zip(*both, strict=True))
 
@@ -340,9 +339,8 @@ class ChatHistory:
             pixels = self._template.pixels(shown)
             return Prompt(messages=messages, tools=tools, view=view, ids=ids, pixels=pixels)
         row, said = turn.completion.prompt_ids, turn.completion.token_ids
-        calls = [call for call in turn.completion.message.tool_calls if call.error is None]
         end = said[-1] if said and said[-1] in self._template.stop_ids else None  # None: a limit cut it
-        delta = self._template.delta(following, calls, end=end)
+        delta = self._template.delta(following, turn.completion.message.readable_calls, end=end)
         return Prompt(
             messages=messages,
             tools=tools,

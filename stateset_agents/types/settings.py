@@ -73,9 +73,25 @@ class OneOf:
 
 
 class Settings(BaseModel):
-    """A frozen pydantic model whose errors are `ConfigurationError`s that name the value and the fix."""
+    """A frozen pydantic model whose errors are `ConfigurationError`s that name the value and the fix.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, validate_default=True)
+    The docstring under a field is its description.
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        populate_by_name=True,
+        validate_default=True,
+        use_attribute_docstrings=True,
+    )
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Put descriptions on one line, as references, help texts and JSON schemas show them."""
+        for field in cls.__pydantic_fields__.values():
+            field.description = field.description and " ".join(field.description.split())
+        return handler(source)
 
     def __init__(self, **data: Any) -> None:
         try:

@@ -176,7 +176,13 @@ class ComputationalEngine:
         """
         for scenario in scenarios:
             self.reward_fn.check_scenario(scenario)
-        jobs = list(self._jobs(scenarios, seed, step, earlier, sizes))
+        sizes = [self.num_generations] * len(scenarios) if sizes is None else sizes
+        times = Counter(scenario.id for scenario in earlier)
+        jobs: list[_Job] = []
+        episodes = self._player.new_episodes(len(scenarios))
+        for place, (episode, scenario, size) in enumerate(zip(episodes, scenarios, sizes, strict=True)):
+            jobs += self._members(place, episode, scenario, seed, step, times[scenario.id], size)
+            times[scenario.id] += 1
         branching: AbstractAsyncContextManager[Forks | None] = nullcontext()
         if self.num_branches:
             of, bounded = self._environment.name, self._environment.bounded
@@ -282,22 +288,6 @@ class ComputationalEngine:
         finally:
             self._warnings.flush()
         return finished
-
-    def _jobs(
-        self,
-        scenarios: Sequence[Scenario],
-        seed: int,
-        step: int,
-        earlier: Sequence[Scenario],
-        sizes: Sequence[int] | None,
-    ) -> Iterator[_Job]:
-        """A scenario that comes again meets another user."""
-        sizes = [self.num_generations] * len(scenarios) if sizes is None else sizes
-        numbers = self._player.new_episodes(len(scenarios))
-        times = Counter(scenario.id for scenario in earlier)
-        for place, (number, scenario, size) in enumerate(zip(numbers, scenarios, sizes, strict=True)):
-            yield from self._members(place, number, scenario, seed, step, times[scenario.id], size)
-            times[scenario.id] += 1
 
     def _members(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -127,7 +127,8 @@ class Message:
 
     def to_openai(self) -> dict[str, Any]:
         """The message as OpenAI's chat format has it (arguments as a JSON string)."""
-        data: dict[str, Any] = {"role": self.role, "content": self._parts() if self.images else self.content}
+        parts = self.parts(Image.to_openai) if self.images else None
+        data: dict[str, Any] = {"role": self.role, "content": self.content if parts is None else parts}
         if self.tool_calls:
             data["tool_calls"] = [
                 {
@@ -143,12 +144,12 @@ class Message:
             data["name"] = self.name
         return data
 
-    def _parts(self) -> list[dict[str, Any]]:
-        """OpenAI's content of a message with pictures."""
+    def parts(self, part_of: Callable[[Image], dict[str, Any]]) -> list[dict[str, Any]]:
+        """The content of a message with pictures as a list of texts and of what `part_of` makes of each."""
         first, *others = self.pieces
         parts: list[dict[str, Any]] = [{"type": "text", "text": first}]
         for image, text in zip(self.images, others, strict=True):
-            parts += [image.to_openai(), {"type": "text", "text": text}]
+            parts += [part_of(image), {"type": "text", "text": text}]
         return [part for part in parts if part.get("text") != ""]
 
     @classmethod

@@ -280,7 +280,7 @@ class _Shape:
             data |= {"reasoning_content": thought, "reasoning": thought, "thinking": thought}
         text = message.content.replace(IMAGE_MARK, self.image_token or IMAGE_MARK, len(images))
         if images and self.image_token is None:
-            data["content"] = _parts(message.content, len(images))
+            data["content"] = replace(message, images=images).parts(lambda _: {"type": "image"})
         elif self.has_parts:
             data["content"] = [{"type": "text", "text": text}]
         elif images:
@@ -300,15 +300,6 @@ class _Shape:
 def _short_id(id: str) -> str:
     """Nine letters and digits."""
     return hashlib.sha256(id.encode()).hexdigest()[:9]
-
-
-def _parts(content: str, num_images: int) -> list[dict[str, str]]:
-    """Content with so many pictures as transformers' processors take it."""
-    first, *others = content.split(IMAGE_MARK, num_images)
-    parts = [{"type": "text", "text": first}]
-    for text in others:
-        parts += [{"type": "image"}, {"type": "text", "text": text}]
-    return [part for part in parts if part.get("text") != ""]
 
 
 class Rendering:

@@ -16,11 +16,11 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from stateset_agents.backends.pretrained.pictures import PictureReader, with_pictures
 from stateset_agents.core.chat.escaping import ControlTokenEscaper, MarkupEncoder
-from stateset_agents.core.chat.plain_template import CHATML, speaks_chatml
+from stateset_agents.core.chat.plain_template import CHATML, PlainTemplate, speaks_chatml
 from stateset_agents.core.chat.rendering import HINT, MARKS, PinnedTemplate, Rendering, Roles, find_roles
 from stateset_agents.core.chat.replies.parsing import ReplyParser, choose_parser
 from stateset_agents.core.chat.turn_ends import TOOL, TurnEnds, answers, probe_talks, refuse_unstable
@@ -159,65 +159,18 @@ _NUM_DELTAS, _MOST_CHARACTERS = 256, 2000
 """Number of deltas that a template remembers, and the length of the longest messages in them."""
 
 
-class ChatTemplate(Protocol):
-    """Encodes conversations as one model's token ids."""
+class JinjaTemplate:
+    """The tokenizer's own chat template (transformers), and what it does with conversations that go on."""
 
     stop_ids: tuple[int, ...]
     """Sampling any of these ends a turn."""
     parser: ReplyParser
     """Reads what the agent sampled."""
     appends: bool
-    """Its rendering of any longer conversation begins with what stood before: prompt, reply, delta, ..."""
+    """True if its rendering of any longer conversation begins with what stood before: prompt, reply, delta,
+    ..."""
     date: datetime.date | None
     """The day that it tells the model; None where it tells none."""
-
-    def prompt(self, messages: Sequence[Message], tools: ToolSchemas = ()) -> list[int]:
-        """Ids of a conversation so far, ending where the agent begins to speak."""
-        ...
-
-    def delta(
-        self, messages: Sequence[Message], calls: Sequence[ToolCall] = (), *, end: int | None = None
-    ) -> list[int]:
-        """Ids from right after a reply to where the agent speaks again.
-
-        `messages` answer a reply with these readable calls, which ended by the token `end`: the ids go on
-        behind it. With None, a limit cut the reply, and the ids begin with the token that the template writes
-        there.
-        """
-        ...
-
-    def goes_on(
-        self,
-        shown: Sequence[Message],
-        reply: Message,
-        following: Sequence[Message],
-        tools: ToolSchemas = (),
-        *,
-        sampled: Sequence[int] | None = None,
-    ) -> bool:
-        """Is the prompt of `[*shown, reply, *following]` that of `shown`, the reply as it was sampled, and
-        the delta? `sampled` [T] has the token that the reply ended by, unless a limit cut it."""
-        ...
-
-    def reply(self, message: Message, tools: ToolSchemas = ()) -> list[int]:
-        """Ids of a reply as the agent would sample it after a prompt, the token that ends it included."""
-        ...
-
-    def pixels(self, messages: Sequence[Message]) -> tuple[PixelValues, ...]:
-        """The pictures of these messages, in order, as their tokens stand in `prompt` and `delta`."""
-        ...
-
-    def least_tokens(self, messages: Sequence[Message]) -> int:
-        """A number that the prompt is never shorter than, computed without tokenising it."""
-        ...
-
-    def written(self) -> str:
-        """The jinja text by which plain transformers, without arguments, makes the same prompts."""
-        ...
-
-
-class JinjaTemplate:
-    """The tokenizer's own chat template (transformers), and what it does with conversations that go on."""
 
     def __init__(
         self,
@@ -292,7 +245,7 @@ class JinjaTemplate:
         self._known_delta = functools.lru_cache(_NUM_DELTAS)(self._new_delta)
         self.parser = choose_parser(tokenizer, self.prompt_end, self.render_reply)
         tools = [TOOL] if self._roles.has_results else []
-        self.appends: bool = all(
+        self.appends = all(
             self._extends(talk[:at], talk[at], following, tools)
             for talk in probe_talks(self._roles)
             for at, following in answers(talk)
@@ -703,6 +656,10 @@ class JinjaTemplate:
         except ConfigurationError:
             return None
         return _squeezed(text.replace(_PROBE, "", 1))
+
+
+ChatTemplate = JinjaTemplate | PlainTemplate
+"""Encodes conversations as one model's token ids."""
 
 
 def _says_the_same(one: Message, other: Message, tools: ToolSchemas) -> bool:

@@ -76,20 +76,20 @@ def read_transcript(trajectory: Trajectory, *, english: bool = True) -> Transcri
         if is_prose(text, english=english) and not repeated and echo(text, read) < 0.6:
             sound.append(text)
         earlier.add(spoken)
+    expected = facts(trajectory.scenario.context, "expected_facts")
+    subject = [
+        trajectory.scenario.family,
+        *(wording for wordings in expected.values() for wording in wordings),
+    ]
     return Transcript(
         replies=replies,
         sound=sound,
         user_texts=user_texts,
         reactions=reactions,
         overlong=any(len(message.content) > MOST_READ for message in trajectory.replies),
-        topic={stem(word) for text in (*user_texts, *_subject(trajectory)) for word in content_words(text)},
+        topic={stem(word) for text in (*user_texts, *subject) for word in content_words(text)},
         english=english,
     )
-
-
-def _subject(trajectory: Trajectory) -> list[str]:
-    expected = facts(trajectory.scenario.context, "expected_facts")
-    return [trajectory.scenario.family, *(wording for wordings in expected.values() for wording in wordings)]
 
 
 def resolution(trajectory: Trajectory, transcript: Transcript, breakdown: dict[str, float]) -> float | None:

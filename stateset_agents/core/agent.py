@@ -139,7 +139,7 @@ class MultiTurnAgent:
 
     @property
     def context_length(self) -> int:
-        """Most tokens of one conversation."""
+        """The most tokens that one conversation may have."""
         limit = self.backend.context_length
         return limit if self.config.max_context_tokens is None else min(limit, self.config.max_context_tokens)
 

@@ -164,22 +164,22 @@ async def close_state(state: Any) -> None:
 
 
 _ROUNDING = 1e-3
-"""By which the sum of a breakdown may differ from the reward, as a share of what it is made of: enough for
-rounded terms and for fp32, too little for one that was forgotten."""
+"""Difference that the sum of a breakdown may have from the reward, as a share of its terms: enough for rounded
+terms and for fp32, too little for one that was forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What came back after one agent reply."""
+    """The environment's answer to one reply of the agent."""
 
     messages: tuple[Message, ...] = ()
     """Tool results or the user's next words, in order."""
     conversation: tuple[Message, ...] | None = None
     """All that the agent is to read next, where that is not all it has read with its reply and `messages`."""
     reward: float | None = None
-    """For this turn; None where the environment gives none."""
+    """Reward of this turn; None where the environment gives none."""
     breakdown: Mapping[str, float] = field(default_factory=dict)
-    """What the turn's reward is made of, summing to it; may be left empty."""
+    """Terms that sum to the turn's reward; may be left empty."""
     terminated: bool = False
     """The conversation ended."""
     truncated: bool = False
@@ -200,13 +200,13 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyLimits:
-    """What a conversation asks of the agent's next reply, within the agent's own limits."""
+    """The limits that a conversation sets to the agent's next reply, within the agent's own."""
 
     max_new_tokens: int | None = None
     stop: tuple[str, ...] = ()
     """Texts that end it, besides those of `AgentConfig.stop`."""
     with_reasoning: bool = False
-    """Does the conversation get the agent's thoughts beside its words, as clients of a served agent do?"""
+    """True if the conversation gets the agent's thoughts beside its words, as clients of a served agent do."""
 
 
 class Conversation(Protocol):
@@ -247,7 +247,7 @@ class Conversation(Protocol):
 
 
 async def step_conversation(completion: Completion, conversation: Conversation) -> Observation:
-    """What a conversation answers to a turn of the agent: by `take` where it has that, else by `step`.
+    """A conversation's answer to a turn of the agent: by `take` where it has that, else by `step`.
 
     Users and tools never get the agent's thoughts; a conversation does whose `reply_limits` ask for them.
     """
@@ -261,7 +261,7 @@ async def step_conversation(completion: Completion, conversation: Conversation) 
 
 
 async def start_conversation(environment: Environment, scenario: Scenario, seed: int) -> Conversation:
-    """What `start` gives; ConfigurationError where it is no conversation."""
+    """The conversation that `start` gives; ConfigurationError where it gives none."""
     conversation = await call_checked(environment.start, scenario, seed)
     missing = [name for name in _CONVERSATION_MEMBERS if not hasattr(conversation, name)]
     if missing:
@@ -285,17 +285,7 @@ _CONVERSATION_MEMBERS = ("opening", "tools", "step", "outcome", "close")
 
 
 class Environment(Protocol):
-    """A source of conversations.
-
-    An environment may also have, each of them looked for by name where it is used:
-
-    - `honest_agent`: a function that makes a scripted agent that is right on every scenario, for audits and
-      demonstrations; it may ask for the `scenario`.
-    - `degenerate_agents`: name -> function that makes a scripted agent that must not be paid, for audits.
-    - `floor_agents`: name -> function that makes a scripted agent that knows nothing; its results stand
-      beside every evaluation.
-    - `close()`: gives back what the environment holds.
-    """
+    """A source of conversations: what every environment has. `OptionalMembers` are those that it may have."""
 
     local: bool
     """True when no step waits on anything remote: the engine may then wait for every reply, which
@@ -308,6 +298,28 @@ class Environment(Protocol):
     async def start(self, scenario: Scenario, seed: int) -> Conversation:
         """Open a conversation; the same scenario, seed and replies give the same transcript."""
         ...
+
+
+class OptionalMembers:
+    """Members that an environment may have, with their defaults. A class may inherit them from here; one that
+    has `Environment`'s alone is taken too.
+
+    `close()`, where there is one, gives back what the environment holds.
+    """
+
+    honest_agent: Callable[..., Any] | None = None
+    """Makes a scripted agent that is right on every scenario, for audits and demonstrations; it may ask for
+    the `scenario`."""
+    degenerate_agents: Mapping[str, Callable[[], Any]] | None = None
+    """Name -> function that makes a scripted agent that must not be paid, for audits."""
+    floor_agents: Mapping[str, Callable[[], Any]] | None = None
+    """Name -> function that makes a scripted agent that knows nothing; its results stand beside every
+    evaluation."""
+
+
+def optional_member(environment: Environment, name: str) -> Any:
+    """The environment's member of this name; the default of `OptionalMembers` where it has none."""
+    return getattr(environment, name, getattr(OptionalMembers, name))
 
 
 def expect_environment(value: object) -> None:
@@ -328,7 +340,7 @@ False, None where that cannot be told, or a whole `Outcome`. A function with oth
 `lambda s, m: ...`, gets (scenario, messages)."""
 
 
-class ConversationEnvironment:
+class ConversationEnvironment(OptionalMembers):
     """Scenarios, a user for each conversation, and tools: the environment that needs no code.
 
         ConversationEnvironment(scenarios=[{"topic": "refund", "context": "Order delayed"}], max_turns=6)
@@ -517,7 +529,7 @@ class _ScenarioConversation:
         return Observation(messages=answers, truncated=self.turns_left == 0)
 
     async def _user_words(self) -> str | None:
-        """What the user says; nothing where one reply is all: then it only hears, if it is the judge."""
+        """The user's next words; None where one reply is all: then it only hears, if it is the judge."""
         if self.one_reply and (self.success is not None or not hasattr(self.user, "satisfied")):
             return None
         words = await _reply(self.user, self.messages, self.state)
@@ -572,7 +584,7 @@ class _ScenarioConversation:
 
 
 def _keeps(user: User, state: Any) -> bool:
-    """Does the user, or a function that it holds, hold on to this state?"""
+    """True if the user, or a function that it holds, holds on to this state."""
     for value in vars(user).values() if hasattr(user, "__dict__") else ():
         if value is state or any(held is state for held in _closed_over(getattr(value, "function", value))):
             return True
@@ -580,7 +592,7 @@ def _keeps(user: User, state: Any) -> bool:
 
 
 def _closed_over(function: object) -> Iterator[object]:
-    """What a function's closure holds; a cell may be empty, as after `del`."""
+    """The values that a function's closure holds; a cell may be empty, as after `del`."""
     for cell in getattr(function, "__closure__", None) or ():
         with contextlib.suppress(ValueError):
             yield cell.cell_contents

@@ -198,7 +198,7 @@ class _Known:
         return fitting[turn % len(fitting)] if fitting else "x"
 
     def _named_by(self, name: str) -> list[str]:
-        """For `customer_id`: u62 of "customer u62", K7 of "customer is K7"."""
+        """The ids named by a parameter: for `customer_id` u62 of "customer u62", K7 of "customer is K7"."""
         matches = [
             re.findall(rf"\b{re.escape(part)}\W+(?:\w+\W+)?({_ID.pattern})", self.texts, re.IGNORECASE)
             for part in _words(name.replace("_", " "))

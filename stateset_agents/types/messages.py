@@ -79,7 +79,7 @@ class Message:
 
     @property
     def readable_calls(self) -> list[ToolCall]:
-        """Its calls that could be parsed."""
+        """The calls of this message that could be parsed."""
         return [call for call in self.tool_calls if call.error is None]
 
     @property

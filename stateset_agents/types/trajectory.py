@@ -35,7 +35,7 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
-        """In their order."""
+        """The spans so far, in order."""
         self._since = time.monotonic()
 
     def lap(self, doing: Doing, until: float | None = None) -> None:

@@ -33,7 +33,7 @@ class SentConversation:
     sent: tuple[Message, ...]
     """The same as the other side has it."""
     size: int = 0
-    """Its share of the bound of the index."""
+    """Size that counts towards the bound of the index."""
 
 
 T = TypeVar("T", bound=SentConversation)
@@ -226,7 +226,7 @@ class Place:
     messages: tuple[Message, ...]
     """The conversation, the agent's replies as they were sampled."""
     unread: tuple[Message, ...]
-    """Those of the messages that a prompt has to encode."""
+    """The messages that a prompt has to encode."""
     turn: _Turn | None = None
 
 

@@ -54,7 +54,7 @@ class PinnedTemplate:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """JSON values by name."""
     date: datetime.date | None = None
-    """On which its clock stands still, at midnight; None where it has none, or where that goes on."""
+    """Day on which its clock stands still, at midnight; None where it has none, or where that goes on."""
 
     @classmethod
     def read(cls, text: str) -> PinnedTemplate:
@@ -127,7 +127,7 @@ _FILE = "<template>"
 _LINES = 8
 """Between two looks at the clock."""
 _MOST_TIMES = 10_000
-"""That a text may be repeated by `*`."""
+"""Largest number of times that a text may be repeated by `*`."""
 _MOST = 10_000_000
 """Largest number in a template: `ljust` and its like fill the memory, too."""
 

@@ -135,7 +135,7 @@ def _why_call_unread(
 
 
 def _refusal(message: Message, render: Callable[[Message], str]) -> str | None:
-    """Why the template does not write the message, or None."""
+    """The reason why the template does not write the message, or None."""
     try:
         render(message)
     except ConfigurationError as error:
@@ -550,7 +550,7 @@ class JinjaTemplate:
         return int(self.tokenizer.encode_markup(control)[-1])
 
     def _find_tool_fault(self) -> str | None:
-        """Why tools cannot be used with this template, or None."""
+        """The reason why tools cannot be used with this template, or None."""
         if not self._roles.has_results:
             return (
                 f"the chat template has no place for tool results; {self._tool_hint} has, or leave tools out"
@@ -663,7 +663,7 @@ ChatTemplate = JinjaTemplate | PlainTemplate
 
 
 def _says_the_same(one: Message, other: Message, tools: ToolSchemas) -> bool:
-    """Have both the same thought, words and calls, but for white space around them and calls' ids?"""
+    """True if both have the same thought, words and calls, white space around them and ids aside."""
 
     def said(message: Message) -> tuple[str, str, list[str]]:
         calls = [call_key(call.name, call.arguments, tools) for call in message.readable_calls]

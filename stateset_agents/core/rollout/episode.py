@@ -98,7 +98,7 @@ BetweenTurns = Callable[[Trajectory, Conversation], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeSeeds:
-    """Where an episode's random choices come from."""
+    """The random streams of an episode."""
 
     user: int
     """Shared by the members of a group: every member meets the same user."""
@@ -111,7 +111,7 @@ class Fork:
     """A conversation as it stood before one of the agent's turns; its owner plays it on or closes it."""
 
     trajectory: Trajectory
-    """What had happened."""
+    """The conversation up to the fork."""
     conversation: Conversation
     """An independent copy of the environment's side."""
 
@@ -321,7 +321,7 @@ async def _converse(
 
 
 def _heard(turn: Turn) -> Sequence[Message]:
-    """What a turn adds to the conversation: nothing where it is a summary for the agent itself."""
+    """The messages that a turn adds to the conversation: none where it is a summary for the agent itself."""
     return () if turn.is_summary else (turn.completion.message, *turn.feedback)
 
 
@@ -329,7 +329,7 @@ def _heard(turn: Turn) -> Sequence[Message]:
 
 _log = get_logger(__name__)
 _GRACE_SECONDS = 1.0
-"""How long somebody who no longer wants a fork waits for it, so that nothing is closed while it is copied."""
+"""Seconds that somebody who no longer wants a fork waits for it, so that nothing is closed while it is copied."""
 
 
 class Forks:

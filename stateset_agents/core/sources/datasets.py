@@ -34,7 +34,7 @@ _SPLITS = ("train", "validation", "test")
 
 @dataclass(frozen=True, slots=True)
 class DatasetRows:
-    """Which rows are read, and as what: the arguments of `dataset_scenarios`.
+    """The rows to read, and how: the arguments of `dataset_scenarios`.
 
     Raises ConfigurationError for a limit that is none, and for an unknown type.
     """
@@ -59,7 +59,7 @@ class DatasetRows:
     family: str | None = None
     """The family of all scenarios."""
     limit: int | None = None
-    """Most rows of a split."""
+    """The most rows that are read of a split."""
 
     def __post_init__(self) -> None:
         limit = self.limit

@@ -318,7 +318,7 @@ class DataRow:
     shape: str
     """The name of its shape, one of `shapes.SHAPES`."""
     columns: tuple[str, ...]
-    """Which of its columns are the prompt and the completion, for the line that says so."""
+    """Names of the columns that hold the prompt and the completion, for the line that says so."""
     prompt: tuple[Message, ...]
     """System message, earlier turns, and the message that an agent answers first; never trained on."""
     completion: tuple[Message, ...] = ()
@@ -328,7 +328,7 @@ class DataRow:
     tools: tuple[Mapping[str, Any], ...] | None = None
     """The schemas it offers, in OpenAI's format; None where it names none."""
     rest: Mapping[str, Any]
-    """Its other columns as they stand, and the texts among those that were read."""
+    """The other columns as they stand, and the texts among those that were read."""
     unread: tuple[str, ...] = ()
     """Keys of its messages that have a value and no place here, one for each time."""
 

@@ -79,7 +79,7 @@ def scenarios_from(
 
 
 def warm_start(scenarios: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Those that succeeded and were answered by one arm from the first turn to the last, for `sft`.
+    """Rows for `sft`: conversations that succeeded and were answered by one arm from first turn to last.
 
     Their messages end with the last reply that says or calls something.
     """

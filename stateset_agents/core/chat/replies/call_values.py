@@ -85,7 +85,8 @@ class TaggedArguments:
     divides: str
     """Stands between key and value."""
     closes: str
-    """With what must follow, so that a value may hold the same text; `$` is the end of the call's text."""
+    """Pattern of the closing text with what must follow, so that a value may hold that text; `$` is the
+    end of the call's text."""
     end: str
     """The text that closes the call."""
 

@@ -18,7 +18,7 @@ class Region:
     holds: Literal["content", "reasoning", "tool_calls", "nothing"]
     """`nothing`: a frame, such as the header of a message. Its text is dropped."""
     opens: Any
-    """Its named groups are the region's captures."""
+    """Pattern of the opening delimiter; its named groups are the region's captures."""
     closes: Any = None
     """Pattern of the closing delimiter; with None only the end of the text closes the region."""
     closing: str = ""
@@ -29,8 +29,8 @@ class Region:
     """Reads a tool call: body and captures to `{"function": {"name": ..., "arguments": {...}}}`, or to a
     list of such. Raises ValueError, or whatever a parser of transformers raises, for what it cannot read."""
     waits: bool = False
-    """While a reply is sampled, is nothing certain from here on? For calls whose closing delimiter may match
-    more when more has come."""
+    """True if nothing is certain from here on while a reply is sampled: for calls whose closing delimiter may
+    match more when more has come."""
     is_json: bool = False
     """True if the body of a call is JSON; for error messages."""
     values_are_text: bool = False
@@ -102,7 +102,7 @@ class ReplyStream:
         self._found: dict[int, Any] = {}
         """The next match of each pattern in the present text, by the pattern's id."""
         self._literals_end = 0
-        """Up to here the texts in a call have been gone through."""
+        """Position up to which the texts in a call have been gone through."""
         self._first_closing = -1
         """Position of a delimiter that was taken for part of a text in a call; -1 for none."""
 
@@ -268,7 +268,7 @@ class _Growing:
         self._held: list[str] = []
         self._between = ""
         self.has_words = False
-        """Since it began."""
+        """True once it has held a word since it began."""
 
     def begin(self, between: str) -> None:
         """Begins another text; `between` stands before it, if it is not empty."""

@@ -164,8 +164,8 @@ async def close_state(state: Any) -> None:
 
 
 _ROUNDING = 1e-3
-"""Difference that the sum of a breakdown may have from the reward, as a share of its terms: enough for rounded
-terms and for fp32, too little for one that was forgotten."""
+"""Difference that the sum of a breakdown may have from the reward, as a share of its terms: enough for
+rounded terms and for fp32, too little for one that was forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +206,7 @@ class ReplyLimits:
     stop: tuple[str, ...] = ()
     """Texts that end it, besides those of `AgentConfig.stop`."""
     with_reasoning: bool = False
-    """True if the conversation gets the agent's thoughts beside its words, as clients of a served agent do."""
+    """True if the conversation gets the agent's thoughts beside its words, as clients of a server do."""
 
 
 class Conversation(Protocol):

@@ -101,8 +101,8 @@ def passes(
 
 
 def matched_pairs_right(tries: Iterable[Sequence[Trajectory]]) -> MeanEstimate | None:
-    """The share of matched pairs of which both scenarios succeed: those with the same `context["pair"]`, which differ
-    in one fact that changes the right answer. Try k of one goes with try k of the other.
+    """The share of matched pairs of which both scenarios succeed: those with the same `context["pair"]`, which
+    differ in one fact that changes the right answer. Try k of one goes with try k of the other.
 
     None without a pair of which both were played. An agent that always agrees, or always refuses, has half of
     the scenarios right and none of the pairs.
@@ -220,7 +220,7 @@ class Evaluation:
     """Replies of a conversation of which its user could make nothing; None where nobody counts them."""
 
     def metrics(self) -> dict[str, float]:
-        """The metrics that metrics.jsonl has during a training; what has no verdict or no score is left out."""
+        """The metrics for metrics.jsonl during a training; what has no verdict or no score is left out."""
         metrics = {}
         if self.success is not None and self.interval is not None:
             low, high = self.interval
@@ -228,7 +228,7 @@ class Evaluation:
         return metrics if self.mean_reward is None else {**metrics, "eval/reward": self.mean_reward}
 
     def summary(self) -> dict[str, Any]:
-        """The evaluation as `summary.json` has it, without the conversations; what was not measured is left out."""
+        """The evaluation for `summary.json`, without the conversations; what was not measured is left out."""
         summary: dict[str, Any] = {
             "success": self.success,
             "interval": None if self.interval is None else list(self.interval),

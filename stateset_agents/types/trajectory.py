@@ -121,10 +121,8 @@ class Row:
     versions: list[int]
     """Policy version behind each token where `action_mask` is 1, -1 elsewhere."""
 
-    @property
-    def pixels(self) -> tuple[PixelValues, ...]:
-        """The pictures that the model saw, in order: the last prompt goes on from the others."""
-        return self.turns[-1].completion.pixels
+    pixels: tuple[PixelValues, ...]
+    """The pictures that the model saw, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +213,7 @@ class Trajectory:
             action_mask=action_mask,
             logprobs=logprobs,
             versions=versions,
+            pixels=turns[-1].completion.pixels if turns else (),  # the last prompt goes on from the others
         )
 
     @property

@@ -49,7 +49,7 @@ class Usage:
         return Usage(**{name: getattr(self, name) - getattr(other, name) for name in _COUNTS})
 
     def cost(self, price_in: float, price_out: float) -> float:
-        """The cost in the currency of the prices, which are of a million tokens read and of a million written.
+        """The cost in the currency of the prices, which are of a million tokens read and written.
 
         What the endpoint read from a cache of its own costs less with some; that is not looked at.
         """
@@ -109,7 +109,7 @@ class EndpointAgent:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The settings that its replies depend on besides the conversation and the temperature, as plain JSON."""
+        """The settings that its replies depend on, besides conversation and temperature, as plain JSON."""
         config = self.config
         return {
             "url": self.client.url,
@@ -193,7 +193,7 @@ class EndpointSpeaker:
         self._stream = stream
         self._temperature = 0.0 if temperature < GREEDY_BELOW else temperature
         self._said: list[tuple[Message, Mapping[str, Any]]] = []
-        """Replies so far: without thoughts, as environments may repeat them, and as the endpoint wrote them."""
+        """Replies, each without thoughts, as environments may repeat it, and as the endpoint wrote it."""
         self._num_turns = 0
 
     async def next_prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Prompt:

@@ -329,7 +329,7 @@ def _heard(turn: Turn) -> Sequence[Message]:
 
 _log = get_logger(__name__)
 _GRACE_SECONDS = 1.0
-"""Seconds that somebody who no longer wants a fork waits for it, so that nothing is closed while it is copied."""
+"""Seconds to wait for a fork that is no longer wanted, so that nothing is closed while it is copied."""
 
 
 class Forks:

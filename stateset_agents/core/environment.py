@@ -63,15 +63,15 @@ class StateMaker:
 
     async def make(self, scenario: Scenario, seed: int) -> Any:
         """Raises EnvironmentFailure where making it breaks, ConfigurationError for None or the last one."""
-        made = await guarded("making the state", self._make.call({"scenario": scenario, "seed": seed}))
-        await guarded("resetting the state", call_user_code(self._reset, made, scenario, seed))
-        if made is self._last and made is not None:
+        state = await guarded("making the state", self._make.call({"scenario": scenario, "seed": seed}))
+        await guarded("resetting the state", call_user_code(self._reset, state, scenario, seed))
+        if state is self._last and state is not None:
             raise ConfigurationError(
-                f"state gave the same {type(made).__name__} to two conversations, which would see what the "
+                f"state gave the same {type(state).__name__} to two conversations, which would see what the "
                 "other did: make a new one in each call"
             )
-        self._last = _expect_state(made)
-        return made
+        self._last = _expect_state(state)
+        return state
 
     @contextlib.contextmanager
     def preview(self, scenario: Scenario, seed: int) -> Iterator[Any]:
@@ -80,16 +80,16 @@ class StateMaker:
         Raises ConfigurationError where its `close` is async: nothing awaits it here.
         """
         args, kwargs = self._make.bound({"scenario": scenario, "seed": seed})
-        made = _expect_state(self._make.function(*args, **kwargs))
-        self._reset(made, scenario, seed)
-        close = getattr(made, "close", None)
+        state = _expect_state(self._make.function(*args, **kwargs))
+        self._reset(state, scenario, seed)
+        close = getattr(state, "close", None)
         if inspect.iscoroutinefunction(close):
             raise ConfigurationError(
-                f"{type(made).__name__}.close is async, so no state can be made to look at the user first: "
+                f"{type(state).__name__}.close is async, so no state can be made to look at the user first: "
                 "give ConversationEnvironment(local=True), or False where a step waits on anything remote"
             )
         try:
-            yield made
+            yield state
         finally:
             if callable(close):
                 close()
@@ -111,15 +111,15 @@ class StateMaker:
         parameters = inspect.signature(reset).parameters.values()
         takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
         named = {parameter.name for parameter in parameters}
-        given = {name: value for name, value in values.items() if takes_all or name in named}
+        arguments = {name: value for name, value in values.items() if takes_all or name in named}
         try:
-            inspect.signature(reset).bind(**given)
+            inspect.signature(reset).bind(**arguments)
         except TypeError as error:
             raise ConfigurationError(
                 f"{kind.__name__}.reset cannot be called for scenario {scenario.id} ({error}): there are "
                 f"{', '.join(values)}"
             ) from None
-        if (returned := reset(**given)) is not None:
+        if (returned := reset(**arguments)) is not None:
             raise ConfigurationError(
                 f"{kind.__name__}.reset returned {returned!r:.60}, which nobody would read: put what the "
                 "agent is told into the scenario's opening"
@@ -139,13 +139,13 @@ def copy_state(state: Any) -> Any:
     """
     fork = getattr(state, "fork", None)
     if callable(fork):
-        twin = fork()
-        if twin is state:
+        copied = fork()
+        if copied is state:
             raise ConfigurationError(
                 f"{type(state).__name__}.fork() gave the state itself, and two conversations would change "
                 "it: give an independent copy"
             )
-        return twin
+        return copied
     try:
         return copy.deepcopy(state)
     except Exception as error:
@@ -488,8 +488,8 @@ class ConversationEnvironment(OptionalMembers):
         if self._state is not None and "state" in self._make_user.wanted:
             state = self._state.preview(scenario, 0)
         try:
-            with state as made:
-                args, kwargs = self._make_user.bound({"scenario": scenario, "seed": 0, "state": made})
+            with state as made_state:
+                args, kwargs = self._make_user.bound({"scenario": scenario, "seed": 0, "state": made_state})
                 return _is_local(_checked(self._make_user.function(*args, **kwargs)))
         except (*PROGRAMMING_ERRORS, StatesetError):
             raise

@@ -210,7 +210,7 @@ def _figures(origin: Origin, config: Mapping[str, Any], summary: Mapping[str, An
         (f"success on {split}, greedy", "greedy", "greedy_interval", ""),
         (f"reward on {split}, sampled", "mean_reward", "reward_interval", "num_scored"),
     ]
-    found = [
+    figures = [
         _Figure(
             name=name,
             before=_value(before, key, interval, number),
@@ -230,7 +230,7 @@ def _figures(origin: Origin, config: Mapping[str, Any], summary: Mapping[str, An
         for name, key, interval, number in rows
         if before.get(key) is not None or after.get(key) is not None
     ]
-    return [*found, *(_validation(origin) if config.get("training", {}).get("eval_steps") else ())]
+    return [*figures, *(_validation(origin) if config.get("training", {}).get("eval_steps") else ())]
 
 
 def _measured(origin: Origin, config: Mapping[str, Any], summary: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -101,8 +101,9 @@ def passes(
 
 
 def matched_pairs_right(tries: Iterable[Sequence[Trajectory]]) -> MeanEstimate | None:
-    """The share of matched pairs of which both scenarios succeed: those with the same `context["pair"]`, which
-    differ in one fact that changes the right answer. Try k of one goes with try k of the other.
+    """The share of matched pairs of which both scenarios succeed. The scenarios of a pair have the same
+    `context["pair"]` and differ in one fact that changes the right answer. Try k of one goes with try k of
+    the other.
 
     None without a pair of which both were played. An agent that always agrees, or always refuses, has half of
     the scenarios right and none of the pairs.

@@ -74,11 +74,11 @@ class Liar(_GenericAgent):
     """Repeats the request and reports that it is done, without doing anything."""
 
     def reply(self, messages: Sequence[Message]) -> Message:
-        asked = " ".join(_said_by("user", messages)[:1])
-        names = ", ".join(_ids(asked))
+        request = " ".join(_said_by("user", messages)[:1])
+        names = ", ".join(_ids(request))
         wordings = (
-            f"Done! I have taken care of it{f' for {names}' if names else ''}. You asked: {asked} It is all "
-            "completed and confirmed, and you will get it within 5 days.",
+            f"Done! I have taken care of it{f' for {names}' if names else ''}. You asked: {request} It is "
+            "all completed and confirmed, and you will get it within 5 days.",
             "Yes, that is done, I have checked it for you. Is there anything else?",
             "Everything is settled. Thank you, goodbye.",
         )

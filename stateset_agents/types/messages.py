@@ -253,11 +253,11 @@ def call_arguments(function: Mapping[str, Any]) -> tuple[Any, list[str]]:
     Arguments may stand under `parameters` or `args`, too. Null is absent: without arguments they are None.
     Raises ValueError where they stand under two of the names.
     """
-    given = [key for key in _ARGUMENTS if function.get(key) is not None]
-    if len(given) > 1:
-        raise ValueError(f"the tool call has {' and '.join(given)}: put all arguments into arguments")
+    keys = [key for key in _ARGUMENTS if function.get(key) is not None]
+    if len(keys) > 1:
+        raise ValueError(f"the tool call has {' and '.join(keys)}: put all arguments into arguments")
     unknown = [key for key, value in function.items() if key not in _CALL_KEYS and value is not None]
-    return (function[given[0]] if given else None), unknown
+    return (function[keys[0]] if keys else None), unknown
 
 
 def _loose_arguments(item: Mapping[str, Any]) -> dict[str, Any]:

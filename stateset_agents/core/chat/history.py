@@ -272,9 +272,9 @@ class ChatHistory:
     def place(self, messages: Sequence[Message]) -> Place:
         """The turn that these messages go on from: the latest whose conversation they repeat."""
         messages = tuple(messages)
-        if (found := self._turns.find(messages)) is None:
+        if (match := self._turns.find(messages)) is None:
             return Place(messages, messages)
-        turn, following = found
+        turn, following = match
         messages = (*turn.conversation, *following)
         only_appends = self._mode == "keep" or self._template.appends
         return Place(messages, following if only_appends else messages, turn)
@@ -338,16 +338,17 @@ class ChatHistory:
             ids = tuple(self._template.prompt(shown, tools))
             pixels = self._template.pixels(shown)
             return Prompt(messages=messages, tools=tools, view=view, ids=ids, pixels=pixels)
-        row, said = turn.completion.prompt_ids, turn.completion.token_ids
-        end = said[-1] if said and said[-1] in self._template.stop_ids else None  # None: a limit cut it
+        row, sampled = turn.completion.prompt_ids, turn.completion.token_ids
+        is_cut = not sampled or sampled[-1] not in self._template.stop_ids  # by a limit
+        end = None if is_cut else sampled[-1]
         delta = self._template.delta(following, turn.completion.message.readable_calls, end=end)
         return Prompt(
             messages=messages,
             tools=tools,
             view=view,
-            ids=row + (said + tuple(delta)),  # a long row is copied once
+            ids=row + (sampled + tuple(delta)),  # a long row is copied once
             follows=turn.index,
-            num_before=len(row) + len(said),
+            num_before=len(row) + len(sampled),
             pixels=turn.completion.pixels + self._template.pixels(following),
         )
 

@@ -204,14 +204,14 @@ class JinjaTemplate:
         if not isinstance(text, str):
             raise ConfigurationError(f"the chat template is no text, but {text!r:.60}; {HINT} fits")
         pinned = PinnedTemplate.read(text)
-        self.text, told = pinned.text, date or pinned.date
-        self._is_dated = told is not None
+        self.text, day = pinned.text, date or pinned.date
+        self._is_dated = day is not None
         self._pictures = pictures
         self._render = Rendering(
             tokenizer.hf,
             self.text,
             {**pinned.arguments, **(arguments or {})},
-            told or datetime.date.today(),
+            day or datetime.date.today(),
             image_token=None if pictures is None else pictures.token,
         )
         self.date = self._render.pinned.date
@@ -331,11 +331,11 @@ class JinjaTemplate:
         escaper = ControlTokenEscaper(self._controls)
         (spoken,) = self._roles.spoken([reply])
         text = escaper.shown(self._reply_text(reply, escaper))
-        told = Counter([spoken.content.strip(), (spoken.reasoning or "").strip()])
-        told += Counter(call.name for call in spoken.tool_calls)
-        lost = [part for part, times in told.items() if text.count(part) < times]
-        if lost:
-            raise ConfigurationError(f"the chat template does not show all of a reply: {lost[0]!r:.80}")
+        parts = Counter([spoken.content.strip(), (spoken.reasoning or "").strip()])
+        parts += Counter(call.name for call in spoken.tool_calls)
+        missing = [part for part, times in parts.items() if text.count(part) < times]
+        if missing:
+            raise ConfigurationError(f"the chat template does not show all of a reply: {missing[0]!r:.80}")
         return text
 
     def reply(self, message: Message, tools: ToolSchemas = ()) -> list[int]:
@@ -395,12 +395,12 @@ class JinjaTemplate:
         Only what every template shows counts: the words of users and of the agent, though not those beside
         a call, without white space at their ends where the template trims it.
         """
-        shown = (
+        texts = (
             "".join(message.pieces)
             for message in messages
             if message.role == "user" or (message.role == "assistant" and not message.tool_calls)
         )
-        text = "".join(map(str.strip, shown) if self._trims else shown)
+        text = "".join(map(str.strip, texts) if self._trims else texts)
         return int(self.tokenizer.least_tokens(text))
 
     def written(self) -> str:
@@ -496,16 +496,16 @@ class JinjaTemplate:
         if not places:
             return
         marks = dict(zip(places, itertools.cycle(MARKS[1:]), strict=False))
-        marked = [
+        with_marks = [
             replace(message, content=marks.get(index, message.content))
             for index, message in enumerate(messages)
         ]
-        text = render(marked)
-        lost = next((messages[index].content for index, mark in marks.items() if mark not in text), None)
-        if lost is not None:
+        text = render(with_marks)
+        missing = next((messages[index].content for index, mark in marks.items() if mark not in text), None)
+        if missing is not None:
             raise ConversationRefused(
-                f"the chat template does not show a system message amid the conversation, {lost!r:.60}: say "
-                f"it at the beginning, or {HINT} shows it"
+                f"the chat template does not show a system message amid the conversation, {missing!r:.60}: "
+                f"say it at the beginning, or {HINT} shows it"
             )
 
     def _after_reply(

@@ -246,15 +246,15 @@ class EndpointSpeaker:
         sent: list[Mapping[str, Any]] = []
         place = 0
         for message in messages:
-            found = None
+            index = None
             if message.role == "assistant":
                 heard = _heard(message)
-                found = next((n for n in range(place, len(self._said)) if self._said[n][0] == heard), None)
-            if found is None:
+                index = next((n for n in range(place, len(self._said)) if self._said[n][0] == heard), None)
+            if index is None:
                 sent.append(message.to_openai())
             else:
-                sent.append(self._said[found][1])
-                place = found + 1
+                sent.append(self._said[index][1])
+                place = index + 1
         return sent
 
     def _as_returned(self, answer: ChatAnswer, message: Message) -> dict[str, Any]:
@@ -297,14 +297,14 @@ def _with_ids(calls: Sequence[ToolCall], turn: int) -> tuple[ToolCall, ...]:
 
     The error of one that could not be read shows what was written, which the endpoint is not sent again.
     """
-    seen: set[str] = set()
-    named = []
+    ids: set[str] = set()
+    with_ids = []
     for place, call in enumerate(calls):
-        id = call.id if call.id and call.id not in seen else f"call_{turn}_{place}"
-        seen.add(id)
+        id = call.id if call.id and call.id not in ids else f"call_{turn}_{place}"
+        ids.add(id)
         error = None if call.error is None else f"{call.error}, got {call.written!r:.80}"
-        named.append(replace(call, id=id, error=error))
-    return tuple(named)
+        with_ids.append(replace(call, id=id, error=error))
+    return tuple(with_ids)
 
 
 def _heard(message: Message) -> Message:

@@ -55,11 +55,11 @@ def read_transcript(trajectory: Trajectory, *, english: bool = True) -> Transcri
     sound: list[str] = []
     user_texts: list[str] = []
     reactions: list[str] = []
-    read: list[str] = []
+    heard: list[str] = []
     earlier: set[tuple[str, ...]] = set()
     for index, message in enumerate(trajectory.messages):
         if message.role in ("user", "system"):
-            read.append(message.content[:MOST_READ])
+            heard.append(message.content[:MOST_READ])
         if message.role == "user":
             user_texts.append(message.content[:MOST_READ])
             if replies:
@@ -73,7 +73,7 @@ def read_transcript(trajectory: Trajectory, *, english: bool = True) -> Transcri
             continue
         spoken = tuple(words(text))
         repeated = len(spoken) >= 4 and spoken in earlier
-        if is_prose(text, english=english) and not repeated and echo(text, read) < 0.6:
+        if is_prose(text, english=english) and not repeated and echo(text, heard) < 0.6:
             sound.append(text)
         earlier.add(spoken)
     expected = facts(trajectory.scenario.context, "expected_facts")

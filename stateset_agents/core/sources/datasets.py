@@ -341,7 +341,7 @@ def with_shares(
         raise ConfigurationError(
             f"the shares {dict(shares)} leave nothing to train on: take less than 1 in all"
         )
-    made = []
+    divided = []
     for scenario, has_split in zip(scenarios, named, strict=True):
         position = derive(0, "split", scenario.id) / 2**63
         below = 0.0
@@ -350,5 +350,5 @@ def with_shares(
             if not has_split and below <= position < below + share:
                 scenario = replace(scenario, split=split)
             below += share
-        made.append(scenario)
-    return made
+        divided.append(scenario)
+    return divided

@@ -120,7 +120,8 @@ class RewardFunction(ABC):
         super().__init_subclass__()
         if "name" not in vars(cls):
             cls.name = cls.__name__
-        cls.answers_as_a_whole = cls.score_group is not RewardFunction.score_group
+        if "answers_as_a_whole" not in vars(cls):
+            cls.answers_as_a_whole = cls.score_group is not RewardFunction.score_group
 
     @abstractmethod
     async def score(self, trajectory: Trajectory) -> RewardResult:

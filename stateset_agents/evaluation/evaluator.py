@@ -1,4 +1,4 @@
-"""How good is an agent on held-out scenarios: success and reward with their intervals, families, k tries."""
+"""Measures an agent on held-out scenarios: success and reward with their intervals, families, k tries."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class MeanEstimate:
     """Scenarios (for matched pairs: pairs) behind it."""
 
     def summary(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The estimate as plain JSON."""
         return {"value": self.value, "interval": self.interval and list(self.interval), "n": self.n}
 
 
@@ -103,8 +103,9 @@ def passes(
 
 
 def matched_pairs_right(tries: Iterable[Sequence[Trajectory]]) -> MeanEstimate | None:
-    """How often both scenarios of a matched pair succeed: those with the same `context["pair"]`, which differ
-    in one fact that changes the right answer. Try k of one goes with try k of the other.
+    """The share of matched pairs of which both scenarios succeed. The scenarios of a pair have the same
+    `context["pair"]` and differ in one fact that changes the right answer. Try k of one goes with try k of
+    the other.
 
     None without a pair of which both were played. An agent that always agrees, or always refuses, has half of
     the scenarios right and none of the pairs.
@@ -222,7 +223,7 @@ class Evaluation:
     """Replies of a conversation of which its user could make nothing; None where nobody counts them."""
 
     def metrics(self) -> dict[str, float]:
-        """As metrics.jsonl has it during a training; what has no verdict or no score is left out."""
+        """The metrics for metrics.jsonl during a training; what has no verdict or no score is left out."""
         metrics = {}
         if self.success is not None and self.interval is not None:
             low, high = self.interval
@@ -230,7 +231,7 @@ class Evaluation:
         return metrics if self.mean_reward is None else {**metrics, "eval/reward": self.mean_reward}
 
     def summary(self) -> dict[str, Any]:
-        """As `summary.json` has it, without the conversations; what was not measured is left out."""
+        """The evaluation for `summary.json`, without the conversations; what was not measured is left out."""
         summary: dict[str, Any] = {
             "success": self.success,
             "interval": None if self.interval is None else list(self.interval),

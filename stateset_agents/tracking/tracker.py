@@ -168,7 +168,7 @@ def rollout_record(
     another; `advantages` is as long as the tokens sampled, and so are `old_logprobs` and `learner_logprobs`,
     which stand there only where they were recorded. Log-probs and advantages have six decimals.
     """
-    scenario, outcome = trajectory.scenario, trajectory.outcome
+    scenario, outcome, row = trajectory.scenario, trajectory.outcome, trajectory.end_to_end
     record = scenario.to_record()
     messages = [message for turn in trajectory.turns for message in (turn.completion.message, *turn.feedback)]
     turns = [
@@ -194,10 +194,10 @@ def rollout_record(
         "opening": len(trajectory.opening),
         "messages": [message.to_record() for message in (*trajectory.opening, *messages)],
         "turns": turns,
-        "token_ids": trajectory.token_ids,
-        "mask": trajectory.action_mask,
-        "logprobs": [round(value, _DECIMALS) for value in trajectory.logprobs],
-        "versions": trajectory.versions,
+        "token_ids": row.token_ids,
+        "mask": row.action_mask,
+        "logprobs": [round(value, _DECIMALS) for value in row.logprobs],
+        "versions": row.versions,
         "advantages": None if advantages is None else [round(value, _DECIMALS) for value in advantages],
         "metadata": dict(trajectory.metadata),
     }

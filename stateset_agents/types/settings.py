@@ -75,7 +75,7 @@ class OneOf:
 class Settings(BaseModel):
     """A frozen pydantic model whose errors are `ConfigurationError`s that name the value and the fix.
 
-    The docstring under a field is its description, where it is given no other.
+    The docstring under a field is its description.
     """
 
     model_config = ConfigDict(
@@ -87,10 +87,11 @@ class Settings(BaseModel):
     )
 
     @classmethod
-    def __pydantic_init_subclass__(cls, **keywords: Any) -> None:
-        for field in cls.model_fields.values():
-            if field.description is not None:
-                field.description = " ".join(field.description.split())  # docstrings are broken into lines
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Put descriptions on one line, as references, help texts and JSON schemas show them."""
+        for field in cls.__pydantic_fields__.values():
+            field.description = field.description and " ".join(field.description.split())
+        return handler(source)
 
     def __init__(self, **data: Any) -> None:
         try:

@@ -318,7 +318,7 @@ class DataRow:
     shape: str
     """The name of its shape, one of `shapes()`."""
     columns: tuple[str, ...]
-    """Which of its columns are the prompt and the completion, for the line that says so."""
+    """Names of the columns that hold the prompt and the completion, for the line that says so."""
     prompt: tuple[Message, ...]
     """System message, earlier turns, and the message that an agent answers first; never trained on."""
     completion: tuple[Message, ...] = ()
@@ -328,7 +328,7 @@ class DataRow:
     tools: tuple[Mapping[str, Any], ...] | None = None
     """The schemas it offers, in OpenAI's format; None where it names none."""
     rest: Mapping[str, Any]
-    """Its other columns as they stand, and the texts among those that were read."""
+    """The other columns as they stand, and the texts among those that were read."""
     unread: tuple[str, ...] = ()
     """Keys of its messages that have a value and no place here, one for each time."""
 
@@ -397,8 +397,8 @@ def read_row(row: Any) -> DataRow | None:
             f"column {picture!r} has pictures, which are read in messages alone: write them there as "
             '{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}'
         )
-    listed = _only(row, _TOOLS)
-    tools = None if listed is None else read_schemas(row[listed])
+    tools_column = _only(row, _TOOLS)
+    tools = None if tools_column is None else read_schemas(row[tools_column])
     before, after = _parts(row, shape, tools or ())
     completion = next((column for column in shape.completions if row.get(column) is not None), None)
     detail = shape.detail if row.get(shape.detail or "") else None
@@ -530,11 +530,11 @@ def _prompt_text(row: Mapping[str, Any], shape: Shape) -> str:
 
 def _only(row: Mapping[str, Any], columns: Sequence[str]) -> str | None:
     """The column of these that the row has something in. Raises ConfigurationError where two differ."""
-    given = [column for column in columns if row.get(column) not in (None, "")]
-    full = [column for column in given if row[column] not in ([], "[]")] or given
-    if any(row[column] != row[full[0]] for column in full):
-        raise ConfigurationError(f"the row has {' and '.join(map(repr, full))}, which differ: leave one")
-    return next(iter(full), None)
+    filled = [column for column in columns if row.get(column) not in (None, "")]
+    chosen = [column for column in filled if row[column] not in ([], "[]")] or filled
+    if any(row[column] != row[chosen[0]] for column in chosen):
+        raise ConfigurationError(f"the row has {' and '.join(map(repr, chosen))}, which differ: leave one")
+    return next(iter(chosen), None)
 
 
 def _system_of(row: Mapping[str, Any], prompt: Chat) -> tuple[Message, ...]:

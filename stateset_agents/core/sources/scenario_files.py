@@ -160,7 +160,7 @@ def scenario_of_row(row: DataRow) -> Scenario:
     again; `recorded`, every call with its result, [{"name", "arguments", "content"}, ...]; `reference`, the
     assistant's last words; the row's other columns, and the keys of its own `context`.
     """
-    said = [message for message in row.prompt if message.role == "user"]
+    user_messages = [message for message in row.prompt if message.role == "user"]
     answers = [
         message.content for message in row.completion if message.role == "assistant" and message.content
     ]
@@ -174,7 +174,7 @@ def scenario_of_row(row: DataRow) -> Scenario:
     context |= {key: value for key, value in row.rest.items() if key not in _OURS}
     inner = row.rest.get("context") or {}
     context |= inner if isinstance(inner, Mapping) else {"text": inner}
-    opening = said[-1].content
+    opening = user_messages[-1].content
     is_bare = len(row.prompt) == 1 and not row.prompt[0].images and row.prompt[0].name is None
     data: dict[str, Any] = {
         key: row.rest[key]

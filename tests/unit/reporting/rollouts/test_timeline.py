@@ -37,7 +37,8 @@ def test_a_stopwatch_leaves_no_gap_and_lays_like_things_together() -> None:
     watch.lap("environment")
     begun = watch.spans[-1].end + 0.001
     time.sleep(0.002)
-    watch.turn(begun)
+    watch.lap("waiting", begun)
+    watch.lap("model")
     spans = watch.spans
     assert [span.doing for span in spans] == ["environment", "waiting", "model"]
     assert spans[1].end == begun

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from stateset_agents.cli import numeric
 from stateset_agents.cli.output import (
-    add_result_options,
-    add_settings,
+    OPTIONS,
+    add_arguments,
     bounds,
     check_writable,
     display_path,
@@ -44,20 +44,7 @@ if TYPE_CHECKING:
 
 # ------------------------------------------------------------------------------ a model behind an endpoint
 
-_OPTIONS: Sequence[tuple[str, dict[str, Any]]] = (
-    (
-        "--api-key-env",
-        {"metavar": "NAME", "help": "environment variable of its key (default OPENAI_API_KEY)"},
-    ),
-    ("--timeout", {"type": float, "metavar": "SECONDS", "help": "for one try of an answer (default 300)"}),
-    ("--price-in", {"type": float, "metavar": "P", "help": "of a million tokens that it reads"}),
-    ("--price-out", {"type": float, "metavar": "P", "help": "of a million tokens that it writes"}),
-    ("--conversations", {"metavar": "FILE", "help": "where what it said is kept, to go on from"}),
-    (
-        "--drop-thoughts",
-        {"action": "store_true", "default": None, "help": "do not send its thoughts back to it"},
-    ),
-)
+_ENDPOINT: Mapping[str, Mapping[str, Any]] = OPTIONS["of a model behind an endpoint"]["arguments"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,20 +95,21 @@ class Endpoint:
         return {**summary, "conversations": display_path(kept.path), "num_played_before": kept.num_found}
 
 
-def add_endpoint_options(parser: argparse.ArgumentParser, *sides: str) -> None:
-    """`--endpoint` and what belongs to it; `sides`: "-a" and "-b" of two models, whose help is short."""
-    names = ", ".join(f"{name}-a" for name, _ in _OPTIONS)
+def add_options(parser: argparse.ArgumentParser, sides: Sequence[str] = ("",)) -> None:
+    """Register the options of a measurement, and of models behind endpoints.
+
+    `sides`: "-a" and "-b" of two models, whose help is short.
+    """
+    add_arguments(parser, OPTIONS["of evaluate and compare"]["arguments"])
+    options = ", ".join(f"{name}-a" for name in _ENDPOINT if name != "--endpoint")
+    is_short = len(sides) > 1
     group = parser.add_argument_group(
-        "a model behind an endpoint", f"with {names} as of evaluate, and -b likewise" if sides else None
+        "a model behind an endpoint", f"with {options} as of evaluate, and -b likewise" if is_short else None
     )
-    for side in sides or ("",):
-        group.add_argument(
-            f"--endpoint{side}",
-            metavar="URL",
-            help="OpenAI-compatible, the part before /chat/completions; the model is as it calls it",
-        )
-        for name, settings in _OPTIONS:
-            group.add_argument(f"{name}{side}", **settings | ({"help": argparse.SUPPRESS} if side else {}))
+    for side in sides:
+        for name, settings in _ENDPOINT.items():
+            hidden = {"help": argparse.SUPPRESS} if is_short and name != "--endpoint" else {}
+            add_arguments(group, {f"{name}{side}": {**settings, **hidden}})
 
 
 def endpoint_of(args: argparse.Namespace, model: str | None, side: str = "") -> Endpoint | None:
@@ -129,8 +117,8 @@ def endpoint_of(args: argparse.Namespace, model: str | None, side: str = "") -> 
 
     Raises ConfigurationError for options that need it, and for one without a model.
     """
-    given = {name: getattr(args, f"{name}{side}"[2:].replace("-", "_")) for name, _ in _OPTIONS}
-    url = getattr(args, f"endpoint{side}".replace("-", "_"))
+    given = {name: getattr(args, f"{name}{side}"[2:].replace("-", "_")) for name in _ENDPOINT}
+    url = given.pop("--endpoint")
     if url is None:
         for name, value in given.items():
             if value is not None:
@@ -182,29 +170,6 @@ def how_to_go_on(argv: Sequence[str]) -> str:
     """The line that tells how to continue after an interruption."""
     command = shlex.join(["stateset-agents", *argv])
     return f"interrupted; what had ended is kept, and is not played again by: {command}"
-
-
-def add_evaluate(subparsers: Any) -> None:
-    """Register the verb."""
-    parser = subparsers.add_parser("evaluate", help="measure a model on held-out scenarios")
-    parser.add_argument("config", help="YAML file or run folder: environment, reward, evaluation")
-    parser.add_argument(
-        "--model",
-        help="instead of the file's agent.model_name, or of what the run trained: a model, checkpoint or run",
-    )
-    add_options(parser)
-    add_endpoint_options(parser)
-    parser.set_defaults(run=run_evaluate)
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a measurement; `compare` has them too."""
-    parser.add_argument("--temperature", type=float, help="of sampling; 0 is greedy (default 1)")
-    parser.add_argument("--episodes", type=int, help="held-out scenarios to play; all when not given")
-    parser.add_argument("--tries", type=int, help="of each scenario, for pass@k and pass^k (default 1)")
-    parser.add_argument("--seed", type=int, help="of users and sampling (default: the file's, or 0)")
-    add_settings(parser, "any setting")
-    add_result_options(parser)
 
 
 def run_evaluate(args: argparse.Namespace) -> int:
@@ -334,28 +299,10 @@ def _with_floors(result: Mapping[str, Any], kind: str, name: str) -> str:
 #
 # Two run folders are compared by what they recorded, and nothing is played.
 
-_SIDES = ("-a", "-b")
+SIDES = ("-a", "-b")
 _ENDS = ("_a", "_b")
 """The ends of the endpoints' options among the arguments."""
 _ONE_SEED = "one seed each: another seed may differ"
-
-
-def add_compare(subparsers: Any) -> None:
-    """Register the verb."""
-    parser = subparsers.add_parser("compare", help="compare two models or runs on the same scenarios")
-    parser.add_argument(
-        "config",
-        help="YAML file or run folder: environment, reward, evaluation; left out, two run folders are "
-        "compared by their recorded results",
-    )
-    parser.add_argument("a", metavar="A", help="a model: a name, a folder, a checkpoint, or a run folder")
-    parser.add_argument("b", metavar="B", nargs="?", help="the model that is compared with it")
-    parser.add_argument(
-        "--replay", action="store_true", help="of two runs: play both on the scenarios of the first"
-    )
-    add_options(parser)
-    add_endpoint_options(parser, *_SIDES)
-    parser.set_defaults(run=run_compare, temperature=None)
 
 
 def run_compare(args: argparse.Namespace) -> int:
@@ -441,7 +388,7 @@ def _setting_lines(settings: Mapping[str, Sequence[str | None]]) -> list[str]:
 
 async def _evaluate_both(args: argparse.Namespace) -> list[tuple[Evaluation, dict[str, Any]]]:
     sides = []
-    for model, side in zip((args.a, args.b), _SIDES, strict=True):  # both are read before one is played
+    for model, side in zip((args.a, args.b), SIDES, strict=True):  # both are read before one is played
         endpoint = endpoint_of(args, model, side)
         sides.append((experiment(args, None if endpoint else model), endpoint))
     return [await play(config, temperature(args), endpoint) for config, endpoint in sides]

@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stateset_agents.cli.output import add_json
 from stateset_agents.runtime import event_loop
 from stateset_agents.sandbox.levels import CURE, LEVEL_NAMES, what_is_there
 from stateset_agents.tracking.monitors import Finding, Severity
@@ -44,14 +43,6 @@ EXTRAS = {
 """Optional packages, as pip takes them, and what needs them."""
 
 _GIGABYTE = 2**30
-
-
-def add_doctor(subparsers: Any) -> None:
-    """Register the verb."""
-    parser = subparsers.add_parser("doctor", help="check versions, devices, disk, and a ten-second training")
-    parser.add_argument("--output-dir", default="runs", help="where runs are to go (default runs)")
-    add_json(parser)
-    parser.set_defaults(run=run_doctor)
 
 
 def run_doctor(args: argparse.Namespace) -> int:
@@ -360,15 +351,6 @@ class _Trial:
 
 
 # ------------------------------------------------------------------------------ diagnose
-
-
-def add_diagnose(subparsers: Any) -> None:
-    """Register the verb."""
-    parser = subparsers.add_parser("diagnose", help="say what a run's metrics warn of, and what to do")
-    parser.add_argument("run_folder", metavar="RUN", help="a run folder, e.g. runs/latest; a live one too")
-    add_json(parser)
-    parser.add_argument("--strict", action="store_true", help="exit with 1 for a warning or no step, too")
-    parser.set_defaults(run=run_diagnose)
 
 
 def run_diagnose(args: argparse.Namespace) -> int:

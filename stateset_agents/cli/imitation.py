@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stateset_agents.cli import train
-from stateset_agents.cli.output import add_settings, cancel_on_sigterm, check_writable, display_path
+from stateset_agents.cli.output import cancel_on_sigterm, check_writable, display_path
 from stateset_agents.cli.rewards import named_environment
 from stateset_agents.cli.run_settings import overrides, settings_of_run
 from stateset_agents.runtime import event_loop
@@ -31,25 +31,6 @@ if TYPE_CHECKING:
     from stateset_agents.training.sft.distillation import Distilled, Measured, ReasoningDistillation
     from stateset_agents.training.sft.traces import Traces
     from stateset_agents.training.sft.trainer import SFTTrainer
-
-
-def add_demonstrate(subparsers: Any) -> None:
-    """Register the verb."""
-    parser = subparsers.add_parser("demonstrate", help="write a scripted agent's conversations, for sft")
-    parser.add_argument(
-        "environment",
-        metavar="ENV",
-        help="a name (retail_desk, module:Class, '{name: ..., argument: ...}'), a YAML file or a run folder",
-    )
-    parser.add_argument(
-        "--agent", default="honest", help="the environment's honest one (default), or one that audit plays"
-    )
-    parser.add_argument("--split", default="train", help="train (default), validation or test")
-    parser.add_argument("--episodes", type=int, help="conversations; one of each scenario when unset")
-    parser.add_argument("--seed", type=int, default=0, help="of the users (default 0)")
-    parser.add_argument("--keep-failures", action="store_true", help="also conversations judged failures")
-    parser.add_argument("--out", required=True, metavar="FILE", help="JSONL, a conversation a line")
-    parser.set_defaults(run=run_demonstrate)
 
 
 def run_demonstrate(args: argparse.Namespace) -> int:
@@ -81,25 +62,6 @@ async def _demonstrated(args: argparse.Namespace) -> Demonstrated:
 
 
 # ------------------------------------------------------------------------------ served
-
-
-def add_served(subparsers: Any) -> None:
-    """Register the verb."""
-    parser = subparsers.add_parser(  # without help: `sft` names it in the list of verbs
-        "served",
-        description="Make scenarios for `train --from-served`, and examples for `sft`, of conversations "
-        "that a deployment shared out. Personal text is taken out.",
-    )
-    parser.add_argument(
-        "conversations", metavar="FILE", help="what a server saved, with the conversations' ids"
-    )
-    parser.add_argument(
-        "--deployments", required=True, metavar="FILE", help="the journal that knows how they ended"
-    )
-    parser.add_argument(
-        "--out", required=True, metavar="FOLDER", help="for scenarios.jsonl, warm_start.jsonl"
-    )
-    parser.set_defaults(run=run_served)
 
 
 def run_served(args: argparse.Namespace) -> int:
@@ -153,27 +115,6 @@ def _write(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
 
 
 # ------------------------------------------------------------------------------ sft
-
-
-def add_sft(subparsers: Any) -> None:
-    """Register the verb."""
-    parser = subparsers.add_parser("sft", help="fine-tune on conversations, a warm start; also: served")
-    parser.add_argument(
-        "conversations",
-        nargs="?",
-        help="a file of rows that show replies, or {dataset: FILE, columns: {...}}; with --best a run folder",
-    )
-    parser.add_argument("--model", help="what to begin with: a model, checkpoint or run")
-    parser.add_argument("--config", metavar="FILE", help="a YAML file whose section agent holds")
-    parser.add_argument(
-        "--best", action="store_true", help="imitate the run's own best conversation of each scenario"
-    )
-    parser.add_argument("--resume", metavar="RUN", help="go on with a fine-tuning's newest checkpoint")
-    parser.add_argument("--seed", type=int, help="of the order of conversations (default 0)")
-    parser.add_argument("--max-steps", type=int, help="optimiser steps, instead of sft.num_train_epochs")
-    parser.add_argument("--output-dir", help="where the numbered run folder goes")
-    add_settings(parser, "a setting of agent or sft, e.g. sft.learning_rate=1e-4")
-    parser.set_defaults(run=run_sft)
 
 
 def run_sft(args: argparse.Namespace) -> int:
@@ -288,21 +229,6 @@ async def _run(trainer: SFTTrainer, *, resumes: bool) -> None:
 
 
 # ------------------------------------------------------------------------------ distill
-
-
-def add_distill(subparsers: Any) -> None:
-    """Register the verb."""
-    parser = subparsers.add_parser("distill", help="let a model learn from a teacher's replies or log-probs")
-    parser.add_argument("config", help="YAML file with a section traces, or with training.distillation")
-    parser.add_argument(
-        "--conversations", metavar="FILE", help="where the teacher's replies are kept, to go on from"
-    )
-    parser.add_argument("--seed", type=int, help="of every random choice")
-    parser.add_argument("--max-steps", type=int, help="optimiser steps")
-    parser.add_argument("--output-dir", help="where the numbered run folder goes")
-    add_settings(parser, "any setting, e.g. traces.samples=4")
-    parser.add_argument("--no-eval", action="store_true", help="skip the measurement before and after")
-    parser.set_defaults(run=run_distill)
 
 
 def run_distill(args: argparse.Namespace) -> int:

@@ -8,10 +8,11 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stateset_agents.runtime.yaml_files import read_yaml
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import shown, shown_line
 
@@ -19,20 +20,28 @@ if TYPE_CHECKING:
     from stateset_agents.tracking.run_folder import RunFolder
 
 
-def add_settings(parser: argparse.ArgumentParser, help: str) -> None:
-    """The option --set, which may be repeated."""
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=help)
+OPTIONS: Mapping[str, Any] = read_yaml(Path(__file__).with_name("options.yaml"))
+"""Each verb's help, description and arguments, and the sets of arguments that verbs share."""
+_TYPES = {"int": int, "float": float}
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """The option --json."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+def add_verb(subparsers: Any, verb: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+    """Register a verb as `OPTIONS` has it; `run` carries it out and returns the exit code."""
+    words = dict(OPTIONS[verb])
+    arguments, alternatives = words.pop("arguments", {}), words.pop("one_of", {})
+    parser: argparse.ArgumentParser = subparsers.add_parser(verb.split()[-1], **words)
+    parser.set_defaults(run=run)
+    if alternatives:
+        add_arguments(parser.add_mutually_exclusive_group(required=True), alternatives)
+    add_arguments(parser, arguments)
+    return parser
 
 
-def add_result_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `print_result`: --json and --out."""
-    add_json(parser)
-    parser.add_argument("--out", metavar="FILE", help="write that object to a file")
+def add_arguments(parser: argparse._ActionsContainer, arguments: Mapping[str, Mapping[str, Any]]) -> None:
+    """Register arguments as `OPTIONS` has them, by their names or flags."""
+    for name, settings in arguments.items():
+        types = {"type": _TYPES[settings["type"]]} if "type" in settings else {}
+        parser.add_argument(name, **{**settings, **types})
 
 
 def cancel_on_sigterm() -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stateset_agents.cli.output import (
-    add_result_options,
     bounds,
     check_writable,
     percent,
@@ -57,42 +56,6 @@ def named_environment(name: str, reward: str | None = None) -> NamedEnvironment:
 
     config = load_experiment(name, {} if spec is None else {"reward": spec})
     return NamedEnvironment(config.environment, config.reward, config.training)
-
-
-def add_audit(subparsers: Any) -> None:
-    """Register the verb."""
-    parser = subparsers.add_parser("audit", help="play agents that cheat, and say what they are paid")
-    parser.add_argument(
-        "environment",
-        metavar="ENV",
-        help="a name (retail_desk, module:Class, '{name: ..., argument: ...}'), a YAML file or a run folder",
-    )
-    parser.add_argument(
-        "--reward",
-        help="instead of the file's; a name, module:name or '{name: ..., ...}' (default environment)",
-    )
-    parser.add_argument("--split", default="test", help="train, validation or test (default)")
-    parser.add_argument("--episodes", type=int, default=60, help="scenarios to play, at most (default 60)")
-    parser.add_argument("--seed", type=int, default=0, help="of the users (default 0)")
-    parser.add_argument("--without", action="append", default=[], metavar="AGENT", help="leave one out")
-    parser.add_argument("--max-success", type=float, help="exit 1 where an agent succeeds more often")
-    parser.add_argument("--max-reward", type=float, help="exit 1 where an agent's mean reward is higher")
-    parser.add_argument(
-        "--allow",
-        action="append",
-        default=[],
-        metavar="AGENT=LIMIT",
-        help="another limit for one agent, of success and of reward: refuser=0.3 where the right answer "
-        "is no in 30 %% of the cases",
-    )
-    parser.add_argument(
-        "--min-scored",
-        type=float,
-        metavar="SHARE",
-        help="exit 1 where a smaller share of an agent's conversations was played and scored (default 0.9)",
-    )
-    add_result_options(parser)
-    parser.set_defaults(run=run_audit)
 
 
 def run_audit(args: argparse.Namespace) -> int:
@@ -182,20 +145,6 @@ def _ceiling(result: Audit) -> str:
 # ------------------------------------------------------------------------------ rescore
 
 _SHOWN = 5
-
-
-def add_rescore(subparsers: Any) -> None:
-    """Register the verb."""
-    parser = subparsers.add_parser("rescore", help="ask another reward about the conversations of a run")
-    parser.add_argument("run_folder", metavar="RUN", help="a run folder, e.g. runs/latest")
-    parser.add_argument(
-        "--reward",
-        required=True,
-        help="a name, module:name or '{name: ..., argument: ...}', as in a YAML file",
-    )
-    parser.add_argument("--stage", default="train", help="train (default), before, after or validation")
-    add_result_options(parser)
-    parser.set_defaults(run=run_rescore)
 
 
 def run_rescore(args: argparse.Namespace) -> int:

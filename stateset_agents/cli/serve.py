@@ -8,12 +8,12 @@ import contextlib
 import math
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stateset_agents.cli.deployment import last_record
-from stateset_agents.cli.output import add_settings
+from stateset_agents.cli.output import OPTIONS, add_arguments
 from stateset_agents.cli.run_settings import overrides, settings_of_run
-from stateset_agents.runtime.http_guard import API_KEY_VARIABLE, HttpGuard, read_api_keys
+from stateset_agents.runtime.http_guard import HttpGuard, read_api_keys
 from stateset_agents.types.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -27,60 +27,10 @@ if TYPE_CHECKING:
 _WATCH_SECONDS = 0.5
 
 
-def add_parser(subparsers: Any) -> None:
-    """The verb and its arguments."""
+def add_limits(parser: argparse.ArgumentParser) -> None:
+    """Register an option for each of the server's limits, and those that follow them."""
     from stateset_agents.serving.limits import Limits
 
-    parser = subparsers.add_parser(
-        "serve",
-        help="answer OpenAI's clients with an agent",
-        description="Serve an agent as /v1/chat/completions, until Ctrl-C or SIGTERM.",
-    )
-    served = parser.add_mutually_exclusive_group(required=True)
-    served.add_argument(
-        "model",
-        nargs="?",
-        metavar="MODEL",
-        help='"embedded:desk", a Hugging Face name, a folder, a GGUF file; a run or its checkpoint comes '
-        "with the settings of its agent",
-    )
-    served.add_argument(
-        "--deployment",
-        metavar="FILE",
-        help="the journal that `deploy` wrote: its last deployment's two agents answer, by its plan",
-    )
-    parser.add_argument(
-        "--save-conversations",
-        metavar="FILE",
-        help="of a deployment: append what is said, for `dashboard` and `served`; unset: nothing is saved",
-    )
-    parser.add_argument("--system", metavar="TEXT", help="system prompt, before the client's")
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (127.0.0.1); others need a key"
-    )
-    parser.add_argument("--port", type=int, default=8080, help="port to listen on (8080); 0 takes a free one")
-    parser.add_argument(
-        "--served-model-name", metavar="NAME", help="what clients call it (MODEL, or the baseline)"
-    )
-    parser.add_argument(
-        "--api-key-file",
-        metavar="FILE",
-        help=f"keys, one a line, of which a request must send one; without it {API_KEY_VARIABLE} is the key",
-    )
-    parser.add_argument(
-        "--allowed-host",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help="a name besides this machine's that requests may have as their Host; may be repeated",
-    )
-    parser.add_argument(
-        "--drain",
-        type=float,
-        default=30.0,
-        metavar="SECONDS",
-        help="what answers under way have left after SIGTERM or Ctrl-C (30); a second one ends them at once",
-    )
     for name, field in Limits.model_fields.items():
         parser.add_argument(
             f"--{name.replace('_', '-')}",
@@ -89,21 +39,7 @@ def add_parser(subparsers: Any) -> None:
             metavar="N",
             help=f"{field.description}" + ("" if field.default is None else f" ({field.default:g})"),
         )
-    parser.add_argument(
-        "--max-body",
-        type=int,
-        metavar="BYTES",
-        help="of a request's body, unpacked (64 for each token of the context, 256 KiB to 4 MiB)",
-    )
-    parser.add_argument(
-        "--rest-after",
-        type=float,
-        default=30.0,
-        metavar="SECONDS",
-        help="without work, after which the cache's memory goes back to the system (30)",
-    )
-    add_settings(parser, "agent.NAME=VALUE")
-    parser.set_defaults(run=run)
+    add_arguments(parser, OPTIONS["of serve, after its limits"]["arguments"])
 
 
 def run(args: argparse.Namespace) -> int:

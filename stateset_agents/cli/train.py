@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import gc
 import os
 import shlex
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stateset_agents.cli import numeric
-from stateset_agents.cli.output import display_path, health, rate
+from stateset_agents.cli.output import cancel_on_sigterm, display_path, health, rate
 from stateset_agents.cli.run_settings import is_control, overrides, run_and_checkpoint
 from stateset_agents.runtime import event_loop
 from stateset_agents.types.errors import ConfigurationError, StatesetError, TrainingStopped
@@ -23,40 +21,6 @@ from stateset_agents.types.logs import configure_logging
 
 if TYPE_CHECKING:
     from stateset_agents.runs.experiment import BaseExperiment
-
-
-def add_parser(subparsers: Any) -> None:
-    """Register the verb."""
-    parser = subparsers.add_parser("train", help="train an agent or a policy from a YAML file, or resume")
-    parser.add_argument("config", nargs="?", help="YAML file, e.g. examples/demo.yaml")
-    parser.add_argument(
-        "--resume", metavar="RUN", help="go on with a run folder's newest checkpoint, or with that checkpoint"
-    )
-    parser.add_argument("--profile", help="conservative, balanced or aggressive")
-    parser.add_argument("--seed", type=int, help="of every random choice of the run")
-    parser.add_argument(
-        "--max-steps",
-        type=int,
-        help="optimiser steps, instead of num_episodes; of a numeric policy environment steps",
-    )
-    parser.add_argument("--output-dir", help="where the numbered run folder goes")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="any setting, e.g. training.beta=0.02",
-    )
-    parser.add_argument(
-        "--from-served",
-        metavar="FILE",
-        help="conversations that `served` wrote, in place of the file's environment",
-    )
-    parser.add_argument("--no-eval", action="store_true", help="skip the measurement before and after")
-    parser.add_argument(
-        "--explain", action="store_true", help="print every setting and who set it; nothing is trained"
-    )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -193,10 +157,7 @@ async def _run(experiment: BaseExperiment[Any, Any]) -> None:
 
     from stateset_agents.tracking.console import PlayDisplay
 
-    task = asyncio.current_task()
-    assert task is not None  # inside a coroutine
-    with contextlib.suppress(NotImplementedError):  # Windows has no SIGTERM to handle
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    cancel_on_sigterm()
     trainer = experiment.trainer
     async with experiment:
         gc.freeze()  # what is loaded stays: a full collection need not look through 1.5 million objects of it

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from stateset_agents.algorithms.intervals import crossed_interval, stratified_interval
 from stateset_agents.algorithms.paired import Verdict, paired_rewards, paired_shares
 from stateset_agents.reporting.curves import bin_value, captions, is_smoothed
-from stateset_agents.reporting.html import html_page, plotly_js
+from stateset_agents.reporting.html import CHART_SCRIPTS, html_page, shared_plotly
 from stateset_agents.tracking.diagnostics import CONVERSATIONS, NUMERIC, units_of
 from stateset_agents.tracking.jsonl import damage_named
 from stateset_agents.tracking.run_folder import RunFolder, replace_file
@@ -438,7 +438,6 @@ def _metrics(runs: Sequence[RunResults]) -> tuple[dict[str, float], list[str]]:
 
 _log = get_logger(__name__)
 
-_SHARED = tuple(f"page/shared/page.{part}js" for part in ("", "state.", "export.", "charts."))
 _OWN = (
     "page/conversations/page.search.js",
     *(f"overview/overview.{part}js" for part in ("table.", "held_out.", "curves.", "")),
@@ -455,12 +454,7 @@ def write_overview(root: str | Path, *, shared_assets: bool = False) -> Path:
     for name, reason in data["damaged"]:
         _log.warning("a run is left out", run=name, reason=reason)
     path = Path(root).resolve() / "report.html"
-    plotly = None
-    if shared_assets:
-        script, version = plotly_js()
-        plotly = f"plotly-{version}.min.js"
-        if not (path.parent / plotly).exists():
-            replace_file(path.parent / plotly, script)
+    plotly = shared_plotly(path.parent) if shared_assets else None
     replace_file(path, render_overview(data, plotly=plotly))
     return path
 
@@ -468,4 +462,6 @@ def write_overview(root: str | Path, *, shared_assets: bool = False) -> Path:
 def render_overview(data: dict[str, Any], *, plotly: str | None, live: bool = False) -> str:
     """The page as HTML. `plotly`: path of plotly.js for the browser; None: inside the page."""
     styles = ["page/shared/page.css", "overview/overview.css"]
-    return html_page("overview/overview.html", styles, [*_SHARED, *_OWN], data, plotly=plotly, live=live)
+    return html_page(
+        "overview/overview.html", styles, [*CHART_SCRIPTS, *_OWN], data, plotly=plotly, live=live
+    )

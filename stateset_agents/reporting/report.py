@@ -26,7 +26,7 @@ from stateset_agents.reporting.curves import (
 )
 from stateset_agents.reporting.distributions import Distributions
 from stateset_agents.reporting.episodes import numeric_page
-from stateset_agents.reporting.html import html_page, plotly_js
+from stateset_agents.reporting.html import CHART_SCRIPTS, html_page, shared_plotly
 from stateset_agents.reporting.timeline import Timeline
 from stateset_agents.tracking.diagnostics import NUMERIC, diagnose, units_of
 from stateset_agents.tracking.jsonl import damage_named, read_json
@@ -283,7 +283,7 @@ MAX_BYTES = 8_000_000
 """The most bytes of a page with plotly.js in it, unless the number of conversations is given."""
 
 _SCRIPTS = (
-    *(f"page/shared/page.{part}js" for part in ("", "state.", "export.", "charts.")),
+    *CHART_SCRIPTS,
     *(f"page/page.{part}.js" for part in ("measured", "distributions", "numeric", "timeline", "verdicts")),
     *(
         f"page/conversations/page.{part}.js"
@@ -304,13 +304,7 @@ def write_report(
     parts that exist so far. Raises ConfigurationError if the folder is no run, or cannot be read or written.
     """
     log = RunLog.open(run_path)
-    shared = None
-    if shared_assets:
-        script, version = plotly_js()
-        shared = log.folder.path.parent / f"plotly-{version}.min.js"
-        if not shared.exists():
-            replace_file(shared, script, _HINT)
-    plotly = f"../{shared.name}" if shared else None
+    plotly = f"../{shared_plotly(log.folder.path.parent, _HINT)}" if shared_assets else None
     with damage_named(log.folder.path):
         recorded, data = Recorded(log, conversations), page_data(log)
         recorded.read()

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from stateset_agents.deployment.views.dashboard_data import Deployments, runs_data
-from stateset_agents.reporting.html import html_page
+from stateset_agents.reporting.html import CHART_SCRIPTS, html_page
 from stateset_agents.tracking.run_folder import replace_file
 
-_SHARED = tuple(f"page/shared/page.{part}js" for part in ("", "state.", "export.", "charts."))
 _OVERVIEW = tuple(f"overview/overview.{part}.js" for part in ("table", "curves"))
 _OWN = ("deployment.charts", "deployment.tables", "dashboard")
 
@@ -43,7 +42,7 @@ def render_dashboard(data: dict[str, Any], *, plotly: str | None, live: bool = F
     return html_page(
         own / "dashboard.html",
         ["page/shared/page.css", "overview/overview.css", own / "dashboard.css"],
-        [*_SHARED, *_OVERVIEW, *(own / f"{name}.js" for name in _OWN)],
+        [*CHART_SCRIPTS, *_OVERVIEW, *(own / f"{name}.js" for name in _OWN)],
         data,
         plotly=plotly,
         live=live,

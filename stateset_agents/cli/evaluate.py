@@ -33,6 +33,7 @@ from stateset_agents.cli.run_settings import is_control, overrides
 from stateset_agents.runtime import event_loop
 from stateset_agents.tracking.jsonl import damage_named
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import expect_that
 
 if TYPE_CHECKING:
     from stateset_agents.core.rollout.endpoint_agent import EndpointAgent
@@ -209,8 +210,7 @@ def temperature(args: argparse.Namespace) -> float:
     """The temperature of the options. Raises ConfigurationError for one below 0."""
     if args.temperature is None:
         return 1.0
-    if not args.temperature >= 0:
-        raise ConfigurationError(f"--temperature must be at least 0 (greedy), got {args.temperature}")
+    expect_that(args.temperature >= 0, "--temperature", "be at least 0 (greedy)", args.temperature)
     return float(args.temperature)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stateset_agents.backends.pretrained.loading import PACKAGE_MODELS, PREFIX, package_model
 from stateset_agents.embedded.build import build_embedded
-from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import expect_that
 
 
 def run_build_embedded(args: argparse.Namespace) -> int:
@@ -16,8 +16,7 @@ def run_build_embedded(args: argparse.Namespace) -> int:
     import torch
     from transformers.utils import logging as transformers_logging
 
-    if args.threads < 1:
-        raise ConfigurationError(f"--threads must be at least 1, got {args.threads}")
+    expect_that(args.threads >= 1, "--threads", "be at least 1", args.threads)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # untyped there
     before = torch.get_num_threads()
     torch.set_num_threads(args.threads)

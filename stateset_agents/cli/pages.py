@@ -12,6 +12,7 @@ from typing import Any
 from stateset_agents.cli.study import is_study, study_data
 from stateset_agents.runtime import event_loop
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import expect_that
 
 
 def run_report(args: argparse.Namespace) -> int:
@@ -62,8 +63,7 @@ def _serve(args: argparse.Namespace, folder: str, serve: Callable[..., Coroutine
     from stateset_agents.reporting.live import DEFAULT_PORT
 
     port = DEFAULT_PORT if args.port is None else args.port
-    if not 0 <= port <= 65535:
-        raise ConfigurationError(f"--port must be from 0 to 65535, got {port}")
+    expect_that(0 <= port <= 65535, "--port", "be from 0 to 65535", port)
 
     def on_ready(url: str) -> None:
         print(f"{Path(folder).resolve().name} live at {url} (Ctrl-C ends)", flush=True)

@@ -17,7 +17,7 @@ from stateset_agents.cli.output import (
 )
 from stateset_agents.runtime import event_loop
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.settings import nearest
+from stateset_agents.types.settings import expect_that, nearest
 
 if TYPE_CHECKING:
     from stateset_agents.evaluation.audit import Audit
@@ -82,8 +82,7 @@ async def _audited(args: argparse.Namespace) -> Audit:
 
     named = named_environment(args.environment, args.reward)
     environment, reward_fn = make_environment(named.environment), make_reward(named.reward)
-    if args.episodes < 1:
-        raise ConfigurationError(f"--episodes must be at least 1, got {args.episodes}")
+    expect_that(args.episodes >= 1, "--episodes", "be at least 1", args.episodes)
     available = len(held_out(environment, args.split, None))
     scenarios = held_out(environment, args.split, min(args.episodes, available))
     policies = degenerate_agents_of(environment)

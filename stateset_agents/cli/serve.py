@@ -15,6 +15,7 @@ from stateset_agents.cli.output import OPTIONS, add_arguments
 from stateset_agents.cli.run_settings import overrides, settings_of_run
 from stateset_agents.runtime.http_guard import HttpGuard, read_api_keys
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import expect_that
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -56,8 +57,7 @@ def run(args: argparse.Namespace) -> int:
         from stateset_agents.serving.saved_conversations import check_writable
 
         check_writable(args.save_conversations)
-    if not 0 <= args.port <= 65535:
-        raise ConfigurationError(f"--port must be from 0 to 65535, got {args.port}")
+    expect_that(0 <= args.port <= 65535, "--port", "be from 0 to 65535", args.port)
     return asyncio.run(_serve(args))
 
 

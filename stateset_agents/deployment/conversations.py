@@ -29,6 +29,7 @@ from stateset_agents.serving.served_agent import OnDelta, PendingRequest, Served
 from stateset_agents.types.errors import ConfigurationError, JournalError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.messages import Message
+from stateset_agents.types.settings import expect_that
 
 _log = get_logger(__name__)
 T = TypeVar("T")
@@ -127,10 +128,8 @@ class Deployed:
             max_shadows: Answers of the candidate in shadow under way at once; further ones are left out.
             who: Who started it, for the journal.
         """
-        if not patience > 0:
-            raise ConfigurationError(f"patience must be seconds above 0, got {patience!r}")
-        if max_shadows < 1:
-            raise ConfigurationError(f"max_shadows must be at least 1, got {max_shadows!r}")
+        expect_that(patience > 0, "patience", "be seconds above 0", patience)
+        expect_that(max_shadows >= 1, "max_shadows", "be at least 1", max_shadows)
         if baseline is candidate:
             raise ConfigurationError("baseline and candidate are the same agent: give two")
         if deployment is None:

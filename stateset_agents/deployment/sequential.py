@@ -24,6 +24,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import expect_that
 
 BETS = (0.1, 0.25, 0.5)
 """Shares of the wealth that are staked. The growth is largest at effect / variance of an outcome: for a rate
@@ -160,12 +161,8 @@ class Evidence:
         Raises ConfigurationError for a probability of 0 or 1, which no comparison can use, and for an outcome
         outside [0, 1].
         """
-        if not 0 < probability < 1:
-            raise ConfigurationError(
-                f"probability must be between 0 and 1, both excluded, got {probability!r}"
-            )
-        if not 0 <= outcome <= 1:
-            raise ConfigurationError(f"an outcome must be from 0 to 1, got {outcome!r}")
+        expect_that(0 < probability < 1, "probability", "be between 0 and 1, both excluded", probability)
+        expect_that(0 <= outcome <= 1, "an outcome", "be from 0 to 1", outcome)
         weight = probability * (1 - probability)
         mean = _mean(self.candidate_sum + self.baseline_sum, self.num_outcomes)
         candidate_mean = _mean(self.candidate_sum, self.candidates)
@@ -219,10 +216,8 @@ class PairedEvidence:
     """Against "it is at least as good"."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.margin < 1:
-            raise ConfigurationError(f"margin must be from 0 to below 1, got {self.margin!r}")
-        if not 0 < self.alpha < 1:
-            raise ConfigurationError(f"alpha must be between 0 and 1, got {self.alpha!r}")
+        expect_that(0 <= self.margin < 1, "margin", "be from 0 to below 1", self.margin)
+        expect_that(0 < self.alpha < 1, "alpha", "be between 0 and 1", self.alpha)
 
     def step(self, difference: float) -> PairedEvidence:
         """After one more pair. Raises ConfigurationError for a difference that is no number."""

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Literal, cast, get_args
 
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.settings import alternatives, nearest
+from stateset_agents.types.settings import alternatives, expect_that, nearest
 
 Mode = Literal["shadow", "gradual", "full", "rolled_back"]
 
@@ -99,8 +99,7 @@ def checked_mode(name: str) -> Mode:
 
 def _check_share(mode: Mode, share: float) -> None:
     if mode == "gradual":
-        if not 0 <= share <= 1:
-            raise ConfigurationError(f"the share must be from 0 to 1, got {share!r}")
+        expect_that(0 <= share <= 1, "the share", "be from 0 to 1", share)
         return
     fixed = 1.0 if mode == "full" else 0.0
     if share != fixed:

@@ -25,6 +25,7 @@ from stateset_agents.grouping.partitions import (
 )
 from stateset_agents.grouping.weights import GroupWeightCalculator, step_weights
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import expect_that
 
 # ------------------------------------------------------------------------------------------ online parts
 
@@ -37,8 +38,7 @@ class AdaptiveGrouper:
     """
 
     def __init__(self, n_groups: int = 4, history_window: int = 1000, *, seed: int = 0) -> None:
-        if history_window < 1:
-            raise ConfigurationError(f"history_window must be at least 1, got {history_window!r}")
+        expect_that(history_window >= 1, "history_window", "be at least 1", history_window)
         self.n_groups, self.history_window, self.seed = n_groups, history_window, seed
         self._window: deque[list[float]] = deque(maxlen=history_window)
         self._centres: Floats | None = None

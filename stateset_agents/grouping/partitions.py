@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
-from stateset_agents.types.settings import nearest
+from stateset_agents.types.settings import expect_that, nearest
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -205,8 +205,7 @@ def quantile_boundaries(values: Floats, num_parts: int) -> Floats:
 
     Raises ConfigurationError for no part, no value, or a value that is no finite number.
     """
-    if num_parts < 1:
-        raise ConfigurationError(f"the number of parts must be at least 1, got {num_parts!r}")
+    expect_that(num_parts >= 1, "the number of parts", "be at least 1", num_parts)
     if not len(values) or not np.isfinite(values).all():
         raise ConfigurationError("quantiles need at least one value, and only finite numbers")
     ordered = np.sort(values.astype(np.float64))
@@ -358,8 +357,7 @@ class GroupingStrategy:
             raise ConfigurationError(
                 f"group_strategy must be one of {names}, got {strategy!r}{nearest(strategy, STRATEGIES)}"
             )
-        if n_groups < 1:
-            raise ConfigurationError(f"n_groups must be at least 1, got {n_groups!r}")
+        expect_that(n_groups >= 1, "n_groups", "be at least 1", n_groups)
         self.strategy, self.n_groups, self.seed = strategy, n_groups, seed
         if STRATEGIES[strategy].outcome and strategy not in _warned:
             _warned.add(strategy)

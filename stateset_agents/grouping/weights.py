@@ -12,7 +12,7 @@ import numpy as np
 
 from stateset_agents.grouping.partitions import Bools, Floats, Labels
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.settings import nearest
+from stateset_agents.types.settings import expect_that, nearest
 
 FLOOR = 0.05
 """No part's weight is below it, or below 1 / K where that is less."""
@@ -92,8 +92,7 @@ class GroupWeightCalculator:
 
     def __init__(self, method: str = "balanced", n_groups: int = 4) -> None:
         part_weights(method, [0.0])  # refuses an unknown name
-        if n_groups < 1:
-            raise ConfigurationError(f"n_groups must be at least 1, got {n_groups!r}")
+        expect_that(n_groups >= 1, "n_groups", "be at least 1", n_groups)
         self.method, self.n_groups = method, n_groups
         self._last = np.full(n_groups, np.nan)
         self._progress = np.zeros(n_groups)

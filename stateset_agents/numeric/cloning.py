@@ -18,6 +18,7 @@ from stateset_agents.runs.optimizer import Optimization
 from stateset_agents.runs.settings import OptimizerSettings
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.seeds import derive
+from stateset_agents.types.settings import expect_that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +71,7 @@ def clone(
         ("num_passes", num_passes),
         ("minibatch_size", minibatch_size),
     ):
-        if value < 1:
-            raise ConfigurationError(f"{name} must be at least 1, got {value!r}")
+        expect_that(value >= 1, name, "be at least 1", value)
     starts = [derive(seed, "clone", index) for index in range(num_episodes)]
     held_out = [derive(seed, "clone held out", index) for index in range(max(1, num_episodes // 4))]
     shown, shown_steps = _played(rule, environment, starts)

@@ -44,6 +44,15 @@ def expect(name: str, value: object, kind: type, hint: str) -> None:
     raise ConfigurationError(f"{name} must be {article} {kind.__name__}, got {description}: {hint}")
 
 
+def expect_that(holds: bool, name: str, rule: str, value: object, hint: str = "") -> None:
+    """Raises ConfigurationError, `NAME must RULE, got VALUE`, unless it holds; `hint` says what to give.
+
+    >>> expect_that(0 < share < 1, "share", "be between 0 and 1", share)
+    """
+    if not holds:
+        raise ConfigurationError(f"{name} must {rule}, got {value!r}" + (f": {hint}" if hint else ""))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class OneOf:
     """The type of a field that names an entry of a registry: `Annotated[str, OneOf(LOSSES)]`.

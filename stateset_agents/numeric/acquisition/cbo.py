@@ -20,6 +20,7 @@ from stateset_agents.numeric.acquisition.linear_models import Array, Ints
 from stateset_agents.numeric.acquisition.models import CausalGraph, CausalModel, Intervention
 from stateset_agents.numeric.acquisition.rules import Situation, expected_improvement, improvement_over
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import expect_that
 
 # ------------------------------------------------------------------------------------------ Gaussian process
 #
@@ -56,8 +57,7 @@ class GaussianProcess:
             ("variance", self.variance),
             *((f"lengths[{i}]", x) for i, x in enumerate(self.lengths)),
         ):
-            if not value > 0:
-                raise ConfigurationError(f"{name} must be above 0, got {value}")
+            expect_that(value > 0, name, "be above 0", value)
         if not (np.isfinite(self.points).all() and np.isfinite(self.outcomes).all()):
             raise ConfigurationError(
                 f"points and outcomes must be finite, got {self.outcomes.tolist()}: leave the failed ones out"

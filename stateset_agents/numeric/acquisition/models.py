@@ -18,6 +18,7 @@ import numpy as np
 from stateset_agents.numeric.acquisition.linear_models import Array
 from stateset_agents.runtime.yaml_files import read_sections
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import expect_that
 
 # ------------------------------------------------------------------------------------------ graphs
 
@@ -94,12 +95,10 @@ class CausalGraph:
 def random_graph(num_variables: int, density: float, random: np.random.Generator) -> CausalGraph:
     """Variables V0, V1, ... in a random order; each earlier one is a parent of each later one with chance
     `density` (Erdős and Rényi's model, directed). The last one is the target and has a parent at least."""
-    if num_variables < 2:
-        raise ConfigurationError(
-            f"num_variables must be at least 2, got {num_variables}: a target and what acts on it"
-        )
-    if not 0 < density <= 1:
-        raise ConfigurationError(f"density must be above 0 and at most 1, got {density}")
+    expect_that(
+        num_variables >= 2, "num_variables", "be at least 2", num_variables, "a target and what acts on it"
+    )
+    expect_that(0 < density <= 1, "density", "be above 0 and at most 1", density)
     names = [f"V{number}" for number in random.permutation(num_variables)]
     parents = {
         name: tuple(above for above in names[:place] if random.random() < density)

@@ -27,6 +27,7 @@ from stateset_agents.numeric.autoscaling.workload import GeneratedLoad, Workload
 from stateset_agents.numeric.environments.base import BoolArray, FloatArray, IntArray, Rule, Transition
 from stateset_agents.tracking.windows import Panel, Trace
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import expect_that
 
 _ROUNDING = 1e-9
 """A wish of 60 that floating point makes 60.000000000000007 is 60, as the controller's integers make it."""
@@ -46,13 +47,10 @@ class Hpa:
     """Time between two readings of the metric."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.target <= 1:
-            raise ConfigurationError(f"target must lie above 0 and at most at 1, got {self.target!r}")
+        expect_that(0 < self.target <= 1, "target", "lie above 0 and at most at 1", self.target)
         for name in ("window_seconds", "tolerance"):
-            if not getattr(self, name) >= 0:
-                raise ConfigurationError(f"{name} must not be negative, got {getattr(self, name)!r}")
-        if not self.sync_seconds > 0:
-            raise ConfigurationError(f"sync_seconds must be positive, got {self.sync_seconds!r}")
+            expect_that(getattr(self, name) >= 0, name, "not be negative", getattr(self, name))
+        expect_that(self.sync_seconds > 0, "sync_seconds", "be positive", self.sync_seconds)
 
     @property
     def name(self) -> str:
@@ -202,8 +200,7 @@ def in_actions(rule: ReplicaRule) -> Rule:
 
 def static_replicas(number: int) -> ReplicaRule:
     """Always `number`, of which the cluster's bounds are applied."""
-    if number < 1:
-        raise ConfigurationError(f"number must be at least 1, got {number!r}")
+    expect_that(number >= 1, "number", "be at least 1", number)
 
     def begin(environment: InfrastructureEnv) -> Callable[[], IntArray]:
         wished = np.full(len(environment.observed().ready), number, dtype=np.int64)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from stateset_agents.numeric.environments.base import FloatArray
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.settings import nearest
+from stateset_agents.types.settings import expect_that, nearest
 
 RANGES: Mapping[str, float] = {
     "cpu_percent": 100.0,
@@ -55,8 +55,7 @@ class InfrastructureMetricsNormalizer:
         Raises ConfigurationError for a repeated name, and for an upper end that is not positive.
         """
         for name, highest in ranges.items():
-            if not 0 < highest < float("inf"):
-                raise ConfigurationError(f"the upper end of {name} must be positive, got {highest!r}")
+            expect_that(0 < highest < float("inf"), f"the upper end of {name}", "be positive", highest)
         self.ranges = dict(ranges)
         self.names: tuple[str, ...] = ()
         """The metrics in the order of the columns; none before the first were seen."""

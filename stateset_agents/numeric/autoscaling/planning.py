@@ -19,7 +19,7 @@ from stateset_agents.numeric.autoscaling.rewards import MoneyReward
 from stateset_agents.numeric.autoscaling.simulator import Cluster, Simulator
 from stateset_agents.numeric.autoscaling.workload import Workload
 from stateset_agents.numeric.environments.base import IntArray
-from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import expect_that
 
 # ------------------------------------------------------------------------------------------ plan
 #
@@ -225,10 +225,9 @@ class Forecast:
 
         Raises ConfigurationError where an episode is too short for one window.
         """
-        if num_steps < lags + ahead:
-            raise ConfigurationError(
-                f"num_steps must be at least lags + ahead ({lags + ahead}), got {num_steps}"
-            )
+        expect_that(
+            num_steps >= lags + ahead, "num_steps", f"be at least lags + ahead ({lags + ahead})", num_steps
+        )
         traces = np.stack([workload.draw(seed, num_steps, step_seconds) for seed in seeds])
         logs = np.log(np.maximum(traces, _LEAST))
         windows = np.lib.stride_tricks.sliding_window_view(logs, lags + ahead, axis=1)
@@ -270,8 +269,7 @@ class Mpc:
     """Factor of the forecast's errors: 0 takes the forecast as certain."""
 
     def __post_init__(self) -> None:
-        if not self.caution >= 0:
-            raise ConfigurationError(f"caution must not be negative, got {self.caution!r}")
+        expect_that(self.caution >= 0, "caution", "not be negative", self.caution)
 
     @classmethod
     def fit(
@@ -288,8 +286,7 @@ class Mpc:
 
         Raises ConfigurationError for fewer than 2: within one a replica that is started pays for nothing.
         """
-        if start_ups < 2:
-            raise ConfigurationError(f"start_ups must be at least 2, got {start_ups!r}")
+        expect_that(start_ups >= 2, "start_ups", "be at least 2", start_ups)
         cluster = environment.cluster
         forecast = Forecast.fit(
             environment.workload,

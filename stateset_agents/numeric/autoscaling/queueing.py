@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import expect_that
 
 Array = NDArray[np.float64]
 
@@ -210,8 +211,7 @@ def response_quantile(waiting: WaitingTime, service_rate: ArrayLike, share: floa
 
     Raises ConfigurationError unless 0 < share < 1.
     """
-    if not 0 < share < 1:
-        raise ConfigurationError(f"share must lie between 0 and 1, got {share!r}")
+    expect_that(0 < share < 1, "share", "lie between 0 and 1", share)
     rate = np.asarray(service_rate, dtype=np.float64)
     low = np.zeros(np.broadcast_shapes(waiting.at_once.shape, rate.shape))
     high = np.full_like(low, 1.0) / rate

@@ -20,6 +20,7 @@ from stateset_agents.numeric.environments.base import FloatArray
 from stateset_agents.numeric.evaluation import evaluate, evaluate_rule
 from stateset_agents.numeric.policy import NumericPolicy, logits_of, sample_actions
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import expect_that
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,8 +141,7 @@ class ReplicaChanges:
 
     def decode_action(self, index: int) -> dict[str, Any]:
         """The action of an index from 0 to 2 `most`."""
-        if not 0 <= index <= 2 * self.most:
-            raise ConfigurationError(f"an action must be 0 to {2 * self.most}, got {index!r}")
+        expect_that(0 <= index <= 2 * self.most, "an action", f"be 0 to {2 * self.most}", index)
         return self.action(index - self.most)
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from stateset_agents.tracking.windows import Trace
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.seeds import derive
+from stateset_agents.types.settings import expect_that
 
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int64]
@@ -47,8 +48,7 @@ class Spec:
     """Display name of each action; numbers if empty."""
 
     def __post_init__(self) -> None:
-        if self.num_actions < 2:
-            raise ConfigurationError(f"num_actions must be at least 2, got {self.num_actions!r}")
+        expect_that(self.num_actions >= 2, "num_actions", "be at least 2", self.num_actions)
         if self.action_names and len(self.action_names) != self.num_actions:
             raise ConfigurationError(
                 f"action_names must be {self.num_actions}, one per action, got {len(self.action_names)}"

@@ -26,7 +26,7 @@ from stateset_agents.numeric.environments.base import (
 from stateset_agents.numeric.environments.classic import BatchedAcrobot, BatchedCartPole
 from stateset_agents.numeric.environments.gymnasium_batch import GymnasiumBatch
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.settings import nearest
+from stateset_agents.types.settings import expect_that, nearest
 
 # ------------------------------------------------------------------------------------------ mixes of tasks
 
@@ -154,8 +154,7 @@ class TaskMix:
 
 
 def _check(task: Task) -> None:
-    if not task.scale > 0:
-        raise ConfigurationError(f"{task.name}: scale must be positive, got {task.scale!r}")
+    expect_that(task.scale > 0, f"{task.name}: scale", "be positive", task.scale)
     if not task.solved > task.random:
         raise ConfigurationError(
             f"{task.name}: solved must be above random, got {task.solved!r} and {task.random!r}"

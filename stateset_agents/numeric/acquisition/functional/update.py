@@ -43,6 +43,7 @@ from stateset_agents.numeric.update import Batch, action_logprobs, minibatch_los
 from stateset_agents.runs.settings import schedule
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.seeds import derive
+from stateset_agents.types.settings import expect_that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,10 +110,8 @@ def create_grpo_trainer(
     >>> update_step, optimizer_init = create_grpo_trainer(network, config)
     >>> params, opt_state, seen = update_step(params, optimizer_init(params), batch)
     """
-    if not 0 <= kl_dead_zone < math.inf:
-        raise ConfigurationError(f"kl_dead_zone must be at least 0, got {kl_dead_zone}")
-    if chunk_size is not None and chunk_size < 1:
-        raise ConfigurationError(f"chunk_size must be at least 1, got {chunk_size}")
+    expect_that(0 <= kl_dead_zone < math.inf, "kl_dead_zone", "be at least 0", kl_dead_zone)
+    expect_that(chunk_size is None or chunk_size >= 1, "chunk_size", "be at least 1", chunk_size)
     apply = applied(policy_network, compile=compile)
     reference = initial_params(policy_network) if config.beta else None
 
@@ -418,8 +417,7 @@ class Difficulty:
     def __post_init__(self) -> None:
         for name in ("share", "entropy_scale", "learning_rate_scale"):
             value = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise ConfigurationError(f"{name} of a difficulty must be above 0, got {value}")
+            expect_that(0 < value < math.inf, f"{name} of a difficulty", "be above 0", value)
 
 
 def adjust_grpo_config_for_difficulty(config: GRPOConfig, difficulty: Difficulty) -> GRPOConfig:

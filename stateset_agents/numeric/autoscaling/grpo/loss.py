@@ -19,6 +19,7 @@ from stateset_agents.algorithms.group_arrays import gae_array, group_advantages_
 from stateset_agents.algorithms.losses import Denominators, LossInputs, entropy, log_ratio, policy_loss
 from stateset_agents.numeric.autoscaling.grpo.config import GRPOConfig
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import expect_that
 
 
 class GRPOLoss(nn.Module):
@@ -190,8 +191,7 @@ class AdvantageComparison:
     def grpo_advantage(rewards: ArrayLike, group_size: int = 8) -> GroupedAdvantages:
         """Each reward less its group's mean, over the group's population deviation; groups are `group_size`
         successive rewards, and what is left at the end is dropped and counted."""
-        if group_size < 2:
-            raise ConfigurationError(f"group_size must be at least 2, got {group_size!r}")
+        expect_that(group_size >= 2, "group_size", "be at least 2", group_size)
         earned = np.asarray(rewards, dtype=np.float64)
         whole = len(earned) // group_size * group_size
         grouped = group_advantages_array(earned[:whole].reshape(-1, group_size))

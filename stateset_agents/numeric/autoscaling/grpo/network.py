@@ -20,6 +20,7 @@ from stateset_agents.numeric.environments.base import IntArray
 from stateset_agents.numeric.policy import logits_of, sample_actions
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.seeds import derive
+from stateset_agents.types.settings import expect_that
 
 # ------------------------------------------------------------------------------------------ encoder
 #
@@ -55,8 +56,7 @@ class InfrastructureStateEncoder(nn.Module):
         be."""
         super().__init__()
         for name, value in (("num_metrics", num_metrics), ("history_length", history_length)):
-            if value < 1:
-                raise ConfigurationError(f"{name} must be at least 1, got {value!r}")
+            expect_that(value >= 1, name, "be at least 1", value)
         if hidden_dim < _HEADS or hidden_dim % _HEADS:
             raise ConfigurationError(f"hidden_dim must be a multiple of {_HEADS}, got {hidden_dim!r}")
         self.num_metrics, self.hidden_dim, self.history_length = num_metrics, hidden_dim, history_length

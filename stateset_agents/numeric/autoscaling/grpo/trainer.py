@@ -36,7 +36,7 @@ from stateset_agents.runs.checkpoints import checkpoint_at
 from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.types.errors import CheckpointError, ConfigurationError
-from stateset_agents.types.settings import expect
+from stateset_agents.types.settings import expect, expect_that
 
 # ------------------------------------------------------------------------------------------ windows
 
@@ -57,8 +57,7 @@ class MetricsHistory:
                 f"{environment.spec.name}: observations must be one array [rows, metrics] to be remembered, "
                 f"got the shape {shape!r}"
             )
-        if history_length < 1:
-            raise ConfigurationError(f"history_length must be at least 1, got {history_length!r}")
+        expect_that(history_length >= 1, "history_length", "be at least 1", history_length)
         self.environment, self.history_length = environment, history_length
         shapes = {"metrics_history": (history_length, *shape), "current_metrics": shape}
         self.spec = replace(environment.spec, observation_shape=shapes)

@@ -13,9 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.cli.output import table
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.logs import shown, shown_line
+from stateset_agents.types.logs import shown, shown_line, table
 
 if TYPE_CHECKING:
     from stateset_agents.deployment.controller import DeploymentController

@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stateset_agents.algorithms.intervals import interval_text
 from stateset_agents.cli import numeric
 from stateset_agents.cli.output import (
     OPTIONS,
     add_arguments,
-    bounds,
     check_writable,
     display_path,
     exclusions,
@@ -26,13 +26,13 @@ from stateset_agents.cli.output import (
     percent,
     print_result,
     rate,
-    table,
     verdict_line,
 )
 from stateset_agents.cli.run_settings import is_control, overrides
 from stateset_agents.runtime import event_loop
 from stateset_agents.tracking.jsonl import damage_named
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.logs import table
 from stateset_agents.types.settings import expect_that
 
 if TYPE_CHECKING:
@@ -276,9 +276,9 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
     rows += [(f"broken: {rule}", percent(estimate), estimate["n"]) for rule, estimate in violations]
     if "user_miss" in result:
         miss = result["user_miss"]
-        rows.append(("user_miss", f"{miss['value']:.2f}{bounds(miss['interval'], '.2f')}", miss["n"]))
+        rows.append(("user_miss", f"{miss['value']:.2f}{interval_text(miss['interval'], '.2f')}", miss["n"]))
     if result["mean_reward"] is not None and result["success"] is not None:
-        reward = f"{result['mean_reward']:.3f}{bounds(result['reward_interval'], '.3f')}"
+        reward = f"{result['mean_reward']:.3f}{interval_text(result['reward_interval'], '.3f')}"
         rows.append(("mean reward", reward, result["num_scored"]))
     lines += [*exclusions(result), *endpoint_lines(result)]
     return lines + table([(name, number, f"n = {n}") for name, number, n in rows])
@@ -404,7 +404,9 @@ def _comparison_lines(result: Comparison) -> list[str]:
             f"B wins {success.wins}, loses {success.losses}, ties {success.ties} of {success.n} scenarios"
         )
     if result.reward is not None:
-        lines.append(f"B - A: mean reward {result.reward:+.3f}{bounds(result.reward_interval, '+.3f')}")
+        lines.append(
+            f"B - A: mean reward {result.reward:+.3f}{interval_text(result.reward_interval, '+.3f')}"
+        )
     lines.append(verdict_line(result.verdict, result.reason))
     if result.num_left_out:
         lines.append(f"left out: {result.num_left_out} scenarios that one of them could not play")

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stateset_agents.algorithms.intervals import interval_text
 from stateset_agents.cli.output import (
-    bounds,
     check_writable,
     print_result,
-    table,
     verdict_line,
 )
 from stateset_agents.cli.run_settings import is_control, overrides
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.logs import table
 from stateset_agents.types.settings import nearest
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def compare(args: argparse.Namespace) -> int:
     lines = [
         f"A  {args.a}: {result_line(summary['a'])}",
         f"B  {args.b}: {result_line(summary['b'])}",
-        f"B - A: mean return {result.mean:+.3f}{bounds(result.interval, '+.3f')}",
+        f"B - A: mean return {result.mean:+.3f}{interval_text(result.interval, '+.3f')}",
         f"B wins {wins}, loses {losses}, ties {ties} of {len(differences)} starts",
         verdict_line(result.verdict, result.reason),
     ]
@@ -167,7 +167,7 @@ def rule_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _difference(rule: Mapping[str, Any]) -> str:
-    return f"{rule['difference']:+.3f}{bounds(rule['difference_interval'], '+.3f')}"
+    return f"{rule['difference']:+.3f}{interval_text(rule['difference_interval'], '+.3f')}"
 
 
 def _interval(interval: Sequence[float] | None) -> str:

@@ -8,10 +8,11 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stateset_agents.algorithms.intervals import interval_text
 from stateset_agents.runtime.yaml_files import read_yaml
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import shown, shown_line
@@ -62,16 +63,7 @@ def rate(result: Mapping[str, Any]) -> str:
 
 def percent(estimate: Mapping[str, Any]) -> str:
     """`16.0% [13.3%, 19.1%]` of something with a value and an interval."""
-    low, high = estimate["interval"]
-    return f"{estimate['value']:.1%} [{low:.1%}, {high:.1%}]"
-
-
-def bounds(interval: Sequence[float] | None, style: str) -> str:
-    """` [0.412, 0.520]`, or nothing without an interval: if all values are equal, none is known."""
-    if interval is None:
-        return ""
-    low, high = interval
-    return f" [{low:{style}}, {high:{style}}]"
+    return f"{estimate['value']:.1%}{interval_text(estimate['interval'], '.1%')}"
 
 
 def verdict_line(verdict: str, reason: str) -> str:
@@ -94,15 +86,6 @@ def floors(result: Mapping[str, Any]) -> list[str]:
     judged = {name: floor for name, floor in result.get("floors", {}).items() if floor["success"] is not None}
     lines = [f"{name} {percent({'value': floor['success'], **floor})}" for name, floor in judged.items()]
     return [f"floors: {', '.join(lines)}"] if lines else []
-
-
-def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
-    """Rows of cells, in columns."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        indent + "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
 
 
 def check_writable(file: str | None) -> None:

@@ -8,15 +8,15 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from stateset_agents.algorithms.intervals import interval_text
 from stateset_agents.cli.output import (
-    bounds,
     check_writable,
     percent,
     print_result,
-    table,
 )
 from stateset_agents.runtime import event_loop
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.logs import table
 from stateset_agents.types.settings import expect_that, nearest
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _numbers(evaluation: Evaluation) -> tuple[str, str, str]:
         success = percent({"value": evaluation.success, "interval": evaluation.interval})
     reward = "unscored"
     if evaluation.mean_reward is not None:
-        reward = f"{evaluation.mean_reward:+.3f}{bounds(evaluation.reward_interval, '+.3f')}"
+        reward = f"{evaluation.mean_reward:+.3f}{interval_text(evaluation.reward_interval, '+.3f')}"
     counts = ((evaluation.num_failed, "failed"), (evaluation.num_unscored, "unscored"))
     lost = ", ".join(f"{number} {measure}" for number, measure in counts if number)
     return success, reward, f"{evaluation.n} ({lost})" if lost else str(evaluation.n)

@@ -172,20 +172,9 @@ class Known:
     """Rows of the journal by table, kept with each move: fewer of them later are missing ones."""
 
     def snapshot(self, alpha: float) -> dict[str, float | int | None]:
-        """The values that the journal keeps with a move. Wealths are logarithms."""
-        evidence = self.evidence
-        low, high = evidence.interval(alpha) or (None, None)
-        return {
-            "outcomes": evidence.num_outcomes,
-            "candidates": evidence.candidates,
-            "baselines": evidence.baselines,
-            "effect": evidence.effect.estimate,
-            "low": low,
-            "high": high,
-            "log_wealth_promote": evidence.promote.log_wealth,
-            "log_wealth_roll_back": evidence.roll_back.log_wealth,
-            **{f"{table}_rows": count for table, count in self.counts.items()},
-        }
+        """The values that the journal keeps with a move."""
+        rows = {f"{table}_rows": count for table, count in self.counts.items()}
+        return {**self.evidence.snapshot(alpha), **rows}
 
 
 def next_move(plan: DeploymentPlan, state: Deployment, known: Known, now: float) -> Move | None:

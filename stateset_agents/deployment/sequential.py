@@ -189,6 +189,20 @@ class Evidence:
         """Confidence interval of the effect; None before each arm has `MIN_OUTCOMES` outcomes."""
         return self.effect.interval(alpha) if min(self.candidates, self.baselines) >= MIN_OUTCOMES else None
 
+    def snapshot(self, alpha: float) -> dict[str, float | int | None]:
+        """Its numbers as plain values. Wealths are logarithms."""
+        low, high = self.interval(alpha) or (None, None)
+        return {
+            "outcomes": self.num_outcomes,
+            "candidates": self.candidates,
+            "baselines": self.baselines,
+            "effect": self.effect.estimate,
+            "low": low,
+            "high": high,
+            "log_wealth_promote": self.promote.log_wealth,
+            "log_wealth_roll_back": self.roll_back.log_wealth,
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedEvidence:

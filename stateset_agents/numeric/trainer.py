@@ -6,6 +6,7 @@ import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -252,9 +253,9 @@ class ControlTrainer(Session[ControlConfig]):
         )
         if config.log_episodes:
             self._recorder.tracker.log_episodes(self._state.step, rollout.episodes())
-            self._recorder.tracker.log_event(
-                "actions", step=self._state.step, counts=self._action_counts(rollout)
-            )
+            names, taken = self.environment.spec.action_names, rollout.action_counts().tolist()
+            counts = {names[at] if names else str(at): count for at, count in enumerate(taken) if count}
+            self._recorder.tracker.log_event("actions", step=self._state.step, counts=counts)
         times = {"time/rollout": played - started, "time/update": ended - played}
         metrics = _metrics(rollout, result, times)
         if not (isinstance(self.policy, MlpPolicy) and self.policy.normalizer is not None):
@@ -262,29 +263,16 @@ class ControlTrainer(Session[ControlConfig]):
         return metrics, result.failure
 
     def _rollout(self, state: ControlState) -> Rollout:
-        config, number = self.config, state.updates
-        seeds = [derive(config.seed, "start", number, group) for group in range(state.num_groups)]
-        keys = action_keys(config.seed, number, state.num_groups, config.group_size)
-        size, limit = config.group_size, config.max_episode_steps
-        self.policy.train(False)
+        config, update_number = self.config, state.updates
+        seeds = [derive(config.seed, "start", update_number, group) for group in range(state.num_groups)]
+        keys = action_keys(config.seed, update_number, state.num_groups, config.group_size)
+        play: Callable[..., Rollout] = collect
         if ESTIMATORS[config.advantage_estimator].branches:
-            return collect_branches(
-                self.policy,
-                self.environment,
-                seeds,
-                group_size=size,
-                keys=keys,
-                gamma=config.gamma,
-                num_branches=config.num_branches,
-                every=config.branch_every,
-                max_steps=limit,
-            )
-        return collect(self.policy, self.environment, seeds, group_size=size, keys=keys, max_steps=limit)
-
-    def _action_counts(self, rollout: Rollout) -> dict[str, int]:
-        """Name of each action that was taken -> how often."""
-        names, counts = self.environment.spec.action_names, rollout.action_counts().tolist()
-        return {names[index] if names else str(index): n for index, n in enumerate(counts) if n}
+            number, every = config.num_branches, config.branch_every
+            play = partial(collect_branches, gamma=config.gamma, num_branches=number, every=every)
+        self.policy.train(False)
+        size, limit = config.group_size, config.max_episode_steps
+        return play(self.policy, self.environment, seeds, group_size=size, keys=keys, max_steps=limit)
 
     def _next_num_groups(self, rollout: Rollout) -> int:
         wanted = self.config.steps_per_rollout
@@ -309,17 +297,8 @@ class ControlTrainer(Session[ControlConfig]):
         chosen = (
             evaluation_seeds(self.config.seed, self.config.eval_episodes) if seeds is None else list(seeds)
         )
-
-        def play() -> ControlEvaluation:
-            return evaluate(
-                self.policy,
-                self.validation,
-                chosen,
-                deterministic=deterministic,
-                seed=self.config.seed,
-            )
-
-        return await self._worker.run(play)
+        play = partial(evaluate, deterministic=deterministic, seed=self.config.seed)
+        return await self._worker.run(play, self.policy, self.validation, chosen)
 
     async def call(self, work: Callable[[], _T]) -> _T:
         """The result of blocking work, done in the trainer's thread between two updates."""

@@ -44,6 +44,13 @@ Policy = Callable[[Any], Tensor]
 """[B, ...] observations -> [B, A] logits: a `NumericPolicy`, or one whose parameters are given."""
 
 
+_OF_STEPS = (
+    *("masks", "actions", "old_logprobs", "advantages", "trajectory_ids"),
+    *("ref_logprobs", "old_values", "returns"),
+)
+"""Fields of a batch that have a value for each step, beside the observations."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch:
     """Steps that train, episode after episode, so that a group is one slice of a rollout's; N of them."""
@@ -70,18 +77,8 @@ class Batch:
         def part(tensor: Any) -> Any:
             return None if tensor is None else tensor[indices]
 
-        return replace(
-            self,
-            observations=map_observations(part, self.observations),
-            masks=part(self.masks),
-            actions=part(self.actions),
-            old_logprobs=part(self.old_logprobs),
-            advantages=part(self.advantages),
-            trajectory_ids=part(self.trajectory_ids),
-            ref_logprobs=part(self.ref_logprobs),
-            old_values=part(self.old_values),
-            returns=part(self.returns),
-        )
+        of_steps = {name: part(getattr(self, name)) for name in _OF_STEPS}
+        return replace(self, observations=map_observations(part, self.observations), **of_steps)
 
     def denominators(self) -> Denominators:
         """The counts of this batch as one optimiser step."""

@@ -13,7 +13,7 @@ from functools import cache
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean, quantiles
-from typing import Any
+from typing import Any, TypeVar
 
 from stateset_agents.runtime.yaml_files import read_yaml
 from stateset_agents.tracking.diagnostics import CONVERSATIONS, NUMERIC, Units
@@ -77,6 +77,7 @@ _MAX_POINTS = 2000
 """Points of a curve; a longer one is averaged in bins."""
 
 Range = tuple[float, float]
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +298,7 @@ def _chart(kind: _Kind, lines: Sequence[MetricLine], units: Units) -> Chart | No
     series = [_series(name, label, lines) for name, label in logged]
     if all(value is None for line in series for value in line.values):
         return None
-    size = max(_bin_size(sum(name in line.values for line in lines)) for name, _ in logged)
+    size = max(binned([line for line in lines if name in line.values], _MAX_POINTS)[1] for name, _ in logged)
     extreme = any(_EXTREME.search(name) for name, _ in logged)
     point = "mean, of a maximum the largest," if extreme else "mean"
     each = f"each point the {point} of {size} {units.update}s"
@@ -319,7 +320,13 @@ def _chart(kind: _Kind, lines: Sequence[MetricLine], units: Units) -> Chart | No
 
 def _range_of_lines(series: Sequence[Series]) -> Range | None:
     """The vertical axis of all lines and their intervals."""
-    lines = [line for item in series for line in (item.values, item.low, item.high) if line is not None]
+    return common_axis(
+        line for item in series for line in (item.values, item.low, item.high) if line is not None
+    )
+
+
+def common_axis(lines: Iterable[Iterable[float | None]]) -> Range | None:
+    """The range of the vertical axis of several lines; None without values."""
     ranges = [fit for line in lines if (fit := axis([value for value in line if value is not None]))]
     return (min(low for low, _ in ranges), max(high for _, high in ranges)) if ranges else None
 
@@ -335,9 +342,7 @@ def _range_of_sums(series: Sequence[Series]) -> Range | None:
 
 
 def _series(name: str, label: str, lines: Sequence[MetricLine]) -> Series:
-    chosen = [line for line in lines if name in line.values]
-    size = _bin_size(len(chosen))
-    bins = [chosen[start : start + size] for start in range(0, len(chosen), size)]
+    bins, _ = binned([line for line in lines if name in line.values], _MAX_POINTS)
     intervals = [[pair for line in part if (pair := _interval(name, line.values))] for part in bins]
     has_band = any(intervals)
     return Series(
@@ -349,8 +354,10 @@ def _series(name: str, label: str, lines: Sequence[MetricLine]) -> Series:
     )
 
 
-def _bin_size(points: int) -> int:
-    return max(1, math.ceil(points / _MAX_POINTS))
+def binned(items: Sequence[_Item], max_bins: int) -> tuple[list[Sequence[_Item]], int]:
+    """The items in at most `max_bins` bins of one size, the last perhaps smaller; and that size."""
+    size = max(1, math.ceil(len(items) / max_bins))
+    return [items[start : start + size] for start in range(0, len(items), size)], size
 
 
 def bin_value(name: str, values: Iterable[float], digits: int = 7) -> float | None:

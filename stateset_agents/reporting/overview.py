@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from stateset_agents.algorithms.intervals import crossed_interval, stratified_interval
 from stateset_agents.algorithms.paired import Verdict, paired_rewards, paired_shares
-from stateset_agents.reporting.curves import bin_value, captions, is_smoothed
+from stateset_agents.reporting.curves import bin_value, binned, captions, is_smoothed
 from stateset_agents.reporting.html import CHART_SCRIPTS, html_page, shared_plotly
 from stateset_agents.tracking.diagnostics import CONVERSATIONS, NUMERIC, units_of
 from stateset_agents.tracking.jsonl import damage_named
@@ -87,21 +87,20 @@ def read_run(log: RunLog, max_points: int) -> RunResults:
             config=log.config(),
             summary=log.summary(),
             steps=max((line.step for line in lines), default=0),
-            curves=binned(lines, max_points),
+            curves=run_curves(lines, max_points),
             before=before,
             after=after,
             has_report=log.folder.report.is_file(),
         )
 
 
-def binned(lines: Sequence[MetricLine], max_points: int) -> Curves:
+def run_curves(lines: Sequence[MetricLine], max_points: int) -> Curves:
     """Each metric over bins of equally many steps, at most `max_points`, to five digits (`bin_value`)."""
     by_step: dict[int, dict[str, float]] = defaultdict(dict)
     for line in lines:  # a step may have several lines: of the training, and of an evaluation after it
         by_step[line.step].update(line.values)
     steps = sorted(by_step)
-    size = max(1, math.ceil(len(steps) / max_points))
-    bins = [steps[start : start + size] for start in range(0, len(steps), size)]
+    bins, _ = binned(steps, max_points)
     names = sorted({name for values in by_step.values() for name in values})
     return Curves(
         smoothed=frozenset(

@@ -50,7 +50,8 @@ def expect_that(holds: bool, name: str, rule: str, value: object, hint: str = ""
     >>> expect_that(0 < share < 1, "share", "be between 0 and 1", share)
     """
     if not holds:
-        raise ConfigurationError(f"{name} must {rule}, got {value!r}" + (f": {hint}" if hint else ""))
+        plain = repr(value) if isinstance(value, str) else value  # numpy's 0.0 is written as 0.0
+        raise ConfigurationError(f"{name} must {rule}, got {plain}" + (f": {hint}" if hint else ""))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,6 +7,7 @@ what the journal keeps with it.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
@@ -42,29 +43,15 @@ class EvidencePoint:
     log_wealth_roll_back: float
 
     @classmethod
-    def of(cls, evidence: Evidence, alpha: float) -> EvidencePoint:
-        interval = evidence.interval(alpha)
+    def of(cls, snapshot: Mapping[str, Any]) -> EvidencePoint:
+        """The point of `Evidence.snapshot`, or of what the journal keeps with a move."""
         return cls(
-            outcomes=evidence.num_outcomes,
-            effect=None if interval is None else evidence.effect.estimate,
-            low=None if interval is None else interval[0],
-            high=None if interval is None else interval[1],
-            log_wealth_promote=evidence.promote.log_wealth,
-            log_wealth_roll_back=evidence.roll_back.log_wealth,
-        )
-
-    @classmethod
-    def of_move(cls, move: Move) -> EvidencePoint:
-        """The point that the journal keeps with a move."""
-        kept: dict[str, Any] = dict(move.evidence)
-        is_known = kept.get("low") is not None
-        return cls(
-            outcomes=int(kept.get("outcomes") or 0),
-            effect=kept["effect"] if is_known else None,
-            low=kept.get("low"),
-            high=kept.get("high"),
-            log_wealth_promote=float(kept.get("log_wealth_promote") or 0.0),
-            log_wealth_roll_back=float(kept.get("log_wealth_roll_back") or 0.0),
+            outcomes=int(snapshot.get("outcomes") or 0),
+            effect=None if snapshot.get("low") is None else snapshot["effect"],
+            low=snapshot.get("low"),
+            high=snapshot.get("high"),
+            log_wealth_promote=float(snapshot.get("log_wealth_promote") or 0.0),
+            log_wealth_roll_back=float(snapshot.get("log_wealth_roll_back") or 0.0),
         )
 
 
@@ -161,10 +148,11 @@ class DeploymentHistory:
         """The evidence on the way, the oldest first: at most about `MAX_POINTS`, and those of the moves."""
         alpha = self.record.plan.alpha
         found = {
-            evidence.num_outcomes: EvidencePoint.of(evidence, alpha) for evidence in self._points.listed()
+            evidence.num_outcomes: EvidencePoint.of(evidence.snapshot(alpha))
+            for evidence in self._points.listed()
         }
         for move in self.moves:
-            point = EvidencePoint.of_move(move)
+            point = EvidencePoint.of(move.evidence)
             if point.outcomes:
                 found.setdefault(point.outcomes, point)
         return [found[outcomes] for outcomes in sorted(found)]

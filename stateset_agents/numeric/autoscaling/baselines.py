@@ -179,10 +179,11 @@ class InReplicas:
         return None
 
 
-def exactly(rule: ReplicaRule) -> Rule:
-    """A rule of `InReplicas` that plays exactly the wished number of replicas."""
+def exactly(rule: Rule) -> Rule:
+    """A rule of clusters for what is around them, `InReplicas` or `Autoscaling`. A `ReplicaRule` then gets
+    exactly the replicas that it wishes."""
 
-    def begin(environment: InReplicas) -> Callable[[], IntArray]:
+    def begin(environment: InReplicas | Autoscaling) -> Callable[[], IntArray]:
         return rule(environment.clusters)
 
     return begin
@@ -311,14 +312,7 @@ class Autoscaling:
 
     def rules(self) -> Mapping[str, Rule]:
         """Kubernetes' autoscaler by the nearest actions, from close to patient."""
-
-        def played(hpa: Hpa) -> Rule:
-            def begin(environment: Autoscaling) -> Callable[[], IntArray]:
-                return in_actions(hpa)(environment.clusters)
-
-            return begin
-
-        return {hpa.name: played(hpa) for hpa in AUTOSCALERS}
+        return {hpa.name: exactly(in_actions(hpa)) for hpa in AUTOSCALERS}
 
     def trace(self, row: int) -> Trace:
         """Load, replicas, p99 and the share of late requests of a row, step by step."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from stateset_agents.algorithms.intervals import mean_interval, stratified_interval
+from stateset_agents.algorithms.intervals import interval_text, mean_interval, stratified_interval
 from stateset_agents.runtime.yaml_files import read_sections
 from stateset_agents.tracking.jsonl import damage_named, read_lines
 from stateset_agents.types.errors import ConfigurationError
@@ -271,13 +271,9 @@ def sentence(difference: Difference) -> str:
         return f"{head}: no seed has both, nothing can be said."
     if difference.interval is None:
         return f"{head}: {difference.mean:+.3f}, {seeds}, no interval: no difference shown."
-    low, high = difference.interval
-    found = {
-        "better": f"{difference.arm} is better",
-        "worse": f"{difference.arm} is worse",
-        "none shown": "no difference shown",
-    }[difference.verdict]
-    return f"{head}: {difference.mean:+.3f} [{low:+.3f}, {high:+.3f}], {seeds}: {found}."
+    verdict = difference.verdict
+    words = "no difference shown" if verdict == "none shown" else f"{difference.arm} is {verdict}"
+    return f"{head}: {difference.mean:+.3f}{interval_text(difference.interval, '+.3f')}, {seeds}: {words}."
 
 
 def analyse(folder: StudyFolder) -> dict[str, Any]:
@@ -491,20 +487,20 @@ def recommend(cells: Sequence[GridCell]) -> tuple[GridCell | None, str]:
     low = best.interval[0]
     if low <= 0:
         return None, (
-            f"the best has IQM {best.iqm:.3f} [{low:.3f}, {best.interval[1]:.3f}], not shown above a random "
+            f"the best has IQM {best.iqm:.3f}{interval_text(best.interval, '.3f')}, not shown above a random "
             "policy's 0: nothing was learned, and nothing is recommended."
         )
     equals = [cell for cell in measured if cell.interval is not None and cell.interval[1] >= low]
     chosen = min(equals, key=lambda cell: cell.cpu_seconds)
     words = ", ".join(f"{name} {value}" for name, value in chosen.settings.items())
-    reason = f"{words}: IQM {chosen.iqm:.3f} [{chosen.interval[0]:.3f}, {chosen.interval[1]:.3f}]"  # type: ignore[index]  # measured
+    reason = f"{words}: IQM {chosen.iqm:.3f}{interval_text(chosen.interval, '.3f')}"
     if chosen is best:
         reason += ", the best"
     else:
         reason += (
-            f", whose interval overlaps the best one's ({best.iqm:.3f}), at {chosen.cpu_seconds:.1f} CPU s"
+            f", whose interval overlaps the best one's ({best.iqm:.3f}), at {chosen.cpu_seconds:.1f} CPU s "
+            f"in place of {best.cpu_seconds:.1f}"
         )
-        reason += f" in place of {best.cpu_seconds:.1f}"
     if left_out:
         reason += f"; {left_out} of {len(cells)} combinations are not measured"
     return chosen, reason + "."
@@ -583,7 +579,7 @@ def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _with_interval(value: float, interval: Sequence[float] | None) -> str:
-    return f"{value:.3f}" + (f" [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else " (no interval)")
+    return f"{value:.3f}{interval_text(interval, '.3f') or ' (no interval)'}"
 
 
 def _probability(found: Mapping[str, Any] | None) -> str:

@@ -312,12 +312,7 @@ def run_compare(args: argparse.Namespace) -> int:
     if is_control(args.config):
         return numeric.compare(args)
     if args.b is None:  # two runs
-        if not Path(args.config).is_dir():
-            raise ConfigurationError(
-                f"compare needs a file and two models, or two run folders, got {args.config} {args.a}: write "
-                f"compare {args.config} A {args.a}"
-            )
-        args.a, args.b = args.config, args.a
+        args.a, args.b = numeric.two_runs(args, "models")
         if not args.replay and all((Path(run) / "metrics.jsonl").is_file() for run in (args.a, args.b)):
             return _compare_recorded(args)
     elif args.replay:

@@ -123,15 +123,7 @@ def run_sft(args: argparse.Namespace) -> int:
     try:
         event_loop.run(_run(trainer, resumes=args.resume is not None))
     except (KeyboardInterrupt, asyncio.CancelledError):
-        if not trainer.is_ready:
-            print("stateset-agents: interrupted before the run began", file=sys.stderr)
-            return 130
-        command = shlex.join(["stateset-agents", "sft", "--resume", display_path(trainer.run.path)])
-        print(
-            f"stateset-agents: stopped after step {trainer.step_number} of {trainer.num_steps}; resume with: "
-            f"{command}",
-            file=sys.stderr,
-        )
+        print(f"stateset-agents: {train.resume_hint(trainer, 'sft')}", file=sys.stderr)
         return 130
     return 0
 

@@ -55,6 +55,16 @@ def evaluate(args: argparse.Namespace) -> int:
     return 0
 
 
+def two_runs(args: argparse.Namespace, kind: str) -> tuple[str, str]:
+    """Both sides of `compare RUN OTHER`. Raises ConfigurationError where the first is no folder."""
+    if not Path(args.config).is_dir():
+        raise ConfigurationError(
+            f"compare needs a file and two {kind}, or two run folders, got {args.config} {args.a}: write "
+            f"compare {args.config} A {args.a}"
+        )
+    return args.config, args.a
+
+
 def compare(args: argparse.Namespace) -> int:
     """Exit code 0 when both could be measured."""
     from stateset_agents.algorithms.paired import paired_rewards
@@ -62,12 +72,7 @@ def compare(args: argparse.Namespace) -> int:
     from stateset_agents.numeric.experiment import held_out_seeds, make_environment, measured
 
     if args.b is None:  # two runs, or a run and a rule, on the starts of the first
-        if not Path(args.config).is_dir():
-            raise ConfigurationError(
-                f"compare needs a file and two policies, or two run folders, got {args.config} {args.a}: "
-                f"write compare {args.config} A {args.a}"
-            )
-        args.a, args.b = args.config, args.a
+        args.a, args.b = two_runs(args, "policies")
     config = _file(args)
     check_writable(args.out)
     environment = make_environment(config.environment)

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
             raise
         if getattr(error, "is_stop", False):  # another process heard of the interruption first
             return _interrupted(experiment)
-        raise TrainingStopped(f"{error}; {_resume_hint(experiment)}") from error
+        raise TrainingStopped(f"{error}; {resume_hint(experiment.trainer)}") from error
     finally:
         gc.unfreeze()
     return 0
@@ -124,7 +124,7 @@ def _experiment(args: argparse.Namespace) -> BaseExperiment[Any, Any]:
 
 def _interrupted(experiment: BaseExperiment[Any, Any]) -> int:
     if not _is_other_rank():
-        print(f"stateset-agents: {_resume_hint(experiment)}", file=sys.stderr)
+        print(f"stateset-agents: {resume_hint(experiment.trainer)}", file=sys.stderr)
     return 130
 
 
@@ -141,14 +141,14 @@ def _is_other_rank() -> bool:
     return os.environ.get("RANK", "0") != "0"
 
 
-def _resume_hint(experiment: BaseExperiment[Any, Any]) -> str:
-    trainer = experiment.trainer
+def resume_hint(trainer: Any, verb: str = "train") -> str:
+    """Where an interrupted trainer stopped, and the command that goes on."""
     if not trainer.is_ready:
         return "interrupted before the run began"
-    count = trainer.processes.count
+    count = trainer.processes.count if verb == "train" else 1
     launcher = ["torchrun", "--nproc-per-node", str(count), "-m", "stateset_agents"]
     program = launcher if count > 1 else ["stateset-agents"]
-    command = shlex.join([*program, "train", "--resume", display_path(trainer.run.path)])
+    command = shlex.join([*program, verb, "--resume", display_path(trainer.run.path)])
     return f"stopped after step {trainer.step_number} of {trainer.num_steps}; resume with: {command}"
 
 

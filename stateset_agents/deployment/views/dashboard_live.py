@@ -24,8 +24,7 @@ from stateset_agents.reporting.live import (
     SharedText,
     event_stream,
     html_response,
-    plotly,
-    serve_routes,
+    serve_page,
     trouble,
 )
 from stateset_agents.reporting.overview import has_runs
@@ -101,14 +100,7 @@ async def serve_dashboard(
     Raises ConfigurationError if the port is in use.
     """
     live = _LiveDashboard(root, deployments)
-    routes = [
-        web.get("/", live.page),
-        web.get("/plotly.js", plotly),
-        web.get("/events", live.events),
-        web.get("/metrics", live.metrics),
-        web.get("/{run}/report.html", live.report),
-    ]
-    await serve_routes(routes, port, on_ready)
+    await serve_page(live, {"/metrics": live.metrics, "/{run}/report.html": live.report}, port, on_ready)
 
 
 class _LiveDashboard:

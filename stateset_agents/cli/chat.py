@@ -20,6 +20,7 @@ from stateset_agents.runtime import event_loop
 from stateset_agents.runtime.named_code import imported
 from stateset_agents.types.errors import ConfigurationError, StatesetError
 from stateset_agents.types.logs import shown, shown_line
+from stateset_agents.types.messages import ToolCall
 from stateset_agents.types.settings import nearest
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from stateset_agents.core.environment import Environment
     from stateset_agents.core.tools import Tool
     from stateset_agents.serving.chat_session import ChatSession
-    from stateset_agents.types.messages import ToolCall
     from stateset_agents.types.scenario import Scenario
 
 # ------------------------------------------------------------------------------ the terminal
@@ -165,7 +165,6 @@ class ChatLoop:
         return True
 
     async def _answer(self, text: str) -> None:
-        from stateset_agents.types.messages import ToolCall
 
         async with aclosing(self._session.stream(text)) as events:
             async for event in events:

@@ -14,6 +14,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+
 from stateset_agents.cli import train
 from stateset_agents.cli.output import cancel_on_sigterm, check_writable, display_path
 from stateset_agents.cli.rewards import named_environment
@@ -21,12 +23,12 @@ from stateset_agents.cli.run_settings import overrides, settings_of_run
 from stateset_agents.runtime import event_loop
 from stateset_agents.runtime.yaml_files import parse_yaml, read_yaml
 from stateset_agents.tracking.jsonl import dump
+from stateset_agents.tracking.run_folder import RunFolder, replace_file
 from stateset_agents.types.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from stateset_agents.evaluation.demonstrations import Demonstrated
     from stateset_agents.evaluation.kept_conversations import KeptConversations
-    from stateset_agents.tracking.run_folder import RunFolder
     from stateset_agents.training.experiment import ExperimentConfig
     from stateset_agents.training.sft.distillation import Distilled, Measured, ReasoningDistillation
     from stateset_agents.training.sft.traces import Traces
@@ -105,7 +107,6 @@ def _counted(counts: Mapping[str, int]) -> str:
 
 def _write(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
     from stateset_agents.core.chat.escaping import encodable
-    from stateset_agents.tracking.run_folder import replace_file
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -130,7 +131,6 @@ def run_sft(args: argparse.Namespace) -> int:
 
 def _trainer(args: argparse.Namespace) -> SFTTrainer:
     from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-    from stateset_agents.tracking.run_folder import RunFolder
     from stateset_agents.training.sft.demonstrations import OwnSuccesses
     from stateset_agents.training.sft.settings import SFTConfig
     from stateset_agents.training.sft.trainer import SFTTrainer
@@ -203,7 +203,6 @@ def _sections_of(config: Path) -> dict[str, Any]:
 
 
 async def _run(trainer: SFTTrainer, *, resumes: bool) -> None:
-    from rich.console import Console
 
     cancel_on_sigterm()
     async with trainer:
@@ -269,7 +268,6 @@ def _config(args: argparse.Namespace) -> ExperimentConfig:
 async def _distilled(config: ExperimentConfig, args: argparse.Namespace) -> None:
     from stateset_agents.core.agent import MultiTurnAgent
     from stateset_agents.evaluation.evaluator import held_out
-    from stateset_agents.tracking.run_folder import RunFolder
     from stateset_agents.training.components import make_environment, make_reward
     from stateset_agents.training.sft.distillation import ReasoningDistillation
     from stateset_agents.training.sft.settings import SFTConfig

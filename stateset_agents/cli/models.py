@@ -6,7 +6,7 @@ import argparse
 import shlex
 from pathlib import Path
 
-from stateset_agents.backends.pretrained.loading import PACKAGE_MODELS, PREFIX, package_model
+from stateset_agents.backends.pretrained.loading import PACKAGE_MODELS, PREFIX, model_folder, package_model
 from stateset_agents.embedded.build import build_embedded
 from stateset_agents.types.settings import expect_that
 
@@ -73,8 +73,6 @@ def run_fetch(args: argparse.Namespace) -> int:
 
 def command(model: str, *, host: str = "127.0.0.1", port: int = 8000) -> str:
     """The command, one line for a shell. Raises ConfigurationError for a model's name that leads nowhere."""
-    from stateset_agents.backends.pretrained.loading import model_folder
-
     words = [
         *("vllm", "serve", model_folder(model), "--host", host, "--port", str(port)),
         *("--generation-config", "vllm"),  # not what the model's folder likes its answers sampled with

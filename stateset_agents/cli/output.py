@@ -10,16 +10,13 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stateset_agents.algorithms.intervals import interval_text
 from stateset_agents.runtime.yaml_files import read_yaml
+from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import shown, shown_line
-
-if TYPE_CHECKING:
-    from stateset_agents.tracking.run_folder import RunFolder
-
 
 OPTIONS: Mapping[str, Any] = read_yaml(Path(__file__).with_name("options.yaml"))
 """Each verb's help, description and arguments, and the sets of arguments that verbs share."""

@@ -14,6 +14,7 @@ from stateset_agents.cli.deployment import last_record
 from stateset_agents.cli.output import OPTIONS, add_arguments
 from stateset_agents.cli.run_settings import overrides, settings_of_run
 from stateset_agents.runtime.http_guard import HttpGuard, read_api_keys
+from stateset_agents.serving.limits import Limits
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import expect_that
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-    from stateset_agents.serving.limits import Limits
     from stateset_agents.serving.routing import Router
 
 
@@ -30,8 +30,6 @@ _WATCH_SECONDS = 0.5
 
 def add_limits(parser: argparse.ArgumentParser) -> None:
     """Register an option for each of the server's limits, and those that follow them."""
-    from stateset_agents.serving.limits import Limits
-
     for name, field in Limits.model_fields.items():
         parser.add_argument(
             f"--{name.replace('_', '-')}",
@@ -63,8 +61,6 @@ def run(args: argparse.Namespace) -> int:
 
 def limits_of(args: argparse.Namespace) -> Limits:
     """The limits that the flags say; raises ConfigurationError for one that cannot be."""
-    from stateset_agents.serving.limits import Limits
-
     return Limits(**{name: getattr(args, name) for name in Limits.model_fields})
 
 

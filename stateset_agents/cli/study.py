@@ -14,7 +14,7 @@ from stateset_agents.cli.output import (
     print_result,
 )
 from stateset_agents.cli.run_settings import overrides
-from stateset_agents.numeric.studies.study import Cell, StudyFolder
+from stateset_agents.numeric.studies.study import Cell, StudyFolder, analyse, study_report
 from stateset_agents.runtime import event_loop
 from stateset_agents.tracking.jsonl import damage_named
 from stateset_agents.types.errors import ConfigurationError
@@ -22,7 +22,6 @@ from stateset_agents.types.settings import nearest
 
 if TYPE_CHECKING:
     from stateset_agents.numeric.studies.runner import StudySettings
-    from stateset_agents.numeric.studies.study import Cell
 
 
 def add_verbs(parser: argparse.ArgumentParser) -> None:
@@ -48,8 +47,6 @@ def run_cells(args: argparse.Namespace) -> int:
 
 def report(args: argparse.Namespace) -> int:
     """Exit code 0 when there is a cell to report."""
-    from stateset_agents.numeric.studies.study import StudyFolder, analyse, study_report
-
     check_writable(args.out)
     folder = StudyFolder(Path(args.folder))
     with damage_named(folder.path):
@@ -147,7 +144,6 @@ def study_data(folder: str | Path) -> dict[str, Any]:
 
     Raises ConfigurationError where the folder is no study, or none of its cells has finished.
     """
-    from stateset_agents.numeric.studies.study import analyse
 
     study = StudyFolder(Path(folder).resolve())
     with damage_named(study.path):

@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+
+from stateset_agents.backends.pretrained.loading import model_folder, recommended_settings
 from stateset_agents.cli import numeric
 from stateset_agents.cli.output import cancel_on_sigterm, display_path, health, rate
 from stateset_agents.cli.run_settings import is_control, overrides, run_and_checkpoint
@@ -69,7 +72,6 @@ def _check_source(args: argparse.Namespace) -> None:
 
 def _explain(args: argparse.Namespace) -> int:
     """Print the settings of the training that the file describes, and who set each."""
-    from stateset_agents.backends.pretrained.loading import model_folder, recommended_settings
     from stateset_agents.training.experiment import load_experiment
     from stateset_agents.training.setting_origins import origins_table
 
@@ -153,7 +155,6 @@ def resume_hint(trainer: Any, verb: str = "train") -> str:
 
 
 async def _run(experiment: BaseExperiment[Any, Any]) -> None:
-    from rich.console import Console
 
     from stateset_agents.tracking.console import PlayDisplay
 

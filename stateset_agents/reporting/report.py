@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stateset_agents.algorithms.intervals import wilson
-from stateset_agents.reporting.conversations import Conversations
+from stateset_agents.reporting.conversations import Conversations, Distributions, Timeline
 from stateset_agents.reporting.curves import (
     activity_curves,
     learning_curves,
@@ -24,10 +24,8 @@ from stateset_agents.reporting.curves import (
     reward_terms,
     step_activity,
 )
-from stateset_agents.reporting.distributions import Distributions
 from stateset_agents.reporting.episodes import numeric_page
 from stateset_agents.reporting.html import CHART_SCRIPTS, html_page, shared_plotly
-from stateset_agents.reporting.timeline import Timeline
 from stateset_agents.tracking.diagnostics import NUMERIC, diagnose, units_of
 from stateset_agents.tracking.jsonl import damage_named, read_json
 from stateset_agents.tracking.run_folder import RunFolder, replace_file

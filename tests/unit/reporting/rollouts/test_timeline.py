@@ -17,8 +17,8 @@ from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.reward import EnvironmentReward
-from stateset_agents.reporting import timeline
-from stateset_agents.reporting.timeline import Timeline
+from stateset_agents.reporting import conversations as timeline
+from stateset_agents.reporting.conversations import Timeline
 from stateset_agents.tracking.jsonl import read_lines
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.tracker import JsonlTracker, timeline_record

@@ -479,7 +479,8 @@ def _runs(values: Iterable[Any]) -> list[list[Any]]:
 # Its conversations, group by group, and the updates of that time.
 #
 # Read from `timeline.jsonl`, which may still grow, and from the updates in `events.jsonl`, which have the
-# same clock. Steps are selected whole and evenly spaced over the run; a line is parsed if its step is selected.
+# same clock. Steps are selected whole and evenly spaced over the run; a line is parsed if its step is
+# selected.
 
 TICKS = 10_000
 """Per second: the file's four decimals as whole numbers."""

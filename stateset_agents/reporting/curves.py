@@ -142,7 +142,8 @@ _EXTREME = re.compile(r"(?:^|[/_])(max|min|peak)(?:_|$)")
 
 @cache
 def _charts() -> Mapping[str, Sequence[_Kind]]:
-    """The kinds of conversations' runs (`learning`) and of numeric ones (`numeric`), from `charts.yaml`."""
+    """The kinds of `charts.yaml`: of conversations' runs (`learning`, `rows` where some have several, and
+    `activity`) and of numeric ones (`numeric`)."""
     table = read_yaml(Path(__file__).parent / "assets" / "charts.yaml")
     for kinds in table.values():
         for fields in kinds:
@@ -152,7 +153,8 @@ def _charts() -> Mapping[str, Sequence[_Kind]]:
 
 @cache
 def _means() -> set[str]:
-    return {metric for kinds in _charts().values() for kind in kinds for metric in kind.metrics}
+    kinds = (*_charts()["learning"], *_charts()["numeric"])
+    return {metric for kind in kinds for metric in kind.metrics}
 
 
 _FAMILIES, _STALENESS = "success/", "staleness/"
@@ -185,19 +187,7 @@ def captions(units: Units) -> dict[str, dict[str, Any]]:
 
 def activity_curves(lines: Sequence[MetricLine]) -> list[Chart]:
     """The chart of the lines that `step_activity` returns; an empty list without lines."""
-    kind = _Kind(
-        title="Who waits for whom",
-        metrics={
-            ROLLOUT_ONLY: "conversations; the update waits",
-            OVERLAPPED: "conversations and update",
-            UPDATE_ONLY: "update; conversations wait",
-            OTHER: "neither: evaluation, checkpoint",
-        },
-        note="seconds of each step, of conversations and updates under way",
-        stacked=True,
-    )
-    chart = _chart(kind, lines, CONVERSATIONS)
-    return [chart] if chart else []
+    return [chart for kind in _charts()["activity"] if (chart := _chart(kind, lines, CONVERSATIONS))]
 
 
 def reward_terms(lines: Sequence[MetricLine]) -> list[Chart]:
@@ -257,14 +247,9 @@ def _learning(lines: Sequence[MetricLine]) -> list[_Kind]:
         metrics={name: name.removeprefix(_STALENESS) for name in names if name.startswith(_STALENESS)},
         note="policy versions between sampling and update",
     )
-    rows = _Kind(
-        title="Rows",
-        metrics={"rollout/rows": "mean", "rollout/rows_max": "largest"},
-        note="rows of tokens that a conversation trains as: one more where the agent no longer sees all",
-    )
     has_several = any(line.values.get("rollout/rows_max", 1.0) > 1.0 for line in lines)
     fixed = _charts()["learning"]
-    return [*fixed[:2], by_family, *fixed[2:], staleness, *[rows] * has_several]
+    return [*fixed[:2], by_family, *fixed[2:], staleness, *(_charts()["rows"] if has_several else ())]
 
 
 def _metrics_without_chart(lines: Sequence[MetricLine], kinds: Sequence[_Kind]) -> list[str]:

@@ -17,7 +17,6 @@ from stateset_agents.deployment.ledger import CheckedAnswer
 from stateset_agents.deployment.state import Arm, Move
 from stateset_agents.deployment.views.history import ConversationSummary, DeploymentHistory, EvidencePoint
 from stateset_agents.reporting.live import FileStates, file_states
-from stateset_agents.reporting.overview import has_runs, overview_data
 from stateset_agents.serving.saved_conversations import ServedConversation, load_served
 
 _EVIDENCE = ("outcomes", "log_wealth_promote", "log_wealth_roll_back")
@@ -25,11 +24,6 @@ _EVIDENCE = ("outcomes", "log_wealth_promote", "log_wealth_roll_back")
 ARMS: tuple[Arm, ...] = get_args(Arm)
 _LONGEST_TEXT = 2000
 """Characters of one message that are shown."""
-
-
-def runs_data(root: str | Path) -> dict[str, Any] | None:
-    """The data of the page of many runs; None where there is no run yet."""
-    return overview_data(root) if has_runs(root) else None
 
 
 class Deployments:

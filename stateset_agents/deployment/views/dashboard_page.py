@@ -7,8 +7,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from stateset_agents.deployment.views.dashboard_data import Deployments, runs_data
+from stateset_agents.deployment.views.dashboard_data import Deployments
 from stateset_agents.reporting.html import CHART_SCRIPTS, html_page
+from stateset_agents.reporting.overview import has_runs, overview_data
 from stateset_agents.tracking.run_folder import replace_file
 
 _OVERVIEW = tuple(f"overview/overview.{part}.js" for part in ("table", "curves"))
@@ -28,7 +29,7 @@ def write_dashboard(root: str | Path, deployments: Deployments | None, path: str
     Raises ConfigurationError if it cannot be written, JournalError for a journal that cannot be read.
     """
     path = Path(path).resolve()
-    runs = runs_data(root)
+    runs = overview_data(root) if has_runs(root) else None
     if runs is not None:  # the runs' own pages, seen from the file
         runs["base"] = f"{Path(os.path.relpath(Path(root).resolve(), path.parent)).as_posix()}/"
     data = dashboard(root, runs, None if deployments is None else deployments.data())

@@ -237,7 +237,13 @@ def trial_findings() -> Iterator[Finding]:
     with tempfile.TemporaryDirectory(prefix="stateset-doctor-") as folder, event_loop.runner() as loop:
         trial = _Trial(folder)
         try:
-            for name, stage in trial.stages():
+            stages = {
+                "generation": trial.generation,
+                "determinism": trial.determinism,
+                "training step": trial.training_step,
+                "checkpoint": trial.checkpoint,
+            }
+            for name, stage in stages.items():
                 finding = loop.run(_run_stage(name, stage))
                 yield finding
                 if finding.verdict == "fail":
@@ -267,14 +273,6 @@ class _Trial:
 
     folder: str
     trainer: Any = None
-
-    def stages(self) -> list[tuple[str, Callable[[], Awaitable[str]]]]:
-        return [
-            ("generation", self.generation),
-            ("determinism", self.determinism),
-            ("training step", self.training_step),
-            ("checkpoint", self.checkpoint),
-        ]
 
     def make_trainer(self) -> Any:
         from stateset_agents.core.agent import AgentConfig, MultiTurnAgent

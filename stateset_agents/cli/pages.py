@@ -17,7 +17,8 @@ from stateset_agents.types.settings import expect_that
 
 def run_report(args: argparse.Namespace) -> int:
     """Write the page and print its path, or serve it until Ctrl-C; exit code 0."""
-    is_many = _holds_runs(Path(args.run_folder))
+    path = Path(args.run_folder)
+    is_many = not (path / "metrics.jsonl").is_file() and any(path.glob("*/metrics.jsonl"))
     if is_many and args.conversations is not None:
         raise ConfigurationError(
             "--conversations is for the page of one run; leave it out for a folder of runs"
@@ -41,11 +42,6 @@ def run_report(args: argparse.Namespace) -> int:
             args.run_folder, shared_assets=args.shared_assets, conversations=args.conversations
         )
     return _show([path], args)
-
-
-def _holds_runs(path: Path) -> bool:
-    """True for a folder that is no run itself and has runs in it."""
-    return not (path / "metrics.jsonl").is_file() and any(path.glob("*/metrics.jsonl"))
 
 
 def _serve_report(args: argparse.Namespace, is_many: bool) -> int:

@@ -41,7 +41,7 @@ from stateset_agents.types.logs import get_logger
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.settings import expect
 
-# ------------------------------------------------------------------------------ weights, optimiser and progress
+# ------------------------------------------------------------------------------ what is saved
 
 _MAY_DIFFER = frozenset(
     f"training.{name}"

@@ -112,11 +112,11 @@ def run_status(args: argparse.Namespace) -> int:
         status = controller.status()
         if not args.watch:
             print(json.dumps(status, indent=2) if args.json else shown("\n".join(_page(status))))
-        seen: Any = None
+        last: Any = None
         while args.watch:
-            if (now := {**status, "seconds": None}) != seen:
+            if (now := {**status, "seconds": None}) != last:
                 print(json.dumps(status) if args.json else shown_line(_line(status)), flush=True)
-                seen = now
+                last = now
             if status["mode"] in _DECIDED:
                 break
             time.sleep(_WATCH_SECONDS)

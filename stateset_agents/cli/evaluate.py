@@ -118,21 +118,21 @@ def endpoint_of(args: argparse.Namespace, model: str | None, side: str = "") -> 
 
     Raises ConfigurationError for options that need it, and for one without a model.
     """
-    given = {name: getattr(args, f"{name}{side}"[2:].replace("-", "_")) for name in _ENDPOINT}
-    url = given.pop("--endpoint")
+    options = {name: getattr(args, f"{name}{side}"[2:].replace("-", "_")) for name in _ENDPOINT}
+    url = options.pop("--endpoint")
     if url is None:
-        for name, value in given.items():
+        for name, value in options.items():
             if value is not None:
                 raise ConfigurationError(f"{name}{side} is of an endpoint: give --endpoint{side} URL too")
         return None
     if model is None:
         raise ConfigurationError(f"--endpoint {url} needs --model NAME, the model as the endpoint calls it")
-    prices = given["--price-in"], given["--price-out"]
+    prices = options["--price-in"], options["--price-out"]
     if (prices[0] is None) is not (prices[1] is None):
         raise ConfigurationError(f"a cost needs both prices: give --price-in{side} and --price-out{side}")
     for name in ("--price-in", "--price-out"):
-        if given[name] is not None and not 0 <= given[name] < float("inf"):
-            raise ConfigurationError(f"{name}{side} must be a number from 0 on, got {given[name]}")
+        if options[name] is not None and not 0 <= options[name] < float("inf"):
+            raise ConfigurationError(f"{name}{side} must be a number from 0 on, got {options[name]}")
     out = (
         None
         if args.out is None
@@ -141,11 +141,11 @@ def endpoint_of(args: argparse.Namespace, model: str | None, side: str = "") -> 
     return Endpoint(
         url=url,
         model=model,
-        api_key_env=given["--api-key-env"] or "OPENAI_API_KEY",
-        timeout=300.0 if given["--timeout"] is None else given["--timeout"],
+        api_key_env=options["--api-key-env"] or "OPENAI_API_KEY",
+        timeout=300.0 if options["--timeout"] is None else options["--timeout"],
         prices=None if prices[0] is None else prices,
-        send_thoughts=not given["--drop-thoughts"],
-        conversations=given["--conversations"] or out,
+        send_thoughts=not options["--drop-thoughts"],
+        conversations=options["--conversations"] or out,
     )
 
 

@@ -299,9 +299,9 @@ async def _distilled(config: ExperimentConfig, args: argparse.Namespace) -> None
     finally:
         await distillation.close()
     _write_summary(folder, traces, distilled)
-    for when, seen in (("before", distilled.before), ("after", distilled.after)):
-        if seen is not None:
-            print(f"{when + ':':8}{_line(seen)}")
+    for when, measurement in (("before", distilled.before), ("after", distilled.after)):
+        if measurement is not None:
+            print(f"{when + ':':8}{_line(measurement)}")
     print(f"traces: {display_path(folder.path / 'traces.jsonl')}")
     print(f"model: {display_path(distilled.model_folder)}")
     print(f"report: {display_path(folder.report)}")
@@ -377,12 +377,12 @@ def _write_summary(folder: RunFolder, traces: Traces, distilled: Distilled) -> N
     from stateset_agents.reporting.report import write_report
     from stateset_agents.tracking.run_log import RunLog
 
-    seen = {
+    sides = {
         when: asdict(measured)
         for when, measured in (("before", distilled.before), ("after", distilled.after))
         if measured is not None
     }
-    folder.write_summary({**RunLog(folder).summary(), "distillation": {"traces": traces.summary(), **seen}})
+    folder.write_summary({**RunLog(folder).summary(), "distillation": {"traces": traces.summary(), **sides}})
     write_report(folder.path)
 
 

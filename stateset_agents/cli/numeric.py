@@ -47,8 +47,8 @@ def evaluate(args: argparse.Namespace) -> int:
     lines = [f"{name}: {result_line(result)}"]
     rows = [(part, f"{value:.3f}", "") for part, value in ours.components.items()]
     rows += [
-        (rule, result_line(one), f"{name} - {rule}: {_difference(one)}")
-        for rule, one in compared_rules.items()
+        (rule, result_line(rule_result), f"{name} - {rule}: {_difference(rule_result)}")
+        for rule, rule_result in compared_rules.items()
     ]
     lines += [f"lowest {_number(result['lowest'])}, highest {_number(result['highest'])}", *table(rows)]
     print_result(result, args, "\n".join(lines))

@@ -144,7 +144,7 @@ def _is_other_rank() -> bool:
 
 
 def resume_hint(trainer: Any, verb: str = "train") -> str:
-    """Where an interrupted trainer stopped, and the command that goes on."""
+    """A line that says where an interrupted trainer stopped, and the command that goes on."""
     if not trainer.is_ready:
         return "interrupted before the run began"
     count = trainer.processes.count if verb == "train" else 1

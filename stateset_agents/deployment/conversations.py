@@ -372,13 +372,13 @@ class _Measured:
         costs = (
             [] if self.error is not None else [each for each in map(cost, self._answers) if each is not None]
         )
-        said, other = self.message, self._compared_with
+        message, other = self.message, self._compared_with
         return guards.Answer(
             seconds=self.seconds,
             cost=sum(costs) if costs and len(costs) == len(self._answers) else None,
             error=self.error,
-            message=said,
-            agreement=None if said is None or other is None else guards.agreement_of(said, other),
+            message=message,
+            agreement=None if message is None or other is None else guards.agreement_of(message, other),
         )
 
 
@@ -395,7 +395,7 @@ class _Batches:
         self._pending: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
         self._writing: asyncio.Task[None] | None = None
         self._not_before = 0.0
-        """When the next transaction may begin, by the loop's clock."""
+        """Time at which the next transaction may begin, by the loop's clock."""
         self._is_closed = False
 
     async def run(self, call: Callable[[], T]) -> T:

@@ -42,15 +42,15 @@ class Guard(Protocol):
 
 def violations_of(guards: Iterable[Guard], action: Any, state: Any) -> tuple[Violation, ...]:
     """All of them, in the order of the guards. A guard that raises could not say that the action is safe."""
-    found = []
+    violations = []
     for guard in guards:
         try:
             violation = guard.check(action, state)
         except Exception as error:  # whatever it is, it must not let the action pass
             violation = Violation(guard.name, f"the guard raised {type(error).__name__}: {error}")
         if violation is not None:
-            found.append(violation)
-    return tuple(found)
+            violations.append(violation)
+    return tuple(violations)
 
 
 # --- of answers ----------------------------------------------------------------
@@ -74,7 +74,7 @@ class Answer:
     message: Message | None = None
     """The message, for guards of one's own; the journal does not keep it."""
     agreement: Agreement | None = None
-    """With the baseline's answer to the same request, where there are both."""
+    """Agreement with the baseline's answer to the same request, where there are both."""
 
 
 def agreement_of(candidate: Message, baseline: Message) -> Agreement:

@@ -38,7 +38,7 @@ class CheckedAnswer:
     cost: float | None
     violations: tuple[Violation, ...]
     agreement: Agreement | None
-    """With the baseline's answer to the same request; in shadow, where both answer."""
+    """Agreement with the baseline's answer to the same request; in shadow, where both answer."""
     at: float
 
 

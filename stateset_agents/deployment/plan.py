@@ -210,17 +210,17 @@ def objections(
     plan: DeploymentPlan, state: Deployment, known: Known, share: float, now: float
 ) -> tuple[str, ...]:
     """Objections to giving the candidate this share now, by hand; empty where nothing does."""
-    found = []
+    reasons = []
     following = plan.next_share(state.share)
     if share >= 1:
         promote, alpha = known.evidence.promote, plan.alphas["promote"]
         if not promote.has_reached(alpha):
-            found.append(f"evidence to promote is {_odds(promote.log_peak)} of {1 / alpha:.3g}")
+            reasons.append(f"evidence to promote is {_odds(promote.log_peak)} of {1 / alpha:.3g}")
     else:
-        found += _hold(plan, state, known, now)
+        reasons += _hold(plan, state, known, now)
         if share > following:
-            found.append(f"the stage {following:g} is left out")
-    return tuple(found)
+            reasons.append(f"the stage {following:g} is left out")
+    return tuple(reasons)
 
 
 def _hold(plan: DeploymentPlan, state: Deployment, known: Known, now: float) -> list[str]:

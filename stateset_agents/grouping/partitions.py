@@ -79,19 +79,19 @@ def kmeans(rows: Floats, num_clusters: int, *, seed: int = 0, centres: Floats | 
         )
     if len(rows) == 0:
         return Clusters(np.zeros((0, rows.shape[1])), np.zeros(0, dtype=np.int64), 0.0)
-    found = first_centres(rows, num_clusters, seed=seed) if centres is None else centres.copy()
-    labels = nearest_centres(rows, found)
+    means = first_centres(rows, num_clusters, seed=seed) if centres is None else centres.copy()
+    labels = nearest_centres(rows, means)
     for _ in range(_ITERATIONS):
-        counts = np.bincount(labels, minlength=len(found))
+        counts = np.bincount(labels, minlength=len(means))
         sums = np.stack(
-            [np.bincount(labels, weights=column, minlength=len(found)) for column in rows.T], axis=1
+            [np.bincount(labels, weights=column, minlength=len(means)) for column in rows.T], axis=1
         )
-        found = np.where(counts[:, None] > 0, sums / np.maximum(counts, 1)[:, None], found)
-        before, labels = labels, nearest_centres(rows, found)
+        means = np.where(counts[:, None] > 0, sums / np.maximum(counts, 1)[:, None], means)
+        before, labels = labels, nearest_centres(rows, means)
         if np.array_equal(before, labels):
             break
-    distances = _squared_distances(rows, found)[np.arange(len(rows)), labels]
-    return Clusters(found, labels, float(np.cumsum(distances)[-1]))
+    distances = _squared_distances(rows, means)[np.arange(len(rows)), labels]
+    return Clusters(means, labels, float(np.cumsum(distances)[-1]))
 
 
 def first_centres(rows: Floats, num_clusters: int, *, seed: int) -> Floats:
@@ -258,13 +258,13 @@ def kmeans_parts(
     if not len(features):
         return Parts(labels=np.zeros(0, dtype=np.int64), num_parts=num_parts, key=key, outcome=outcome)
     rows, means, spreads = standardised(features.astype(np.float64))
-    found = kmeans(rows, num_parts, seed=seed)
+    clusters = kmeans(rows, num_parts, seed=seed)
     return Parts(
-        labels=found.labels,
+        labels=clusters.labels,
         num_parts=num_parts,
         key=key,
         outcome=outcome,
-        centres=found.centres * spreads + means,
+        centres=clusters.centres * spreads + means,
     )
 
 

@@ -46,11 +46,11 @@ def part_weights(
             f"group_weight_method must be one of {', '.join(PART_WEIGHTS)}, got {method!r}"
             f"{nearest(method, PART_WEIGHTS)}"
         )
-    known = np.asarray(scores, dtype=np.float64)
-    moved = np.zeros(len(known)) if progress is None else np.asarray(progress, dtype=np.float64)
-    if not len(known):
+    values = np.asarray(scores, dtype=np.float64)
+    moved = np.zeros(len(values)) if progress is None else np.asarray(progress, dtype=np.float64)
+    if not len(values):
         raise ConfigurationError("weights need at least one part, got none")
-    raw = PART_WEIGHTS[method](known, moved)
+    raw = PART_WEIGHTS[method](values, moved)
     is_known = np.isfinite(raw)
     raw = np.where(is_known, raw, raw[is_known].mean() if is_known.any() else 1.0)
     number = len(raw)
@@ -80,11 +80,11 @@ def step_weights(labels: Labels, weights: Floats, mask: Bools | None = None) -> 
 def group_fairness(scores: Sequence[float] | Floats) -> float:
     """The worst normalised return by the mean one: 1 where all are alike, 0 where one is at its random
     policy's. Scores below 0 count as 0; 0 where the mean is 0. Raises ConfigurationError for no score."""
-    known = np.maximum(np.asarray(scores, dtype=np.float64), 0.0)
-    if not len(known):
+    floored = np.maximum(np.asarray(scores, dtype=np.float64), 0.0)
+    if not len(floored):
         raise ConfigurationError("fairness needs at least one score, got none")
-    mean = float(known.mean())
-    return float(known.min()) / mean if mean else 0.0
+    mean = float(floored.mean())
+    return float(floored.min()) / mean if mean else 0.0
 
 
 class GroupWeightCalculator:

@@ -126,7 +126,7 @@ def credit(
     returns = None
     if estimator.credit is None:
         assert values is not None  # the trainer asks the critic
-        found = gae_array(
+        estimate = gae_array(
             rollout.rewards,
             values.before,
             trained,
@@ -135,7 +135,7 @@ def credit(
             terminated=rollout.terminated,
             final_values=values.final,
         )
-        raw, returns = found.advantages, found.returns
+        raw, returns = estimate.advantages, estimate.returns
     else:
         raw = estimator.credit(rollout, gamma, scaling)
     if lone_steps == "zero":

@@ -102,8 +102,8 @@ class Rollout:
 
     def seen(self) -> Observations:
         """[N, ...] the observations on which an action was taken."""
-        seen: Observations = map_observations(lambda part: part[self.alive], self.observations)
-        return seen
+        observations: Observations = map_observations(lambda part: part[self.alive], self.observations)
+        return observations
 
     def action_counts(self) -> NDArray[np.int64]:
         """[A] how often each action was taken, up to the last one that was."""
@@ -265,8 +265,8 @@ def collect_branches(
             # The streams of a state's branches follow from the row's own and from where it is.
             places = np.tile(np.arange(1, num_branches + 1, dtype=np.uint64), len(live))
             with np.errstate(over="ignore"):
-                own = _mixed(keys[twigs] + _mixed(places + np.uint64(play.num_steps << 20)))
-            branch = _Play(fork, begun, _actor(policy, own, len(own)), play.limit - play.num_steps)
+                own_keys = _mixed(keys[twigs] + _mixed(places + np.uint64(play.num_steps << 20)))
+            branch = _Play(fork, begun, _actor(policy, own_keys, len(own_keys)), play.limit - play.num_steps)
             branch.to_the_end()
             ended = branch.rollout([rows[row] for row in twigs], num_branches)
             returns = returns_to_go_array(ended.rewards, ended.alive, gamma=gamma)[0].reshape(

@@ -83,7 +83,7 @@ class ControlState:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> ControlState:
-        """From what `asdict` gave. Raises CheckpointError for a state of another version of this program."""
+        """The state from what `asdict` gave. Raises CheckpointError for a state of another version of this program."""
         try:
             return cls(**{**values, "best": Best(**values["best"])})
         except (KeyError, TypeError) as error:
@@ -192,10 +192,10 @@ class ControlTrainer(Session[ControlConfig]):
         `run`: a folder to use instead of a new one; `description`: more for its config.yaml; `callbacks`: who
         hears of steps, evaluations and checkpoints, see `Callback`."""
         expect("policy", policy, nn.Module, "write MlpPolicy(environment.spec)")
-        for name, given in (("environment", environment), ("validation", validation or environment)):
-            if not isinstance(given, BatchedEnvironment):
+        for name, value in (("environment", environment), ("validation", validation or environment)):
+            if not isinstance(value, BatchedEnvironment):
                 raise ConfigurationError(
-                    f"{name} must be a BatchedEnvironment, got {type(given).__name__}: wrap a Gymnasium one "
+                    f"{name} must be a BatchedEnvironment, got {type(value).__name__}: wrap a Gymnasium one "
                     "in GymnasiumBatch"
                 )
         if config is not None:

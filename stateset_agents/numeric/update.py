@@ -72,7 +72,7 @@ class Batch:
         return len(self.actions)
 
     def at(self, indices: Tensor | slice) -> Batch:
-        """These steps; `trajectory_ids`, `lengths` and `max_length` stay those of the whole."""
+        """The batch of these steps alone; `trajectory_ids`, `lengths` and `max_length` stay those of the whole."""
 
         def part(tensor: Any) -> Any:
             return None if tensor is None else tensor[indices]
@@ -165,16 +165,16 @@ def update(
         is_last = iteration == config.num_iterations - 1
         for indices in draw():
             part = _selected(batch, indices)
-            loss, found = minibatch_loss(policy, part, config, measure=is_last or number == 0)
+            loss, part_metrics = minibatch_loss(policy, part, config, measure=is_last or number == 0)
             if number == 0:
-                first_ratio = float(found.maxima["policy/ratio_max"])
+                first_ratio = float(part_metrics.maxima["policy/ratio_max"])
             optimization.backward(loss)
             result = optimization.step(usable=math.isfinite(float(loss.detach())), position=position)
             skipped += not result.stepped
             number += 1
             if is_last:
-                for name, value in found.to_dict().items():
-                    is_top = name in found.maxima
+                for name, value in part_metrics.to_dict().items():
+                    is_top = name in part_metrics.maxima
                     before = sums.get(name, 0.0)
                     sums[name] = max(before, value) if is_top else before + value * len(part) / len(batch)
                 sums["optimizer/grad_norm"] = result.grad_norm
@@ -273,8 +273,8 @@ def gradient_cosines(
         indices = (tasks == task).nonzero()[:, 0]
         if not len(indices):
             continue
-        own = replace(_selected(batch, indices), ref_logprobs=None)
-        _, output = _policy_loss(policy, own, config, own.denominators(), measure=False)
+        of_task = replace(_selected(batch, indices), ref_logprobs=None)
+        _, output = _policy_loss(policy, of_task, config, of_task.denominators(), measure=False)
         parts = torch.autograd.grad(output.loss, parameters, allow_unused=True, materialize_grads=True)
         gradient = torch.cat([part.flatten() for part in parts]).double()
         size = float(gradient.norm())
@@ -375,7 +375,7 @@ def _group_slices(rollout: Rollout, credited: StepCredit) -> list[slice]:
 
 
 def _selected(batch: Batch, indices: Tensor) -> Batch:
-    """These steps, in the batch's order, with their episodes counted anew."""
+    """The batch of these steps alone, in its order, with their episodes counted anew."""
     if len(indices) == len(batch):
         return batch
     part = batch.at(indices)

@@ -113,8 +113,8 @@ async def sampled(
         )
         async with places:
             try:
-                seen = pixels[prompt] if pixels else ()
-                return await backend.generate(ids, params, session=session, pixels=seen)
+                pictures = pixels[prompt] if pixels else ()
+                return await backend.generate(ids, params, session=session, pixels=pictures)
             finally:
                 await backend.release(session)
 

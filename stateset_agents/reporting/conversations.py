@@ -189,7 +189,7 @@ def within_limits(groups: Sequence[LineGroup], max_lines: int, max_bytes: int) -
 
 
 def evenly_spaced(groups: Sequence[LineGroup], number: int) -> list[LineGroup]:
-    """At most `number` groups in even distances, the first and the last among them."""
+    """Up to `number` groups in even distances, the first and the last among them."""
     number = min(number, len(groups))
     if number < 2:
         return list(groups[:number])

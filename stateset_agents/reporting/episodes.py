@@ -226,18 +226,18 @@ def window_charts(window: Window) -> list[Chart]:
 
 
 def _panel(window: Window, title: str, scale: float, along: str) -> Chart:
-    found = {
+    panels = {
         player: panel
         for player, trace in window.traces.items()
         for panel in trace.panels
         if panel.title == title
     }
-    names = list(dict.fromkeys(name for panel in found.values() for name in panel.series))
+    names = list(dict.fromkeys(name for panel in panels.values() for name in panel.series))
     series = []
     for name in names:
-        by_player = {player: list(p.series[name]) for player, p in found.items() if name in p.series}
+        by_player = {player: list(p.series[name]) for player, p in panels.items() if name in p.series}
         first = next(iter(by_player.values()))
-        if len(by_player) == len(found) and all(values == first for values in by_player.values()):
+        if len(by_player) == len(panels) and all(values == first for values in by_player.values()):
             by_player = {"": first}
         series += [
             Series(
@@ -247,12 +247,12 @@ def _panel(window: Window, title: str, scale: float, along: str) -> Chart:
             )
             for player, values in by_player.items()
         ]
-    units = [panel.unit for panel in found.values() if panel.unit]
-    known = [value for line in series for value in line.values if value is not None]
+    units = [panel.unit for panel in panels.values() if panel.unit]
+    numbers = [value for line in series for value in line.values if value is not None]
     return Chart(
         title=title,
         note=units[0] if units else "",
-        range=axis(known),
+        range=axis(numbers),
         series=series,
         along=along,
         smoothed=False,

@@ -166,12 +166,12 @@ def _read(file: Path, command: str, shape: Any) -> dict[str, Any] | None:
     if not file.exists():
         return None
     try:
-        found: dict[str, Any] = shape(read_json(file))
+        data: dict[str, Any] = shape(read_json(file))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(
             f"{file} is not what `{command} --out` writes: remove it, or write it again"
         ) from error
-    return found
+    return data
 
 
 def _audited(result: Mapping[str, Any]) -> dict[str, Any]:

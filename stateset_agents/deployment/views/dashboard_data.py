@@ -119,7 +119,8 @@ class Deployments:
             },
             "conversations": {
                 arm: [
-                    _conversation(one, self._texts) for one in reversed(history.conversations[arm].values())
+                    _conversation(entry, self._texts)
+                    for entry in reversed(history.conversations[arm].values())
                 ]
                 for arm in ARMS
             },
@@ -143,13 +144,13 @@ def _status(history: DeploymentHistory) -> dict[str, Any]:
 
 def _quantiles(values: Iterable[float]) -> dict[str, float] | None:
     """Quantiles of the last answers; None without any."""
-    known = sorted(values)
-    if not known:
+    ordered = sorted(values)
+    if not ordered:
         return None
-    if len(known) == 1:
-        return {"p50": known[0], "p95": known[0], "n": 1}
-    cuts = statistics.quantiles(known, n=20, method="inclusive")
-    return {"p50": statistics.median(known), "p95": cuts[-1], "n": len(known)}
+    if len(ordered) == 1:
+        return {"p50": ordered[0], "p95": ordered[0], "n": 1}
+    cuts = statistics.quantiles(ordered, n=20, method="inclusive")
+    return {"p50": statistics.median(ordered), "p95": cuts[-1], "n": len(ordered)}
 
 
 def _guards(history: DeploymentHistory) -> list[dict[str, Any]]:

@@ -141,8 +141,8 @@ class _LiveDashboard:
     async def metrics(self, _: web.Request) -> web.StreamResponse:
         """The page of metrics for Prometheus; 501 without its library."""
         try:
-            found = [] if self._deployments is None else await asyncio.to_thread(self._deployments.statuses)
-            text, content_type = await asyncio.to_thread(prometheus_page, found)
+            states = [] if self._deployments is None else await asyncio.to_thread(self._deployments.statuses)
+            text, content_type = await asyncio.to_thread(prometheus_page, states)
         except ApiError as error:
             raise web.HTTPNotImplemented(text=str(error)) from error
         except StatesetError as error:
@@ -189,6 +189,6 @@ class _LiveDashboard:
             return b"null"
         shown = await asyncio.to_thread(self._deployments.data)
         before = sent.get("shown", {})
-        sent["shown"] = {one["id"]: one for one in shown}
-        new = [one for one in shown if before.get(one["id"]) is not one]
-        return ",".join(await asyncio.to_thread(lambda: [dump(one) for one in new])).join("[]").encode()
+        sent["shown"] = {item["id"]: item for item in shown}
+        new = [item for item in shown if before.get(item["id"]) is not item]
+        return ",".join(await asyncio.to_thread(lambda: [dump(item) for item in new])).join("[]").encode()

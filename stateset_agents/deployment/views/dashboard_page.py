@@ -39,11 +39,11 @@ def write_dashboard(root: str | Path, deployments: Deployments | None, path: str
 
 def render_dashboard(data: dict[str, Any], *, plotly: str | None, live: bool = False) -> str:
     """`plotly`: path of plotly.js for the browser; None: inside the page."""
-    own = files(__package__)
+    folder = files(__package__)
     return html_page(
-        own / "dashboard.html",
-        ["page/shared/page.css", "overview/overview.css", own / "dashboard.css"],
-        [*CHART_SCRIPTS, *_OVERVIEW, *(own / f"{name}.js" for name in _OWN)],
+        folder / "dashboard.html",
+        ["page/shared/page.css", "overview/overview.css", folder / "dashboard.css"],
+        [*CHART_SCRIPTS, *_OVERVIEW, *(folder / f"{name}.js" for name in _OWN)],
         data,
         plotly=plotly,
         live=live,

@@ -36,7 +36,7 @@ class EvidencePoint:
 
     outcomes: int
     effect: float | None
-    """With its interval from `sequential.MIN_OUTCOMES` outcomes of each arm on."""
+    """Effect on success; known, with its interval, from `sequential.MIN_OUTCOMES` outcomes of each arm on."""
     low: float | None
     high: float | None
     log_wealth_promote: float
@@ -147,18 +147,18 @@ class DeploymentHistory:
     def points(self) -> list[EvidencePoint]:
         """The evidence on the way, the oldest first: at most about `MAX_POINTS`, and those of the moves."""
         alpha = self.record.plan.alpha
-        found = {
+        by_outcomes = {
             evidence.num_outcomes: EvidencePoint.of(evidence.snapshot(alpha))
             for evidence in self._points.listed()
         }
         for move in self.moves:
             point = EvidencePoint.of(move.evidence)
             if point.outcomes:
-                found.setdefault(point.outcomes, point)
-        return [found[outcomes] for outcomes in sorted(found)]
+                by_outcomes.setdefault(point.outcomes, point)
+        return [by_outcomes[outcomes] for outcomes in sorted(by_outcomes)]
 
     def _recent(self, assignment: int) -> ConversationSummary | None:
-        return next((found[assignment] for found in self.conversations.values() if assignment in found), None)
+        return next((last[assignment] for last in self.conversations.values() if assignment in last), None)
 
     def _add_answer(self, answer: CheckedAnswer) -> None:
         if answer.seconds is not None:
@@ -188,7 +188,7 @@ def served_outcomes(journal: Journal) -> dict[str, ServedOutcome]:
     What timed out has no success: nobody reported it. A conversation that several deployments knew is the
     newest one's. Raises JournalError for an altered journal.
     """
-    found: dict[str, ServedOutcome] = {}
+    outcomes: dict[str, ServedOutcome] = {}
     with journal.snapshot():
         for record in journal.records():
             names: dict[int, str] = {}
@@ -196,13 +196,13 @@ def served_outcomes(journal: Journal) -> dict[str, ServedOutcome]:
                 match row:
                     case Assignment() if row.probability > 0:
                         names[row.number] = row.conversation
-                        found[row.conversation] = ServedOutcome(
+                        outcomes[row.conversation] = ServedOutcome(
                             deployment=record.id, arm=row.arm, success=None
                         )
                     case Outcome() if row.assignment in names and not row.is_timeout:
                         name = names[row.assignment]
-                        found[name] = replace(found[name], success=row.success, reward=row.reward)
+                        outcomes[name] = replace(outcomes[name], success=row.success, reward=row.reward)
                     case Reassigned() if row.assignment in names:
                         name = names[row.assignment]
-                        found[name] = replace(found[name], is_moved=True)
-    return found
+                        outcomes[name] = replace(outcomes[name], is_moved=True)
+    return outcomes

@@ -129,8 +129,8 @@ def _regret_chart(runs: Mapping[str, _Run], budget: float) -> Chart:
     grid = np.linspace(0.0, budget, _POINTS)
     series = []
     for name, run in runs.items():
-        known = (run.spent[..., None] <= grid + 1e-9).sum(axis=0) - 1  # [B, points] the last that is paid
-        at = np.take_along_axis(run.regret.T, known, axis=1)
+        last_paid = (run.spent[..., None] <= grid + 1e-9).sum(axis=0) - 1  # [B, points] the last that is paid
+        at = np.take_along_axis(run.regret.T, last_paid, axis=1)
         bands = [mean_interval(column.tolist()) or (column.mean(),) * 2 for column in at.T]
         series.append(
             Series(
@@ -241,11 +241,11 @@ def _nodes(names: Sequence[str], order: Ints, pairs: Sequence[tuple[int, int]]) 
 
 def _interventions(environment: AcquisitionEnv, names: Sequence[str]) -> list[dict[str, Any]]:
     menu, effects = environment.tasks.menu, environment.tasks.effects[0]
-    found = []
+    interventions = []
     for action in range(len(effects)):
         nodes = np.flatnonzero(menu.is_set[0, action])
         parts = [f"{names[node]} = {menu.values[0, action, node]:.3g}" for node in nodes.tolist()]
-        found.append(
+        interventions.append(
             {
                 "label": f"do({', '.join(parts)})",
                 "nodes": nodes.tolist(),
@@ -253,7 +253,7 @@ def _interventions(environment: AcquisitionEnv, names: Sequence[str]) -> list[di
                 "truth": _short(effects[action]),
             }
         )
-    return found
+    return interventions
 
 
 def _moment(environment: AcquisitionEnv, pairs: Sequence[tuple[int, int]]) -> dict[str, Any]:

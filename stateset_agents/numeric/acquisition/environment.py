@@ -289,7 +289,7 @@ class AcquisitionEnv:
         """[B, A] probability that a variable which is set is a parent of the target."""
         belief = self.situation.belief
         target = belief.position[..., None, None]
-        own = np.take_along_axis(belief.is_parent, target, axis=2)[:, :, 0, 1:]  # [B, K, d]
-        direct = (belief.plan.is_set & own[:, :, None, :]).any(axis=-1)
-        found: Array = (belief.graph_weights[..., None] * direct).sum(axis=1)
-        return found
+        of_target = np.take_along_axis(belief.is_parent, target, axis=2)[:, :, 0, 1:]  # [B, K, d]
+        direct = (belief.plan.is_set & of_target[:, :, None, :]).any(axis=-1)
+        probabilities: Array = (belief.graph_weights[..., None] * direct).sum(axis=1)
+        return probabilities

@@ -240,12 +240,12 @@ class _Stream:
 def normals(keys: np.ndarray, begin: int | Ints, number: int) -> Array:
     """[B, number] standard normal numbers from place `begin` of the streams on, one for all or [B]."""
     drawn = uniforms(keys, np.arange(number)[:, None] + begin).T
-    found: Array = torch.special.ndtri(torch.from_numpy(np.ascontiguousarray(drawn)) + 2.0**-54).numpy()
-    return found
+    numbers: Array = torch.special.ndtri(torch.from_numpy(np.ascontiguousarray(drawn)) + 2.0**-54).numpy()
+    return numbers
 
 
 def _between(drawn: Array, limits: tuple[float, float]) -> Array:
     """Uniform in the logarithm between two limits."""
     low, high = np.log(limits[0]), np.log(limits[1])
-    found: Array = np.exp(low + drawn * (high - low))
-    return found
+    numbers: Array = np.exp(low + drawn * (high - low))
+    return numbers

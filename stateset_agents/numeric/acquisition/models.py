@@ -72,24 +72,24 @@ class CausalGraph:
 
     def ancestors(self, name: str | None = None) -> frozenset[str]:
         """Variables with a directed path to `name`, by default to the target."""
-        found: set[str] = set()
+        names: set[str] = set()
         waiting = list(self.parents[name or self.target])
         while waiting:
             above = waiting.pop()
-            if above not in found:
-                found.add(above)
+            if above not in names:
+                names.add(above)
                 waiting.extend(self.parents[above])
-        return frozenset(found)
+        return frozenset(names)
 
     def is_parent(self, order: Sequence[str]) -> np.ndarray:
         """[d, d + 1] bool, by position in `order`: does this variable follow from that one? The intercept is
         in front, and True."""
-        found = np.zeros((len(order), len(order) + 1), dtype=np.bool_)
-        found[:, 0] = True
+        table = np.zeros((len(order), len(order) + 1), dtype=np.bool_)
+        table[:, 0] = True
         for place, name in enumerate(order):
             for parent in self.parents[name]:
-                found[place, 1 + order.index(parent)] = True
-        return found
+                table[place, 1 + order.index(parent)] = True
+        return table
 
 
 def random_graph(num_variables: int, density: float, random: np.random.Generator) -> CausalGraph:
@@ -225,17 +225,17 @@ class CausalModel:
     ) -> dict[str, Array]:
         """[number] values of each variable, hidden ones too; without an intervention, observed."""
         self.check(intervention or {})
-        found: dict[str, Array] = {}
+        columns: dict[str, Array] = {}
         for name in self.graph.order():
             variable = self.variables[name]
             # Drawn for a variable that is set, too: two interventions from one seed share all other noise.
             noise = random.standard_normal(number) if variable.noise == "normal" else random.random(number)
             if intervention and name in intervention:
-                found[name] = np.full(number, float(intervention[name]))
+                columns[name] = np.full(number, float(intervention[name]))
                 continue
-            values = variable.mechanism(noise, *(found[parent] for parent in self.graph.parents[name]))
-            found[name] = np.asarray(values, dtype=np.float64)
-        return found
+            values = variable.mechanism(noise, *(columns[parent] for parent in self.graph.parents[name]))
+            columns[name] = np.asarray(values, dtype=np.float64)
+        return columns
 
     def observed(self, sample: Mapping[str, Array]) -> dict[str, Array]:
         """A sample without what is hidden."""

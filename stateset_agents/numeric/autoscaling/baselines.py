@@ -303,7 +303,7 @@ class Autoscaling:
     def fork(self, rows: IntArray) -> Self:
         """Copies of these rows, with what was seen so far."""
         fork = type(self)(self.clusters.fork(rows))
-        fork._seen = [{name: values[rows] for name, values in seen.items()} for seen in self._seen]
+        fork._seen = [{name: values[rows] for name, values in step.items()} for step in self._seen]
         return fork
 
     def action_mask(self) -> BoolArray:
@@ -318,7 +318,7 @@ class Autoscaling:
         """Load, replicas, p99 and the share of late requests of a row, step by step."""
 
         def of(name: str) -> list[float]:
-            return [float(seen[name][row]) for seen in self._seen]
+            return [float(step[name][row]) for step in self._seen]
 
         return Trace(
             panels=[

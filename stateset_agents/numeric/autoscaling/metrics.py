@@ -61,10 +61,10 @@ class InfrastructureMetricsNormalizer:
         """The metrics in the order of the columns; none before the first were seen."""
         self._moments: dict[str, tuple[int, float, float]] = {}
         if names is not None:
-            given = list(names)
-            if not given or len(set(given)) < len(given):
-                raise ConfigurationError(f"names must be at least one, each once, got {given!r}")
-            self.names = tuple(sorted(given))
+            metric_names = list(names)
+            if not metric_names or len(set(metric_names)) < len(metric_names):
+                raise ConfigurationError(f"names must be at least one, each once, got {metric_names!r}")
+            self.names = tuple(sorted(metric_names))
 
     def observe(self, metrics: Mapping[str, Any]) -> None:
         """Let the running mean and deviation of each metric without a range see these values.
@@ -72,13 +72,13 @@ class InfrastructureMetricsNormalizer:
         Raises ConfigurationError, with nothing changed, for other names, and for a value that is not finite.
         """
         values = self._checked(metrics)
-        for name, seen in values.items():
+        for name, sample in values.items():
             if name in self.ranges:
                 continue
             count, mean, squares = self._moments.get(name, (0, 0.0, 0.0))
-            number, centre = seen.size, float(seen.mean())
+            number, centre = sample.size, float(sample.mean())
             total, shift = count + number, centre - mean
-            squares += float(((seen - centre) ** 2).sum()) + shift * shift * count * number / total
+            squares += float(((sample - centre) ** 2).sum()) + shift * shift * count * number / total
             self._moments[name] = (total, mean + shift * number / total, squares)
 
     def normalize(self, metrics: Mapping[str, Any], use_running_stats: bool = True) -> FloatArray:
@@ -93,7 +93,7 @@ class InfrastructureMetricsNormalizer:
 
     def state_dict(self) -> dict[str, Any]:
         """Names and running statistics, as plain JSON."""
-        moments = {name: list(found) for name, found in self._moments.items()}
+        moments = {name: list(sums) for name, sums in self._moments.items()}
         return {"names": list(self.names), "moments": moments}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

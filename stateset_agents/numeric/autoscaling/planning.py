@@ -86,25 +86,25 @@ def _expected(values: Array, distances: Array) -> Array:
     places = np.clip(np.arange(len(values))[:, None] + distances, 0, len(values) - 1)
     left = np.minimum(places.astype(np.int64), len(values) - 2)
     share = (places - left)[:, :, None]
-    found: Array = (values[left] * (1 - share) + values[left + 1] * share).mean(axis=1)
-    return found
+    means: Array = (values[left] * (1 - share) + values[left + 1] * share).mean(axis=1)
+    return means
 
 
 def _convex_hull(values: Array) -> Array:
     """The largest convex function below each row, at whole numbers."""
     hull = np.empty_like(values)
     places = np.arange(values.shape[1])
-    for row, given in enumerate(values):
+    for row, heights in enumerate(values):
         corners: list[int] = []
         for place in places:
             while len(corners) > 1:
                 first, second = corners[-2:]
-                slope = (given[second] - given[first]) / (second - first)
-                if given[place] - given[second] > slope * (place - second):
+                slope = (heights[second] - heights[first]) / (second - first)
+                if heights[place] - heights[second] > slope * (place - second):
                     break
                 corners.pop()
             corners.append(int(place))
-        hull[row] = np.interp(places, corners, given[corners])
+        hull[row] = np.interp(places, corners, heights[corners])
     return hull
 
 
@@ -176,9 +176,9 @@ def clairvoyant(environment: InfrastructureEnv) -> Callable[[], IntArray]:
     rates = environment.rates_to_come(environment.spec.horizon)
     mean = (rates.sum(axis=0) + view.arrival_rates[-1]) / (len(rates) + 1)
     price = money.ideal_utilization * cluster.replica_capacity / np.maximum(mean, 1e-6)
-    found = worth(cluster, money)
+    table = worth(cluster, money)
     plans = [
-        whole_plan(found(rates[:, rows]), price[rows], cluster.startup_steps, view.ready[rows])
+        whole_plan(table(rates[:, rows]), price[rows], cluster.startup_steps, view.ready[rows])
         for rows in np.array_split(np.arange(len(mean)), max(1, len(mean) // _ROWS_AT_ONCE))
     ]
     steps = iter(np.concatenate(plans, axis=1))
@@ -311,7 +311,7 @@ class Mpc:
             total, count = total + view.arrival_rates[-1], count + 1
             ideal = total / count / (money.ideal_utilization * cluster.replica_capacity)  # so far
             gains = np.stack(
-                [found(rates) for found, rates in zip(worths, self.forecast(view.arrival_rates), strict=True)]
+                [table(rates) for table, rates in zip(worths, self.forecast(view.arrival_rates), strict=True)]
             )
             return first_wish(
                 gains,

@@ -318,8 +318,8 @@ class Simulator:
     def capacity(self, fleet: Fleet) -> Array:
         """[P, B] requests per second that one ready replica can answer."""
         pair = self._pair(fleet)
-        found: Array = self._rates[:, pair] * (self._sizes[pair] * self._workers[pair])
-        return found
+        rates: Array = self._rates[:, pair] * (self._sizes[pair] * self._workers[pair])
+        return rates
 
     def scale(self, fleet: Fleet, replicas: IntArray) -> Fleet:
         """Wish for [B] replicas in all: the missing start; too many stop at once, the last started first."""

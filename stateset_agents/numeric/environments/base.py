@@ -247,16 +247,16 @@ def check_environment(environment: BatchedEnvironment, *, seed: int = 0) -> bool
     actions = np.random.default_rng(seed).integers(0, spec.num_actions, size=(_CHECKED_STEPS, 4))
     actions[:, 1::2] = actions[:, ::2]
     first, second = (_played(environment, seeds, actions) for _ in range(2))
-    for index, (one, other) in enumerate(zip(first, second, strict=True)):
+    for index, (first_rows, other) in enumerate(zip(first, second, strict=True)):
         when = "start" if index == 0 else f"step {index}"
-        if not np.array_equal(one[0], one[1], equal_nan=True) or not np.array_equal(
-            one[2], one[3], equal_nan=True
+        if not np.array_equal(first_rows[0], first_rows[1], equal_nan=True) or not np.array_equal(
+            first_rows[2], first_rows[3], equal_nan=True
         ):
             raise ConfigurationError(
                 f"{spec.name}: two rows with one seed and the same actions differ at the {when}: let reset "
                 "draw start and noise of a row from its seed alone"
             )
-        if not np.array_equal(one, other, equal_nan=True):
+        if not np.array_equal(first_rows, other, equal_nan=True):
             raise ConfigurationError(
                 f"{spec.name}: two resets with the same seeds differ at the {when}: let reset forget what "
                 "was before, and draw from the seeds alone"

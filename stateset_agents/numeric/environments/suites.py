@@ -103,8 +103,8 @@ class TaskMix:
         fork._ids, fork._seen = self._ids[rows], self._seen[rows].copy()
         fork._rows = {task: np.flatnonzero(fork._ids == task) for task in range(len(self.tasks))}
         places = np.zeros(len(self._ids), dtype=np.int64)  # of a row among those of its task
-        for own in self._rows.values():
-            places[own] = np.arange(len(own))
+        for rows_of_task in self._rows.values():
+            places[rows_of_task] = np.arange(len(rows_of_task))
         forked = []
         for number, task in enumerate(self.tasks):
             inside = places[rows[fork._rows[number]]]
@@ -117,8 +117,8 @@ class TaskMix:
         """[B, num_actions] True for the actions of the row's task that it allows now."""
         mask = np.zeros((len(self._ids), self.spec.num_actions), dtype=np.bool_)
         for _, environment, rows in self._present():
-            own = environment.action_mask()
-            mask[rows, : environment.spec.num_actions] = True if own is None else own
+            task_mask = environment.action_mask()
+            mask[rows, : environment.spec.num_actions] = True if task_mask is None else task_mask
         return mask
 
     def task_rows(self) -> TaskRows:

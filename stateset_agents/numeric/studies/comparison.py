@@ -94,7 +94,7 @@ class Comparison:
 
     def rows(self) -> list[dict[str, Any]]:
         """One record for each name, the best first; JSON."""
-        found = []
+        rows = []
         for name, score in sorted(self.scores.items(), key=lambda item: -item[1].mean):
             row: dict[str, Any] = {
                 "name": name,
@@ -108,8 +108,8 @@ class Comparison:
                 gain = self.difference(name)
                 row |= {"difference": gain.mean, "interval": gain.interval}
                 row["gap_closed"] = self.gap_closed(name)
-            found.append(row)
-        return found
+            rows.append(row)
+        return rows
 
     def table(self, columns: Sequence[str] = ()) -> str:
         """Markdown. `columns`: the components to show, all when empty."""

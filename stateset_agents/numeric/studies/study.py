@@ -101,15 +101,15 @@ class StudyFolder:
         """
         if not self.cells_file.is_file():
             return []
-        found: dict[tuple[str, str, int], Cell] = {}
+        cells: dict[tuple[str, str, int], Cell] = {}
         for _, record in read_lines(self.cells_file):
             if "schema_version" in record:
                 continue
             with damage_named(self.cells_file):
                 cell = Cell(**record)
-            if cell.key in found:
+            if cell.key in cells:
                 raise ConfigurationError(f"{self.cells_file} has {cell.key} twice: remove one of the lines")
-            found[cell.key] = cell
+            cells[cell.key] = cell
         settings = self.settings()
         suites, arms = list(settings["suites"]), list(settings["arms"])
 
@@ -122,7 +122,7 @@ class StudyFolder:
                     "not name"
                 ) from error
 
-        return sorted(found.values(), key=place)
+        return sorted(cells.values(), key=place)
 
 
 # ------------------------------------------------------------------------------------------ measures
@@ -306,9 +306,9 @@ def analyse(folder: StudyFolder) -> dict[str, Any]:
         "arms": {arm: _of_arm(by_arm[arm], length) for arm in present},
         "suites": {
             suite: {
-                arm: _of_arm(own, length)
+                arm: _of_arm(of_suite, length)
                 for arm in present
-                if (own := [cell for cell in by_arm[arm] if cell.suite == suite])
+                if (of_suite := [cell for cell in by_arm[arm] if cell.suite == suite])
             }
             for suite in suites
         },
@@ -352,19 +352,19 @@ def _difference(
 
 def _rivals(cells: Sequence[Cell], suites: Sequence[str], arms: Sequence[str], length: float) -> list[str]:
     """Sentences about ways of making parts, in pairs, where there are enough seeds."""
-    found = []
+    sentences = []
     for place, arm in enumerate(arms):
         for than in arms[place + 1 :]:
             for suite in suites:
                 each = _difference(cells, suite, arm, than, "final_performance", length)
                 if each.num_seeds >= SEEDS_FOR_RIVALS:
-                    found.append(sentence(each))
+                    sentences.append(sentence(each))
                 elif each.num_seeds:
-                    found.append(
+                    sentences.append(
                         f"{suite}: {arm} and {than} are not compared with {each.num_seeds} seeds, "
                         f"{SEEDS_FOR_RIVALS} are needed."
                     )
-    return found
+    return sentences
 
 
 def _of_arm(cells: Sequence[Cell], length: float) -> dict[str, Any]:
@@ -451,25 +451,25 @@ def grid(cells: Sequence[Cell], axes: Mapping[str, Sequence[Any]]) -> list[GridC
     """
     if not axes:
         raise ConfigurationError("a grid needs at least one setting with its values")
-    found = []
+    grid_cells = []
     for settings in combinations(axes):
-        own = [
+        members = [
             cell
             for cell in cells
             if all(cell.settings.get(name) == value for name, value in settings.items())
         ]
-        scores = [cell.final["scores"] for cell in own]
-        iqm, interval = stratified_interval({"": scores}) if own else (None, None)
-        found.append(
+        scores = [cell.final["scores"] for cell in members]
+        iqm, interval = stratified_interval({"": scores}) if members else (None, None)
+        grid_cells.append(
             GridCell(
                 settings=settings,
-                num_seeds=len(own),
+                num_seeds=len(members),
                 iqm=iqm,
                 interval=interval,
-                cpu_seconds=sum(cell.cpu_seconds for cell in own) / len(own) if own else 0.0,
+                cpu_seconds=sum(cell.cpu_seconds for cell in members) / len(members) if members else 0.0,
             )
         )
-    return found
+    return grid_cells
 
 
 def recommend(cells: Sequence[GridCell]) -> tuple[GridCell | None, str]:
@@ -513,16 +513,16 @@ def recommend(cells: Sequence[GridCell]) -> tuple[GridCell | None, str]:
 
 def study_report(folder: StudyFolder) -> str:
     """Tables of the arms, one per suite, then the verdict. Raises ConfigurationError without a cell."""
-    found, settings = analyse(folder), folder.settings()
-    missing = f", {found['missing']} are missing" if found["missing"] else ""
-    lines = [f"# {found['name']}", "", f"{found['num_cells']} cells of {settings['num_cells']}{missing}."]
-    for suite, arms in found["suites"].items():
+    result, settings = analyse(folder), folder.settings()
+    missing = f", {result['missing']} are missing" if result["missing"] else ""
+    lines = [f"# {result['name']}", "", f"{result['num_cells']} cells of {settings['num_cells']}{missing}."]
+    for suite, arms in result["suites"].items():
         if arms:
             lines += ["", f"## {suite}", "", *_table(arms)]
-    if found["improvement"]:
-        lines += ["", f"## Probability of a run above one of {found['reference']}", ""]
-        lines += [f"- {arm}: {_probability(each)}" for arm, each in found["improvement"].items()]
-    lines += ["", "## Verdict", "", *(f"- {sentence}" for sentence in found["verdict"])]
+    if result["improvement"]:
+        lines += ["", f"## Probability of a run above one of {result['reference']}", ""]
+        lines += [f"- {arm}: {_probability(each)}" for arm, each in result["improvement"].items()]
+    lines += ["", "## Verdict", "", *(f"- {sentence}" for sentence in result["verdict"])]
     axes = settings.get("axes") or {}
     if axes:
         lines += ["", "## Sensitivity", "", *_sensitivity(folder, axes)]

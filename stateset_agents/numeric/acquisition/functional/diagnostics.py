@@ -56,10 +56,10 @@ def debug_grpo_update(
 
 
 def _entropy(share: float, num_actions: int) -> Finding:
-    seen = f"{share:.1%} of the most that {num_actions} actions can have"
+    level = f"{share:.1%} of the most that {num_actions} actions can have"
     monitor = monitors()["entropy"]
     if share < 1 / monitor.fail:
-        return Finding("entropy_reasonable", "fail", f"{seen}: it collapsed", monitor.advice)
+        return Finding("entropy_reasonable", "fail", f"{level}: it collapsed", monitor.advice)
     if share > 1.0 + 1e-6:
-        return Finding("entropy_reasonable", "fail", seen, f"num_actions {num_actions} is too few: give all")
-    return Finding("entropy_reasonable", "ok", seen)
+        return Finding("entropy_reasonable", "fail", level, f"num_actions {num_actions} is too few: give all")
+    return Finding("entropy_reasonable", "ok", level)

@@ -71,8 +71,8 @@ def count_bonus(weight: float) -> Bonus:
     expect_that(0 <= weight < math.inf, "the weight of a bonus", "be at least 0", weight)
 
     def bonus(states: AcquisitionState, actions: Ints) -> Array:
-        made = states.environment.situation.counts[np.arange(len(states)), actions]
-        found: Array = weight / np.sqrt(1.0 + made)
-        return found
+        counts = states.environment.situation.counts[np.arange(len(states)), actions]
+        bonuses: Array = weight / np.sqrt(1.0 + counts)
+        return bonuses
 
     return bonus

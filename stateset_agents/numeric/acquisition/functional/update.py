@@ -128,13 +128,13 @@ def create_grpo_trainer(
                 chosen = config.model_copy(update={"beta": 0.0})
         loss, metrics, gradients = _gradients(apply, params, steps, chosen, chunk_size)
         norm = float(nn.utils.get_total_norm(gradients.values()))
-        seen = _seen(batch, steps, metrics, norm, chosen, kl_dead_zone)
+        measurements = _seen(batch, steps, metrics, norm, chosen, kl_dead_zone)
         shrunk = min(1.0, config.max_grad_norm / (norm + 1e-6))  # as clip_grad_norm_ has it
         clipped = {name: shrunk * part for name, part in gradients.items()}
         moved = replace(opt_state, num_experiments=opt_state.num_experiments + batch.num_experiments)
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            return dict(params), moved, seen
-        return (*_moved(params, clipped, moved, opt_state.num_experiments, config), seen)
+            return dict(params), moved, measurements
+        return (*_moved(params, clipped, moved, opt_state.num_experiments, config), measurements)
 
     def optimizer_init(params: Params) -> OptimizerState:
         zeros = {name: torch.zeros_like(each) for name, each in params.items()}
@@ -204,14 +204,14 @@ def _gradients(
     whole: Denominators = batch.denominators()
     total, metrics, sums = 0.0, Metrics(), None
     for piece in _pieces(batch, size):
-        loss, found = minibatch_loss(partial(apply, live), piece, config, denominators=whole)
+        loss, part_metrics = minibatch_loss(partial(apply, live), piece, config, denominators=whole)
         parts = torch.autograd.grad(loss, list(live.values()), allow_unused=True)
         filled = [
             torch.zeros_like(each) if part is None else part
             for part, each in zip(parts, live.values(), strict=True)
         ]
         sums = filled if sums is None else [a + b for a, b in zip(sums, filled, strict=True)]
-        total, metrics = total + float(loss.detach()), metrics + found
+        total, metrics = total + float(loss.detach()), metrics + part_metrics
     assert sums is not None
     return total, metrics, dict(zip(live, sums, strict=True))
 
@@ -256,15 +256,15 @@ def _moved(
 def _seen(
     batch: GRPOBatch, steps: Batch, metrics: Metrics, norm: float, config: GRPOConfig, dead_zone: float
 ) -> GRPOUpdate:
-    found, rewards = metrics.to_dict(), batch.rewards
-    entropy = found["policy/entropy"]
+    measured, rewards = metrics.to_dict(), batch.rewards
+    entropy = measured["policy/entropy"]
     entropy_loss = -config.entropy_coef * entropy
-    penalty = config.beta * max(0.0, found.get("kl/reference", 0.0) - dead_zone)
+    penalty = config.beta * max(0.0, measured.get("kl/reference", 0.0) - dead_zone)
     return GRPOUpdate(
-        policy_loss=found["loss/policy"],
+        policy_loss=measured["loss/policy"],
         entropy_loss=entropy_loss,
         kl_penalty=penalty,
-        total_loss=found["loss/policy"] + entropy_loss + penalty,
+        total_loss=measured["loss/policy"] + entropy_loss + penalty,
         grad_norm=norm,
         group_baseline=float(rewards.reshape(-1, batch.group_size).mean(dim=1).mean()),
         mean_reward=float(rewards.mean()),
@@ -272,7 +272,7 @@ def _seen(
         mean_advantage=float(steps.advantages.mean()),
         advantage_std=float(steps.advantages.std(correction=0)),
         mean_entropy=entropy,
-        approx_kl=found["kl/old"],
+        approx_kl=measured["kl/old"],
     )
 
 
@@ -358,8 +358,8 @@ def training_step_with_reuse(
     batch, manager = collect_grpo_batch_with_reuse(
         collect, params, manager, required_size=required_size, key=key
     )
-    params, opt_state, seen = update_step(params, opt_state, batch)
-    return params, opt_state, manager, seen
+    params, opt_state, update = update_step(params, opt_state, batch)
+    return params, opt_state, manager, update
 
 
 # ------------------------------------------------------------------------------------------ states
@@ -387,16 +387,16 @@ def generate_initial_states(
     states = create_acquisition_state(family, generate_scms_for_difficulty(difficulty, number, key=key))
     least = 1.0 - np.random.default_rng(derive(key, "left")).random(number)  # of the budget's share
     keys = action_keys(derive(key, "walk"), 0, number, 1)
-    found: list[AcquisitionState] = []
+    parts: list[AcquisitionState] = []
     step = 0
     while True:
         actions, _ = sampled(apply, params, states, uniforms(keys, step))
         after = states.after(actions)
         stays = (after.worth()["cost"] < least) | ~after.goes_on
-        found.append(states.take(np.flatnonzero(stays)))
+        parts.append(states.take(np.flatnonzero(stays)))
         goes = np.flatnonzero(~stays)
         if not len(goes):
-            return found[0].joined(found[1:])
+            return parts[0].joined(parts[1:])
         states, least, keys, step = after.take(goes), least[goes], keys[goes], step + 1
 
 
@@ -560,7 +560,7 @@ class _Run:
             return batch
 
         while self.num_experiments < until or not manager.should_collect_new_samples(required):
-            self.params, self.opt_state, manager, seen = training_step_with_reuse(
+            self.params, self.opt_state, manager, update = training_step_with_reuse(
                 update_step,
                 collect,
                 self.params,
@@ -569,15 +569,15 @@ class _Run:
                 required_size=required,
                 key=derive(config.seed, "functional", len(self.updates)),
             )
-            self.updates.append(seen)
+            self.updates.append(update)
             self._say(manager)
 
     def _say(self, manager: SampleReuseManager) -> None:
-        number, seen = len(self.updates), self.updates[-1]
+        number, update = len(self.updates), self.updates[-1]
         if number % LOG_EVERY == 0:
             self.log(
-                f"update {number}: reward {seen.mean_reward:.4f}, loss {seen.total_loss:.4f}, entropy "
-                f"{seen.mean_entropy:.3f}, KL {seen.approx_kl:.4f}, {self.num_experiments:,} experiments"
+                f"update {number}: reward {update.mean_reward:.4f}, loss {update.total_loss:.4f}, entropy "
+                f"{update.mean_entropy:.3f}, KL {update.approx_kl:.4f}, {self.num_experiments:,} experiments"
             )
         if number % REUSE_EVERY == 0:
             self.log(

@@ -216,7 +216,7 @@ class AdvantageComparison:
         for start, stop in zip(starts, [*starts[1:], len(earned)], strict=True):
             if start == stop:
                 continue
-            found = gae_array(
+            estimate = gae_array(
                 earned[start:stop],
                 expected[start:stop],
                 gamma=gamma,
@@ -224,7 +224,7 @@ class AdvantageComparison:
                 terminated=ended[stop - 1],
                 final_values=np.float64(final_value),
             )
-            parts.append(found.advantages)
+            parts.append(estimate.advantages)
         return np.concatenate(parts) if parts else np.zeros(0)
 
     @staticmethod

@@ -24,7 +24,7 @@ from stateset_agents.deployment.journal import (
     deployment_id,
     read_assignment,
 )
-from stateset_agents.deployment.ledger import CheckedAnswer, Ledger, Outcome, Reassigned, Row
+from stateset_agents.deployment.ledger import CheckedAnswer, Ledger, OutcomeRow, Reassigned, Row
 from stateset_agents.deployment.plan import DeploymentPlan, next_move, objections
 from stateset_agents.deployment.state import Arm, Assignment, Deployment, Mode, Move, arm_of, bucket, new_salt
 from stateset_agents.types.errors import ConfigurationError, JournalError
@@ -143,7 +143,7 @@ class DeploymentController:
         with self._writing() as now:
             assignment = self._assigned(conversation)
             self._time_out(now)
-            outcome = Outcome(
+            outcome = OutcomeRow(
                 assignment=assignment.number, success=float(success), reward=reward, is_timeout=False, at=now
             )
             if not self._append(outcome):
@@ -369,7 +369,7 @@ class DeploymentController:
     def _time_out(self, now: float) -> None:
         for assignment in list(self.ledger.overdue(now, self.plan.outcome_timeout)):
             self._append(
-                Outcome(assignment=assignment.number, success=0.0, reward=None, is_timeout=True, at=now)
+                OutcomeRow(assignment=assignment.number, success=0.0, reward=None, is_timeout=True, at=now)
             )
 
     def _remember(self, assignment: Assignment) -> Assignment:

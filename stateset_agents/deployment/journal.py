@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from stateset_agents.deployment.guards import Violation
-from stateset_agents.deployment.ledger import CheckedAnswer, Outcome, Reassigned, Row
+from stateset_agents.deployment.ledger import CheckedAnswer, OutcomeRow, Reassigned, Row
 from stateset_agents.deployment.plan import DeploymentPlan
 from stateset_agents.deployment.state import Arm, Assignment, Move, checked_mode
 from stateset_agents.types.errors import ConfigurationError, JournalError
@@ -456,7 +456,7 @@ _ROWS: dict[str, type[Row]] = {
     "transitions": Move,
     "assignments": Assignment,
     "answers": CheckedAnswer,
-    "outcomes": Outcome,
+    "outcomes": OutcomeRow,
     "reassigned": Reassigned,
 }
 _TABLE_OF = {kind: table for table, kind in _ROWS.items()}

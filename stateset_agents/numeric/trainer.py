@@ -83,7 +83,8 @@ class ControlState:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> ControlState:
-        """The state from what `asdict` gave. Raises CheckpointError for a state of another version of this program."""
+        """The state from what `asdict` gave. Raises CheckpointError for a state of another version of this
+        program."""
         try:
             return cls(**{**values, "best": Best(**values["best"])})
         except (KeyError, TypeError) as error:

@@ -52,7 +52,7 @@ _OF_STEPS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Batch:
+class StepBatch:
     """Steps that train, episode after episode, so that a group is one slice of a rollout's; N of them."""
 
     observations: Any  # [N, ...], or several by name
@@ -71,8 +71,8 @@ class Batch:
     def __len__(self) -> int:
         return len(self.actions)
 
-    def at(self, indices: Tensor | slice) -> Batch:
-        """The batch of these steps alone; `trajectory_ids`, `lengths` and `max_length` stay those of the whole."""
+    def at(self, indices: Tensor | slice) -> StepBatch:
+        """The batch of these steps; `trajectory_ids`, `lengths` and `max_length` stay those of the whole."""
 
         def part(tensor: Any) -> Any:
             return None if tensor is None else tensor[indices]
@@ -197,7 +197,7 @@ def update(
 
 def minibatch_loss(
     policy: Policy,
-    batch: Batch,
+    batch: StepBatch,
     config: ControlConfig,
     *,
     measure: bool = True,
@@ -236,7 +236,7 @@ def minibatch_loss(
 
 
 def _policy_loss(
-    policy: Policy, batch: Batch, config: ControlConfig, denominators: Denominators, *, measure: bool
+    policy: Policy, batch: StepBatch, config: ControlConfig, denominators: Denominators, *, measure: bool
 ) -> tuple[Tensor, LossOutput]:
     """[N, A] log-probs, and the loss of what was done, with the KL where the batch has a reference's."""
     log_p = torch.log_softmax(allowed_logits(policy(batch.observations), batch.masks), dim=-1)
@@ -260,7 +260,7 @@ def _policy_loss(
 
 
 def gradient_cosines(
-    policy: NumericPolicy, batch: Batch, tasks: Tensor, names: Sequence[str], config: ControlConfig
+    policy: NumericPolicy, batch: StepBatch, tasks: Tensor, names: Sequence[str], config: ControlConfig
 ) -> dict[str, float]:
     """`gradient_cosine/ONE+OTHER` of each two tasks: how far their policy losses, each the mean over its own
     steps, pull the weights the same way. Without KL, entropy and critic.
@@ -342,7 +342,7 @@ def _partitioner(
     )
 
 
-def _batch(rollout: Rollout, credited: StepCredit, values: Values | None) -> Batch:
+def _batch(rollout: Rollout, credited: StepCredit, values: Values | None) -> StepBatch:
     rows, steps = np.nonzero(credited.trained.T)  # episode after episode
     _, ids, lengths = np.unique(rows, return_inverse=True, return_counts=True)
 
@@ -353,7 +353,7 @@ def _batch(rollout: Rollout, credited: StepCredit, values: Values | None) -> Bat
         tensor: Tensor = taken(array).to(torch.float32)
         return tensor
 
-    return Batch(
+    return StepBatch(
         observations=map_observations(taken, rollout.observations),
         masks=None if rollout.masks is None else taken(rollout.masks),
         actions=taken(rollout.actions),
@@ -374,7 +374,7 @@ def _group_slices(rollout: Rollout, credited: StepCredit) -> list[slice]:
     return [slice(int(end - count), int(end)) for end, count in zip(ends, counts, strict=True) if count]
 
 
-def _selected(batch: Batch, indices: Tensor) -> Batch:
+def _selected(batch: StepBatch, indices: Tensor) -> StepBatch:
     """The batch of these steps alone, in its order, with their episodes counted anew."""
     if len(indices) == len(batch):
         return batch
@@ -383,7 +383,7 @@ def _selected(batch: Batch, indices: Tensor) -> Batch:
     return replace(part, trajectory_ids=ids, lengths=lengths)
 
 
-def action_logprobs(policy: Policy, batch: Batch) -> Tensor:
+def action_logprobs(policy: Policy, batch: StepBatch) -> Tensor:
     """[N] log-probs of the batch's actions, without gradient."""
     with torch.no_grad():
         logits = allowed_logits(policy(batch.observations), batch.masks)

@@ -131,7 +131,7 @@ _MAX_LABEL = 60  # characters
 
 
 @dataclass(frozen=True, slots=True)
-class Experiment:
+class RunGroup:
     """Runs with the same settings and, if all is well, different seeds."""
 
     label: str
@@ -140,7 +140,7 @@ class Experiment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
+class GroupScore:
     """The results of an experiment's runs on held-out scenarios."""
 
     measure: Measure
@@ -155,7 +155,7 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class GroupDifference:
     """Experiment B minus experiment A on the scenarios that both played after training."""
 
     measure: Measure
@@ -177,7 +177,7 @@ class Difference:
     """The p-value of one pair of runs, see `sign_flip_p`; None for several."""
 
 
-def experiments(runs: Sequence[RunResults]) -> list[Experiment]:
+def experiments(runs: Sequence[RunResults]) -> list[RunGroup]:
     """The runs grouped by their settings, in the order of their first run."""
     groups: dict[tuple[tuple[str, str], ...], list[RunResults]] = {}
     for run in runs:
@@ -185,10 +185,10 @@ def experiments(runs: Sequence[RunResults]) -> list[Experiment]:
         groups.setdefault(key, []).append(run)
     members = list(groups.values())
     labels = _labels([group[0] for group in members])
-    return [Experiment(label, group) for label, group in zip(labels, members, strict=True)]
+    return [RunGroup(label, group) for label, group in zip(labels, members, strict=True)]
 
 
-def score(experiment: Experiment) -> Score | None:
+def score(experiment: RunGroup) -> GroupScore | None:
     """The score of the runs that were evaluated after training; None without such a run."""
     sides = [run.summary["after"] for run in experiment.runs if run.summary.get("after")]
     measures: dict[Measure, str] = {"success": "success", "reward": "mean_reward"}
@@ -197,11 +197,13 @@ def score(experiment: Experiment) -> Score | None:
         if runs and len(runs) == len(sides):
             iqm, interval = stratified_interval({"": [[value] for value in runs]})
             num_scenarios = min(round(side["n"] / side.get("tries", 1)) for side in sides)
-            return Score(measure=measure, iqm=iqm, interval=interval, runs=runs, num_scenarios=num_scenarios)
+            return GroupScore(
+                measure=measure, iqm=iqm, interval=interval, runs=runs, num_scenarios=num_scenarios
+            )
     return None
 
 
-def difference(a: Experiment, b: Experiment) -> Difference | None:
+def difference(a: RunGroup, b: RunGroup) -> GroupDifference | None:
     """B minus A; None where they have no scenario in common.
 
     Runs are paired by seed, or in their order where no seed is in both, and each pair by scenario; of runs
@@ -230,7 +232,7 @@ def difference(a: Experiment, b: Experiment) -> Difference | None:
         if verdict != "unclear" and crossed[0] <= 0 <= crossed[1]:
             verdict, reason = "unclear", "another seed could turn it round"
     differences = [value for row in rows for value in row]
-    return Difference(
+    return GroupDifference(
         measure=measure,
         mean=result.mean,
         interval=interval,
@@ -245,7 +247,7 @@ def difference(a: Experiment, b: Experiment) -> Difference | None:
     )
 
 
-def _played(sides: Sequence[Experiment]) -> list[RunResults]:
+def _played(sides: Sequence[RunGroup]) -> list[RunResults]:
     """The runs that kept results of scenarios."""
     return [run for side in sides for run in side.runs if run.after.reward or run.after.success]
 

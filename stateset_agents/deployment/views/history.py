@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from stateset_agents.core.sources.served_conversations import ServedOutcome
 from stateset_agents.deployment.journal import DeploymentRecord, Journal, Pages
-from stateset_agents.deployment.ledger import CheckedAnswer, Ledger, Outcome, Reassigned
+from stateset_agents.deployment.ledger import CheckedAnswer, Ledger, OutcomeRow, Reassigned
 from stateset_agents.deployment.sequential import Evidence
 from stateset_agents.deployment.state import Arm, Assignment, Deployment, Move
 
@@ -92,7 +92,7 @@ class ConversationSummary:
     """One of the last conversations."""
 
     assignment: Assignment
-    outcome: Outcome | None = None
+    outcome: OutcomeRow | None = None
     is_moved: bool = False
     answers: Counter[Arm] = field(default_factory=Counter)
     """Number of answers by arm; in shadow the candidate's, too, which nobody saw."""
@@ -136,7 +136,7 @@ class DeploymentHistory:
                         recent.popitem(last=False)
                 case CheckedAnswer():
                     self._add_answer(row)
-                case Outcome():
+                case OutcomeRow():
                     if (conversation := self._recent(row.assignment)) is not None:
                         conversation.outcome = row
                 case Reassigned():
@@ -199,7 +199,7 @@ def served_outcomes(journal: Journal) -> dict[str, ServedOutcome]:
                         outcomes[row.conversation] = ServedOutcome(
                             deployment=record.id, arm=row.arm, success=None
                         )
-                    case Outcome() if row.assignment in names and not row.is_timeout:
+                    case OutcomeRow() if row.assignment in names and not row.is_timeout:
                         name = names[row.assignment]
                         outcomes[name] = replace(outcomes[name], success=row.success, reward=row.reward)
                     case Reassigned() if row.assignment in names:

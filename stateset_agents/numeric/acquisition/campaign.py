@@ -19,7 +19,7 @@ _DRAWS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Outcome:
+class CampaignOutcome:
     """Results of campaigns."""
 
     regret: Array  # [B]
@@ -39,7 +39,7 @@ def measured(tasks: Tasks, actions: Ints, number: int | Ints) -> tuple[Array, Bo
     return values[:, 0], is_set
 
 
-def play(rule: Rule, tasks: Tasks, *, seed: int = 0) -> Outcome:
+def play(rule: Rule, tasks: Tasks, *, seed: int = 0) -> CampaignOutcome:
     """One campaign of each task.
 
     `seed`: of what the rule draws; the experiments' noise is the tasks' own, so that two rules on the same
@@ -58,7 +58,7 @@ def play(rule: Rule, tasks: Tasks, *, seed: int = 0) -> Outcome:
 
 def play_watching(
     choose: Rule, tasks: Tasks, *, told: Callable[[Ints, Array], None] | None = None, seed: int = 0
-) -> Outcome:
+) -> CampaignOutcome:
     """`play` for what remembers outcomes of its own: `choose` is always asked for all tasks at once.
 
     After each experiment `told` gets [B] the action of each task, -1 where none was made, and [B] the target.
@@ -76,7 +76,7 @@ def play_watching(
             told(experiments[-1], values[:, tasks.models.target])
     history = np.stack(experiments) if experiments else np.empty((0, size), dtype=np.int64)
     recommended = situation.belief.effect_means().argmax(axis=1)
-    return Outcome(
+    return CampaignOutcome(
         regret=tasks.effects.max(axis=1) - tasks.effects[rows, recommended],
         expected_regret=expected_regret(situation.belief, seed=seed),
         num_experiments=(history >= 0).sum(axis=0),

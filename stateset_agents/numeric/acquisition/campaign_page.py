@@ -103,14 +103,14 @@ def campaigns(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Run:
+class _Spending:
     spent: Array  # [T + 1, B] after each experiment
     regret: Array  # [T + 1, B]
     places: Ints
     """Rank by cost of every experiment: 0 is the cheapest of the task's menu."""
 
 
-def _run(family: LinearFamily, player: Player, seeds: Sequence[int]) -> _Run:
+def _run(family: LinearFamily, player: Player, seeds: Sequence[int]) -> _Spending:
     environment = AcquisitionEnv(family)
     environment.reset(seeds)
     budget, rows = environment.tasks.budget, np.arange(len(seeds))
@@ -122,10 +122,10 @@ def _run(family: LinearFamily, player: Player, seeds: Sequence[int]) -> _Run:
         spent.append(budget - environment.situation.left)
         regret.append(environment.regret)
         places.append(order[rows, actions][goes_on])
-    return _Run(np.stack(spent), np.stack(regret), np.concatenate(places))
+    return _Spending(np.stack(spent), np.stack(regret), np.concatenate(places))
 
 
-def _regret_chart(runs: Mapping[str, _Run], budget: float) -> Chart:
+def _regret_chart(runs: Mapping[str, _Spending], budget: float) -> Chart:
     grid = np.linspace(0.0, budget, _POINTS)
     series = []
     for name, run in runs.items():
@@ -152,7 +152,7 @@ def _regret_chart(runs: Mapping[str, _Run], budget: float) -> Chart:
     )
 
 
-def _choice_chart(runs: Mapping[str, _Run]) -> Chart:
+def _choice_chart(runs: Mapping[str, _Spending]) -> Chart:
     number = 1 + max(int(run.places.max()) for run in runs.values())
     series = [
         Series(

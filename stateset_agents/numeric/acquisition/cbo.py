@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stateset_agents.numeric.acquisition.campaign import Outcome, play_watching
+from stateset_agents.numeric.acquisition.campaign import CampaignOutcome, play_watching
 from stateset_agents.numeric.acquisition.families import Tasks
 from stateset_agents.numeric.acquisition.linear_models import Array, Ints
 from stateset_agents.numeric.acquisition.models import CausalGraph, CausalModel, Intervention
@@ -329,7 +329,7 @@ def causal_prior(
     return prior
 
 
-def play_cbo(tasks: Tasks, *, length: float = 0.5, variance: float = 4.0, seed: int = 0) -> Outcome:
+def play_cbo(tasks: Tasks, *, length: float = 0.5, variance: float = 4.0, seed: int = 0) -> CampaignOutcome:
     """CBO on thousands of tasks with menus: one process per set of variables that are set together, and the
     highest expected improvement per cost.
 

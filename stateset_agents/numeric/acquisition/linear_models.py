@@ -64,7 +64,7 @@ class Menu(Rows):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Plan(Rows):
+class OrderedMenu(Rows):
     """A menu in the topological order of a graph; any axes L before the last two."""
 
     is_set: Bools  # [..., A, d]
@@ -79,13 +79,13 @@ class Plan(Rows):
         )
 
 
-def planned(menu: Menu, order: Ints) -> Plan:
+def planned(menu: Menu, order: Ints) -> OrderedMenu:
     """`menu` in the order of graphs. `order`: [B, d], or [B, K, d] for several graphs of a model."""
     is_set, values = menu.is_set, menu.values
     if order.ndim == 3:
         is_set, values = is_set[:, None], values[:, None]
     index = order[..., None, :]
-    return Plan(
+    return OrderedMenu(
         is_set=np.take_along_axis(is_set, index, axis=-1), values=np.take_along_axis(values, index, axis=-1)
     )
 
@@ -125,7 +125,7 @@ class LinearModels(Rows):
         return at_target(means, (self.order == self.target).argmax(axis=-1))
 
 
-def propagated(weights: Array, plan: Plan) -> Array:
+def propagated(weights: Array, plan: OrderedMenu) -> Array:
     """[..., A, d + 1] means of the regressors under each intervention. `weights`: [..., d, d + 1]."""
     num_variables = weights.shape[-2]
     means = np.ones((*plan.values.shape[:-1], num_variables + 1), dtype=weights.dtype)
@@ -167,7 +167,7 @@ class Belief(Rows):
     order: Ints  # [B, K, d]
     position: Ints  # [B, K]
     """The target's place in each order."""
-    plan: Plan  # [B, K, A, d]
+    plan: OrderedMenu  # [B, K, A, d]
 
     @classmethod
     def prior(
@@ -305,7 +305,7 @@ class Belief(Rows):
         size = self.means.shape[-1]
         roots = np.linalg.cholesky(self.covariances + 1e-12 * np.eye(size))
         weights = self.means[rows, chosen] + (roots[rows, chosen] @ normals[..., None])[..., 0]
-        plan = Plan(is_set=self.plan.is_set[rows, chosen], values=self.plan.values[rows, chosen])
+        plan = OrderedMenu(is_set=self.plan.is_set[rows, chosen], values=self.plan.values[rows, chosen])
         return at_target(propagated(weights, plan), self.position[rows, chosen])
 
     def expected_regret(self, normals: Array, uniforms: Array) -> Array:

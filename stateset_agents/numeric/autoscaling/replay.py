@@ -105,7 +105,7 @@ def replayed(
 _NAMES = {-1: "SCALE_DOWN_SMALL", 0: "MAINTAIN", 1: "SCALE_UP_SMALL"}
 
 
-class Change(int):
+class ReplicaChange(int):
     """Change of the number of replicas, with the name that a safe deployment looks for."""
 
     @property
@@ -123,12 +123,12 @@ class ReplicaChanges:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.scaling_actions = tuple(Change(change) for change in range(-most, most + 1))
+        self.scaling_actions = tuple(ReplicaChange(change) for change in range(-most, most + 1))
         self.config_actions = (ConfigAction.NO_CHANGE,)
 
     def action(self, change: int) -> dict[str, Any]:
         """The action that adds so many replicas."""
-        return {"scaling": Change(change), "config": ConfigAction.NO_CHANGE}
+        return {"scaling": ReplicaChange(change), "config": ConfigAction.NO_CHANGE}
 
     def encode_action(self, action: Any) -> int:
         """Raises ConfigurationError for more than `most`, and for another configuration."""

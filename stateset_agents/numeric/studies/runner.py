@@ -186,7 +186,7 @@ def _locked(path: Path) -> RunLock:
 async def _run_cell(settings: StudySettings, suite_name: str, arm: str, seed: int) -> Cell:
     suite = make_suite(suite_name)
     arm_settings = {**settings.settings, **settings.arms[arm]}
-    watch = Watch(suite)
+    watch = MetricsWatch(suite)
     started = time.process_time()
     with tempfile.TemporaryDirectory() as runs:
         fixed = {
@@ -228,7 +228,7 @@ async def _run_cell(settings: StudySettings, suite_name: str, arm: str, seed: in
     )
 
 
-class Watch:
+class MetricsWatch:
     """Keeps the metrics of the updates that a cell is made of."""
 
     def __init__(self, suite: Suite) -> None:

@@ -241,7 +241,7 @@ MEASURES: Mapping[str, Measure] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class ArmDifference:
     """An arm less another one on a suite, from the seeds that both have."""
 
     suite: str
@@ -262,7 +262,7 @@ class Difference:
         return "better" if low > 0 else "worse" if high < 0 else "none shown"
 
 
-def sentence(difference: Difference) -> str:
+def sentence(difference: ArmDifference) -> str:
     """A sentence that says no more than the interval allows."""
     words, n = MEASURES[difference.measure].words, difference.num_seeds
     head = f"{difference.suite}: {words} of {difference.arm} against {difference.than}"
@@ -331,7 +331,7 @@ def _measures(cells: Sequence[Cell], suite: str) -> list[tuple[str, Measure]]:
 
 def _difference(
     cells: Sequence[Cell], suite: str, arm: str, than: str, measure: str, length: float
-) -> Difference:
+) -> ArmDifference:
     of = MEASURES[measure].of
     sides = [
         {cell.seed: of(cell, length) for cell in cells if cell.suite == suite and cell.arm == name}
@@ -339,7 +339,7 @@ def _difference(
     ]
     seeds = sorted(sides[0].keys() & sides[1].keys())
     pairs = [sides[0][seed] - sides[1][seed] for seed in seeds]
-    return Difference(
+    return ArmDifference(
         suite=suite,
         arm=arm,
         than=than,

@@ -39,7 +39,7 @@ from stateset_agents.numeric.acquisition.functional.states import (
     create_random_scm,
 )
 from stateset_agents.numeric.rollout import action_keys, uniforms
-from stateset_agents.numeric.update import Batch, action_logprobs, minibatch_loss
+from stateset_agents.numeric.update import StepBatch, action_logprobs, minibatch_loss
 from stateset_agents.runs.settings import schedule
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.seeds import derive
@@ -166,11 +166,11 @@ def compiled_grpo_update(policy_network: nn.Module, config: GRPOConfig) -> Updat
 # ------------------------------------------------------------------------------------------ inside
 
 
-def _steps(batch: GRPOBatch, config: GRPOConfig) -> Batch:
+def _steps(batch: GRPOBatch, config: GRPOConfig) -> StepBatch:
     """The batch as `minibatch_loss` wants it: each sample is an episode of one step."""
     size = batch.group_size
     advantages = compute_advantages(batch.rewards.reshape(-1, size), config).reshape(-1)
-    return Batch(
+    return StepBatch(
         observations=batch.states,
         masks=batch.masks,
         actions=batch.actions,
@@ -182,7 +182,7 @@ def _steps(batch: GRPOBatch, config: GRPOConfig) -> Batch:
     )
 
 
-def _pieces(batch: Batch, size: int | None) -> Iterator[Batch]:
+def _pieces(batch: StepBatch, size: int | None) -> Iterator[StepBatch]:
     """The batch in pieces of `size` samples, whose trajectories keep their numbers."""
     if size is None or size >= len(batch):
         yield batch
@@ -191,13 +191,13 @@ def _pieces(batch: Batch, size: int | None) -> Iterator[Batch]:
         yield batch.at(slice(begin, begin + size))
 
 
-def _log_probs(apply: Apply, params: Params, batch: Batch, size: int | None) -> Tensor:
+def _log_probs(apply: Apply, params: Params, batch: StepBatch, size: int | None) -> Tensor:
     """[N] log-probs of the actions, piece by piece."""
     return torch.cat([action_logprobs(partial(apply, params), piece) for piece in _pieces(batch, size)])
 
 
 def _gradients(
-    apply: Apply, params: Params, batch: Batch, config: GRPOConfig, size: int | None
+    apply: Apply, params: Params, batch: StepBatch, config: GRPOConfig, size: int | None
 ) -> tuple[float, Metrics, dict[str, Tensor]]:
     """The loss, its metrics, and the gradient, summed over the pieces."""
     live = {name: each.detach().requires_grad_() for name, each in params.items()}
@@ -254,7 +254,7 @@ def _moved(
 
 
 def _seen(
-    batch: GRPOBatch, steps: Batch, metrics: Metrics, norm: float, config: GRPOConfig, dead_zone: float
+    batch: GRPOBatch, steps: StepBatch, metrics: Metrics, norm: float, config: GRPOConfig, dead_zone: float
 ) -> GRPOUpdate:
     measured, rewards = metrics.to_dict(), batch.rewards
     entropy = measured["policy/entropy"]
@@ -494,7 +494,7 @@ def curriculum_enhanced_grpo(
     if not stages:
         raise ConfigurationError("stages must have at least one Difficulty, got none")
     apply = applied(policy_network, compile=compile)
-    run = _Run(policy_network, config, reward_config, compute_bonuses, apply, log)
+    run = _Loop(policy_network, config, reward_config, compute_bonuses, apply, log)
     total = sum(stage.share for stage in stages)
     until = 0.0
     for index, stage in enumerate(stages):
@@ -510,7 +510,7 @@ def curriculum_enhanced_grpo(
 
 
 @dataclass(slots=True)
-class _Run:
+class _Loop:
     """A loop under way: the one owner of its parameters, samples and counts."""
 
     network: nn.Module

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
-from stateset_agents.types.settings import expect_that, nearest
+from stateset_agents.types.settings import expect_one_of, expect_that
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -352,11 +352,7 @@ class GroupingStrategy:
     def __init__(self, strategy: str = "auto", n_groups: int = 4, *, seed: int = 0) -> None:
         """`n_groups`: parts, for strategies that do not know how many there are. Raises ConfigurationError
         for an unknown name or a number below 1; a key that is an outcome is said in a warning, once."""
-        if strategy not in STRATEGIES:
-            names = ", ".join(STRATEGIES)
-            raise ConfigurationError(
-                f"group_strategy must be one of {names}, got {strategy!r}{nearest(strategy, STRATEGIES)}"
-            )
+        expect_one_of("group_strategy", strategy, STRATEGIES)
         expect_that(n_groups >= 1, "n_groups", "be at least 1", n_groups)
         self.strategy, self.n_groups, self.seed = strategy, n_groups, seed
         if STRATEGIES[strategy].outcome and strategy not in _warned:

@@ -12,7 +12,7 @@ import numpy as np
 
 from stateset_agents.grouping.partitions import Bools, Floats, Labels
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.settings import expect_that, nearest
+from stateset_agents.types.settings import expect_one_of, expect_that
 
 FLOOR = 0.05
 """No part's weight is below it, or below 1 / K where that is less."""
@@ -41,11 +41,7 @@ def part_weights(
     where f is the smaller of FLOOR and 1 / K and share what the part asks for by the sum of all. A part
     that is not known asks for the mean of the others; where nobody asks for anything, all are alike.
     """
-    if method not in PART_WEIGHTS:
-        raise ConfigurationError(
-            f"group_weight_method must be one of {', '.join(PART_WEIGHTS)}, got {method!r}"
-            f"{nearest(method, PART_WEIGHTS)}"
-        )
+    expect_one_of("group_weight_method", method, PART_WEIGHTS)
     values = np.asarray(scores, dtype=np.float64)
     moved = np.zeros(len(values)) if progress is None else np.asarray(progress, dtype=np.float64)
     if not len(values):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +52,14 @@ def expect_that(holds: bool, name: str, rule: str, value: object, hint: str = ""
     if not holds:
         plain = repr(value) if isinstance(value, str) else value  # numpy's 0.0 is written as 0.0
         raise ConfigurationError(f"{name} must {rule}, got {plain}" + (f": {hint}" if hint else ""))
+
+
+def expect_one_of(name: str, value: str, known: Collection[str]) -> None:
+    """Raises ConfigurationError, with the nearest known name, if `value` is none of them."""
+    if value not in known:
+        raise ConfigurationError(
+            f"{name} must be one of {', '.join(known)}, got {value!r}{nearest(value, known)}"
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

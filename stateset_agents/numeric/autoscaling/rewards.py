@@ -152,13 +152,9 @@ class RewardShaper:
 
         Raises ConfigurationError for a number that is not finite.
         """
-        for name, value in (
-            ("reward", reward),
-            ("potential_current", potential_current),
-            ("potential_next", potential_next),
-        ):
-            if not math.isfinite(value):
-                raise ConfigurationError(f"{name} must be finite, got {value!r}")
+        expect_that(math.isfinite(reward), "reward", "be finite", reward)
+        expect_that(math.isfinite(potential_current), "potential_current", "be finite", potential_current)
+        expect_that(math.isfinite(potential_next), "potential_next", "be finite", potential_next)
         potentials = [potential_current, 0.0 if terminal else potential_next]
         shaped = reward + shaping_rewards(potentials, gamma=self.gamma)[0]
         if self.normalize:

@@ -26,7 +26,7 @@ from stateset_agents.numeric.environments.base import (
 from stateset_agents.numeric.environments.classic import BatchedAcrobot, BatchedCartPole
 from stateset_agents.numeric.environments.gymnasium_batch import GymnasiumBatch
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.settings import expect_that, nearest
+from stateset_agents.types.settings import expect_one_of, expect_that
 
 # ------------------------------------------------------------------------------------------ mixes of tasks
 
@@ -203,10 +203,7 @@ def mix(scales: Mapping[str, float], *, name: str = "") -> TaskMix:
 
 
 def _task(name: str, scale: float = 1.0) -> Task:
-    if name not in _CLASSIC:
-        raise ConfigurationError(
-            f"task must be one of {', '.join(_CLASSIC)}, got {name!r}{nearest(name, _CLASSIC)}"
-        )
+    expect_one_of("task", name, _CLASSIC)
     random, solved = REFERENCES[name]
     return Task(name=name, environment=_CLASSIC[name](), random=random, solved=solved, scale=scale)
 
@@ -239,10 +236,7 @@ SUITES: Mapping[str, Callable[[], BatchedEnvironment]] = {
 
 def make_suite(name: str) -> Suite:
     """Raises ConfigurationError for an unknown name, and for lunar_lander where Box2D is missing."""
-    if name not in SUITES:
-        raise ConfigurationError(
-            f"suite must be one of {', '.join(SUITES)}, got {name!r}{nearest(name, SUITES)}"
-        )
+    expect_one_of("suite", name, SUITES)
     environment = SUITES[name]()
     if isinstance(environment, TaskMix):
         rows = environment.task_rows()

@@ -172,20 +172,9 @@ class Known:
     """Rows of the journal by table, kept with each move: fewer of them later are missing ones."""
 
     def snapshot(self, alpha: float) -> dict[str, float | int | None]:
-        """The values that the journal keeps with a move. Wealths are logarithms."""
-        evidence = self.evidence
-        low, high = evidence.interval(alpha) or (None, None)
-        return {
-            "outcomes": evidence.num_outcomes,
-            "candidates": evidence.candidates,
-            "baselines": evidence.baselines,
-            "effect": evidence.effect.estimate,
-            "low": low,
-            "high": high,
-            "log_wealth_promote": evidence.promote.log_wealth,
-            "log_wealth_roll_back": evidence.roll_back.log_wealth,
-            **{f"{table}_rows": count for table, count in self.counts.items()},
-        }
+        """The values that the journal keeps with a move."""
+        rows = {f"{table}_rows": count for table, count in self.counts.items()}
+        return {**self.evidence.snapshot(alpha), **rows}
 
 
 def next_move(plan: DeploymentPlan, state: Deployment, known: Known, now: float) -> Move | None:
@@ -221,17 +210,17 @@ def objections(
     plan: DeploymentPlan, state: Deployment, known: Known, share: float, now: float
 ) -> tuple[str, ...]:
     """Objections to giving the candidate this share now, by hand; empty where nothing does."""
-    found = []
+    reasons = []
     following = plan.next_share(state.share)
     if share >= 1:
         promote, alpha = known.evidence.promote, plan.alphas["promote"]
         if not promote.has_reached(alpha):
-            found.append(f"evidence to promote is {_odds(promote.log_peak)} of {1 / alpha:.3g}")
+            reasons.append(f"evidence to promote is {_odds(promote.log_peak)} of {1 / alpha:.3g}")
     else:
-        found += _hold(plan, state, known, now)
+        reasons += _hold(plan, state, known, now)
         if share > following:
-            found.append(f"the stage {following:g} is left out")
-    return tuple(found)
+            reasons.append(f"the stage {following:g} is left out")
+    return tuple(reasons)
 
 
 def _hold(plan: DeploymentPlan, state: Deployment, known: Known, now: float) -> list[str]:

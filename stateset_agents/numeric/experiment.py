@@ -85,7 +85,7 @@ class MeasurementConfig(Settings):
 
 
 class ControlFile(Settings):
-    """What a YAML file of a numeric training says."""
+    """The settings of a YAML file of `kind: control`."""
 
     kind: Literal["control"] = Field(default="control", description="Numeric, not of conversations.")
     environment: Mapping[str, Any] = Field(
@@ -325,11 +325,11 @@ class ControlExperiment(BaseExperiment[ControlFile, ControlTrainer]):
         names = rule_names(environment)
         evaluations = {"policy": ours}
         evaluations |= {name: measured(name, environment, ours.seeds) for name in names}
-        found = {name: against(ours, evaluations[name]) for name in names}
+        comparisons = {name: against(ours, evaluations[name]) for name in names}
         if not isinstance(environment, Traced):
-            return found, []
+            return comparisons, []
         seats: dict[str, MlpPolicy | TaskPolicy | str] = {
             "policy": self.policy,
             **{name: name for name in names[:1]},
         }
-        return found, _windows(seats, environment, evaluations)
+        return comparisons, _windows(seats, environment, evaluations)

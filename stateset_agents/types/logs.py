@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+from collections.abc import Sequence
 from typing import Any, TextIO, cast
 
 import structlog
@@ -51,6 +52,15 @@ class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The traceback, too, which another handler may have formatted before."""
         return shown(super().format(record))
+
+
+def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
+    """Lines of text: rows of cells in columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        indent + "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:

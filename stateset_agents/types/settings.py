@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,24 @@ def expect(name: str, value: object, kind: type, hint: str) -> None:
     )
     article = "an" if kind.__name__[0] in "AEIOU" else "a"
     raise ConfigurationError(f"{name} must be {article} {kind.__name__}, got {description}: {hint}")
+
+
+def expect_that(holds: bool, name: str, rule: str, value: object, hint: str = "") -> None:
+    """Raises ConfigurationError, `NAME must RULE, got VALUE`, unless it holds; `hint` says what to give.
+
+    >>> expect_that(0 < share < 1, "share", "be between 0 and 1", share)
+    """
+    if not holds:
+        plain = repr(value) if isinstance(value, str) else value  # numpy's 0.0 is written as 0.0
+        raise ConfigurationError(f"{name} must {rule}, got {plain}" + (f": {hint}" if hint else ""))
+
+
+def expect_one_of(name: str, value: str, known: Collection[str]) -> None:
+    """Raises ConfigurationError, with the nearest known name, if `value` is none of them."""
+    if value not in known:
+        raise ConfigurationError(
+            f"{name} must be one of {', '.join(known)}, got {value!r}{nearest(value, known)}"
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ from command_line import the_line
 from tiny_desk import RUN, write_desk
 from tiny_models import tiny_model, tiny_tokenizer
 
-from stateset_agents.cli.imitation import ONLY_OF_TRAIN, add_distill
-from stateset_agents.cli.main import main
-from stateset_agents.cli.train import add_parser as add_train
+from stateset_agents.cli.imitation import ONLY_OF_TRAIN
+from stateset_agents.cli.main import command_parser, main
 from stateset_agents.tracking.run_log import RunLog
 
 
@@ -90,10 +88,7 @@ def test_what_a_teacher_said_is_not_asked_again(desk, capsys):
 
 
 def test_an_on_policy_distillation_sets_every_option_that_train_reads() -> None:
-    parser = argparse.ArgumentParser()
-    verbs = parser.add_subparsers()
-    add_train(verbs)
-    add_distill(verbs)
+    parser = command_parser()
     train, distill = (vars(parser.parse_args([verb, "run.yaml"])) for verb in ("train", "distill"))
     assert train.keys() - distill.keys() == ONLY_OF_TRAIN.keys()
     assert all(train[name] == value for name, value in ONLY_OF_TRAIN.items())

@@ -32,26 +32,18 @@ where a few points of success take thousands of conversations."""
 class GuardPlan(Settings):
     """Limits that the candidate's answers must keep. An answer that failed is unsafe in any case."""
 
-    latency: float | None = Field(
-        default=None, gt=0, allow_inf_nan=False, description="seconds; an answer that takes longer is unsafe"
-    )
-    cost: float | None = Field(
-        default=None, ge=0, allow_inf_nan=False, description="of one answer; one that costs more is unsafe"
-    )
-    rate: float | None = Field(
-        default=0.1,
-        gt=0,
-        lt=1,
-        description="evidence that more than this share of the candidate's answers is unsafe rolls back; "
-        "null: no such rule",
-    )
-    window: int | None = Field(
-        default=None,
-        ge=1,
-        description="a fast brake: the last so many answers, of which more than `window_share` were unsafe, "
-        "roll back; its false alarms are many",
-    )
-    window_share: float = Field(default=0.1, ge=0, lt=1, description="of the window")
+    latency: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """seconds; an answer that takes longer is unsafe"""
+    cost: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """of one answer; one that costs more is unsafe"""
+    rate: float | None = Field(default=0.1, gt=0, lt=1)
+    """evidence that more than this share of the candidate's answers is unsafe rolls back; null: no such
+    rule"""
+    window: int | None = Field(default=None, ge=1)
+    """a fast brake: the last so many answers, of which more than `window_share` were unsafe, roll back; its
+    false alarms are many"""
+    window_share: float = Field(default=0.1, ge=0, lt=1)
+    """of the window"""
 
     def checks(self) -> tuple[Guard, ...]:
         """The guards of a single answer."""
@@ -66,44 +58,25 @@ class GuardPlan(Settings):
 class DeploymentPlan(Settings):
     """The way of a candidate from shadow to full, or back."""
 
-    stages: tuple[float, ...] = Field(
-        default=(0.05, 0.25, 0.5),
-        min_length=1,
-        description="shares of new conversations, one after the other",
-    )
-    shadow_answers: int = Field(
-        default=100, ge=0, description="answers of the candidate in shadow before the first stage may begin"
-    )
-    hold_outcomes: int = Field(default=500, ge=0, description="outcomes in a stage before the next may begin")
-    hold_seconds: float = Field(
-        default=3600.0, ge=0, allow_inf_nan=False, description="seconds of shadow, and of each stage"
-    )
-    margin: float = Field(
-        default=0.02,
-        ge=0,
-        lt=1,
-        description="how much lower the candidate's success may be; it is promoted once it is "
-        "surely above that",
-    )
-    alpha: float = Field(
-        default=0.05,
-        gt=0,
-        lt=0.5,
-        description="probability of a promotion of a candidate that is worse by the margin or more, and of "
-        "a rollback of one that is as good as the baseline and as safe as `guards.rate`",
-    )
-    outcome_timeout: float = Field(
-        default=86_400.0,
-        gt=0,
-        allow_inf_nan=False,
-        description="seconds from a conversation's first request after which no outcome counts as a failure",
-    )
-    guards: GuardPlan = Field(default_factory=GuardPlan, description="what each answer must keep")
-    salt: str | None = Field(
-        default=None,
-        min_length=8,
-        description="key of the assignment; unset: drawn at random, as it should be",
-    )
+    stages: tuple[float, ...] = Field(default=(0.05, 0.25, 0.5), min_length=1)
+    """shares of new conversations, one after the other"""
+    shadow_answers: int = Field(default=100, ge=0)
+    """answers of the candidate in shadow before the first stage may begin"""
+    hold_outcomes: int = Field(default=500, ge=0)
+    """outcomes in a stage before the next may begin"""
+    hold_seconds: float = Field(default=3600.0, ge=0, allow_inf_nan=False)
+    """seconds of shadow, and of each stage"""
+    margin: float = Field(default=0.02, ge=0, lt=1)
+    """how much lower the candidate's success may be; it is promoted once it is surely above that"""
+    alpha: float = Field(default=0.05, gt=0, lt=0.5)
+    """probability of a promotion of a candidate that is worse by the margin or more, and of a rollback of one
+    that is as good as the baseline and as safe as `guards.rate`"""
+    outcome_timeout: float = Field(default=86_400.0, gt=0, allow_inf_nan=False)
+    """seconds from a conversation's first request after which no outcome counts as a failure"""
+    guards: GuardPlan = Field(default_factory=GuardPlan)
+    """what each answer must keep"""
+    salt: str | None = Field(default=None, min_length=8)
+    """key of the assignment; unset: drawn at random, as it should be"""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -25,34 +25,25 @@ from stateset_agents.types.settings import Settings
 class Limits(Settings):
     """Limits of the work that one server takes on. `stateset-agents serve` has a flag for each field."""
 
-    max_running: int = Field(default=64, ge=1, description="answers that are sampled at once")
-    max_running_per_client: int = Field(
-        default=8, ge=1, description="answers of one client that are sampled at once"
-    )
-    max_waiting: int = Field(
-        default=1024, ge=0, description="answers that wait for their turn; further ones get 429"
-    )
-    max_waiting_per_client: int = Field(
-        default=512, ge=0, description="answers of one client that wait for their turn; further ones get 429"
-    )
-    max_output_tokens: int | None = Field(
-        default=None, ge=1, description="tokens of one answer; unset: the model's context"
-    )
-    max_choices: int = Field(default=8, ge=1, description="answers to one request (its n)")
-    max_held: int = Field(
-        default=256 * 2**20,
-        ge=1,
-        description="bytes of all bodies that are read or wait, of one client a quarter; more get 429",
-    )
-    max_remembered: int = Field(
-        default=2**22,
-        ge=1,
-        description="tokens of the turns that history keep and compact go on from, each with its prompt; of "
-        "one client a quarter; the oldest are forgotten",
-    )
-    read_timeout: float = Field(
-        default=30.0, gt=0, allow_inf_nan=False, description="seconds in which a request has to arrive whole"
-    )
+    max_running: int = Field(default=64, ge=1)
+    """answers that are sampled at once"""
+    max_running_per_client: int = Field(default=8, ge=1)
+    """answers of one client that are sampled at once"""
+    max_waiting: int = Field(default=1024, ge=0)
+    """answers that wait for their turn; further ones get 429"""
+    max_waiting_per_client: int = Field(default=512, ge=0)
+    """answers of one client that wait for their turn; further ones get 429"""
+    max_output_tokens: int | None = Field(default=None, ge=1)
+    """tokens of one answer; unset: the model's context"""
+    max_choices: int = Field(default=8, ge=1)
+    """answers to one request (its n)"""
+    max_held: int = Field(default=256 * 2**20, ge=1)
+    """bytes of all bodies that are read or wait, of one client a quarter; more get 429"""
+    max_remembered: int = Field(default=2**22, ge=1)
+    """tokens of the turns that history keep and compact go on from, each with its prompt; of one client a
+    quarter; the oldest are forgotten"""
+    read_timeout: float = Field(default=30.0, gt=0, allow_inf_nan=False)
+    """seconds in which a request has to arrive whole"""
 
     @property
     def effective_max_choices(self) -> int:

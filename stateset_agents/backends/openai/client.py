@@ -68,52 +68,43 @@ class ChatSettings(Settings):
 
     model_config = ConfigDict(allow_inf_nan=False, strict=True)
 
-    url: str = Field(description="Of the API, the part before `/chat/completions`: http(s)://...")
-    model: str = Field(description="As the endpoint calls it.")
-    api_key_env: str | None = Field(
-        default="OPENAI_API_KEY",
-        description="The environment variable that holds the key; sent without one where it is not set.",
-    )
-    temperature: float | None = Field(
-        default=0.0, ge=0.0, description="0 is greedy; None leaves it out, for models that take none."
-    )
-    max_new_tokens: int = Field(default=512, ge=1, description="Most tokens of one answer.")
-    token_limit: Literal["auto", "max_tokens", "max_completion_tokens"] = Field(
-        default="auto",
-        description="Under which name max_new_tokens is sent: OpenAI's newest models refuse the old name, "
-        "many servers do not know the new one. auto sends the old one until it is refused.",
-    )
-    timeout: float = Field(
-        default=60.0, gt=0.0, description="Seconds for one attempt; in a stream, without a piece of it."
-    )
-    stream: bool = Field(
-        default=False,
-        description="Have every answer come in pieces: a long one may take longer than `timeout`, and an "
-        "endpoint that has gone silent is found out as soon.",
-    )
-    max_attempts: int = Field(default=5, ge=1, description="For one answer, the first included.")
-    backoff: float = Field(default=1.0, gt=0.0, description="Seconds of the first wait.")
-    max_wait: float = Field(
-        default=60.0,
-        gt=0.0,
-        description="Most seconds of a wait, for an endpoint that is down too; a server that asks for more "
-        "is given up.",
-    )
-    breaker_failures: int = Field(
-        default=10,
-        ge=0,
-        description="Failed attempts in a row of all calls after which they wait, and one asks whether the "
-        "endpoint is back. 0: never.",
-    )
-    breaker_pause: float = Field(default=5.0, gt=0.0, description="Seconds until it first asks.")
-    max_concurrent: int = Field(default=16, ge=1, description="Requests under way at once.")
-    max_calls: int | None = Field(
-        default=None, ge=0, description="Most requests over the client's life; None for no limit."
-    )
-    max_tokens: int | None = Field(
-        default=None, ge=0, description="Most tokens, read and written, over the client's life."
-    )
-    seed: int = Field(default=0, description="Of the waits' randomness.")
+    url: str
+    """Of the API, the part before `/chat/completions`: http(s)://..."""
+    model: str
+    """As the endpoint calls it."""
+    api_key_env: str | None = "OPENAI_API_KEY"
+    """The environment variable that holds the key; sent without one where it is not set."""
+    temperature: float | None = Field(default=0.0, ge=0.0)
+    """0 is greedy; None leaves it out, for models that take none."""
+    max_new_tokens: int = Field(default=512, ge=1)
+    """Most tokens of one answer."""
+    token_limit: Literal["auto", "max_tokens", "max_completion_tokens"] = "auto"
+    """Under which name max_new_tokens is sent: OpenAI's newest models refuse the old name, many servers do
+    not know the new one. auto sends the old one until it is refused."""
+    timeout: float = Field(default=60.0, gt=0.0)
+    """Seconds for one attempt; in a stream, without a piece of it."""
+    stream: bool = False
+    """Have every answer come in pieces: a long one may take longer than `timeout`, and an endpoint that has
+    gone silent is found out as soon."""
+    max_attempts: int = Field(default=5, ge=1)
+    """For one answer, the first included."""
+    backoff: float = Field(default=1.0, gt=0.0)
+    """Seconds of the first wait."""
+    max_wait: float = Field(default=60.0, gt=0.0)
+    """Most seconds of a wait, for an endpoint that is down too; a server that asks for more is given up."""
+    breaker_failures: int = Field(default=10, ge=0)
+    """Failed attempts in a row of all calls after which they wait, and one asks whether the endpoint is back.
+    0: never."""
+    breaker_pause: float = Field(default=5.0, gt=0.0)
+    """Seconds until it first asks."""
+    max_concurrent: int = Field(default=16, ge=1)
+    """Requests under way at once."""
+    max_calls: int | None = Field(default=None, ge=0)
+    """Most requests over the client's life; None for no limit."""
+    max_tokens: int | None = Field(default=None, ge=0)
+    """Most tokens, read and written, over the client's life."""
+    seed: int = 0
+    """Of the waits' randomness."""
 
     @model_validator(mode="after")
     def _validate_url_and_model(self) -> Self:

@@ -52,18 +52,22 @@ _OWN = frozenset({"seed", "total_steps", "output_dir", "run_name"})
 class StudySettings(Settings):
     """Settings of a study: its arms, suites and seeds."""
 
-    name: str = Field(default="study", description="For people.")
-    suites: tuple[str, ...] = Field(description="Names of SUITES.")
-    arms: Mapping[str, Mapping[str, Any]] = Field(
-        default=ARMS, description="Name -> settings; the first is what the others are compared with."
-    )
-    seeds: tuple[int, ...] = Field(default=(0, 1, 2, 3, 4), description="Of the trainings.")
-    total_steps: int = Field(default=150_000, ge=1, description="Environment steps of each.")
-    settings: Mapping[str, Any] = Field(default={}, description="Of all arms, fields of ControlConfig.")
-    episodes: int = Field(default=20, ge=1, description="Of each task, after the training.")
-    axes: Mapping[str, Sequence[Any]] = Field(
-        default={}, description="Settings of a grid with their values, where the arms are one."
-    )
+    name: str = "study"
+    """For people."""
+    suites: tuple[str, ...]
+    """Names of SUITES."""
+    arms: Mapping[str, Mapping[str, Any]] = ARMS
+    """Name -> settings; the first is what the others are compared with."""
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    """Of the trainings."""
+    total_steps: int = Field(default=150_000, ge=1)
+    """Environment steps of each."""
+    settings: Mapping[str, Any] = {}
+    """Of all arms, fields of ControlConfig."""
+    episodes: int = Field(default=20, ge=1)
+    """Of each task, after the training."""
+    axes: Mapping[str, Sequence[Any]] = {}
+    """Settings of a grid with their values, where the arms are one."""
 
     @field_validator("suites")
     @classmethod

@@ -30,13 +30,14 @@ _WATCH_SECONDS = 0.5
 
 def add_limits(parser: argparse.ArgumentParser) -> None:
     """Register an option for each of the server's limits, and those that follow them."""
+    texts = Limits.descriptions()
     for name, field in Limits.model_fields.items():
         parser.add_argument(
             f"--{name.replace('_', '-')}",
             type=float if isinstance(field.default, float) else int,
             default=field.default,
             metavar="N",
-            help=f"{field.description}" + ("" if field.default is None else f" ({field.default:g})"),
+            help=texts[name] + ("" if field.default is None else f" ({field.default:g})"),
         )
     add_arguments(parser, OPTIONS["of serve, after its limits"]["arguments"])
 

@@ -543,8 +543,7 @@ class _ScenarioConversation:
 
     async def _judged(self) -> bool | Outcome | None:
         if self.success is None:
-            satisfied: bool | None = getattr(self.user, "satisfied", None)
-            return satisfied
+            return getattr(self.user, "satisfied", None)
         arguments = {
             "scenario": self.scenario,
             "context": self.scenario.context,

@@ -28,6 +28,7 @@ from stateset_agents.types.errors import (
 )
 from stateset_agents.types.messages import Completion, Message
 from stateset_agents.types.scenario import Scenario, expect_split
+from stateset_agents.types.settings import expect_that, is_whole
 from stateset_agents.types.trajectory import Outcome
 
 StateFactory = Callable[..., Any]
@@ -386,8 +387,7 @@ class ConversationEnvironment(OptionalMembers):
         `tools`, `user`, `success` and `state` may be named as "module:function", which is how a YAML file
         gives them.
         """
-        if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:
-            raise ConfigurationError(f"max_turns must be a whole number from 1 on, got {max_turns!r}")
+        expect_that(is_whole(max_turns, 1), "max_turns", "be a whole number from 1 on", max_turns)
         if not isinstance(scenarios, Iterable | Path):
             raise ConfigurationError(
                 f"scenarios must be a list of scenarios or a JSONL file's path, got {scenarios!r:.60}"
@@ -399,8 +399,7 @@ class ConversationEnvironment(OptionalMembers):
             )
         if not isinstance(system_prompt, str | None):
             raise ConfigurationError(f"system_prompt must be text, got {system_prompt!r:.60}")
-        if not isinstance(local, bool | None):
-            raise ConfigurationError(f"local must be true, false or absent, got {local!r:.60}")
+        expect_that(isinstance(local, bool | None), "local", "be true, false or absent", local, length=60)
         self._scenarios = tuple(read_any_scenarios(scenarios, needs_opening=user in (None, default_user)))
         self._toolbox = RecordedToolbox(tools, scenarios=self._scenarios, max_result_chars=max_result_chars)
         self._toolbox.refuse_shared_objects()

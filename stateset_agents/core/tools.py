@@ -42,7 +42,7 @@ from stateset_agents.types.errors import (
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.schemas import call_key, inlined
-from stateset_agents.types.settings import closest
+from stateset_agents.types.settings import closest, expect_that, is_whole
 
 
 class ToolError(Exception):
@@ -257,12 +257,9 @@ class Toolbox:
         Of a result with more than `max_result_chars` characters the agent reads the first ones, and how many
         were left out.
         """
-        if (
-            isinstance(max_result_chars, bool)
-            or not isinstance(max_result_chars, int)
-            or max_result_chars < 1
-        ):
-            raise ConfigurationError(f"max_result_chars must be at least 1, got {max_result_chars!r:.60}")
+        expect_that(
+            is_whole(max_result_chars, 1), "max_result_chars", "be at least 1", max_result_chars, length=60
+        )
         self._max_result_chars = max_result_chars
         self._tools: dict[str, Tool] = {}
         self.state_class: type | None = None

@@ -17,7 +17,7 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.images import PixelValues
 from stateset_agents.types.messages import Completion, SamplingParams
 from stateset_agents.types.seeds import derive
-from stateset_agents.types.settings import expect_that
+from stateset_agents.types.settings import expect_that, is_whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +36,7 @@ class Sampling:
     def __post_init__(self) -> None:
         for name, least in (("group_size", 1), ("batch_size", 1), ("max_length", 2), ("top_k", 0)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigurationError(f"{name} must be a whole number from {least} on, got {value!r}")
+            expect_that(is_whole(value, least), name, f"be a whole number from {least} on", value)
         if not self.temperature > 0:
             raise ConfigurationError(
                 f"temperature must be above 0, got {self.temperature!r}: greedy replies are all alike"

@@ -62,8 +62,7 @@ class GaussianProcess:
             raise ConfigurationError(
                 f"points and outcomes must be finite, got {self.outcomes.tolist()}: leave the failed ones out"
             )
-        if self.noise < 0:
-            raise ConfigurationError(f"noise must be at least 0, got {self.noise}")
+        expect_that(self.noise >= 0, "noise", "be at least 0", self.noise)
 
     def with_outcome(self, point: Sequence[float], outcome: float) -> GaussianProcess:
         """The process after one more experiment."""

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -461,18 +462,11 @@ def grpo_with_exploration(
     family: LinearFamily,
     config: GRPOConfig,
     compute_bonuses: Bonus,
-    *,
-    reward_config: RewardConfig | None = None,
-    log: Log = print,
+    **settings: Any,
 ) -> Trained:
-    """The loop with bonuses in the rewards, such as `count_bonus(0.1)`."""
+    """The loop with bonuses in the rewards, such as `count_bonus(0.1)`; `settings` are the loop's."""
     return enhanced_grpo_training_loop(
-        policy_network,
-        family,
-        config,
-        reward_config=reward_config,
-        compute_bonuses=compute_bonuses,
-        log=log,
+        policy_network, family, config, compute_bonuses=compute_bonuses, **settings
     )
 
 

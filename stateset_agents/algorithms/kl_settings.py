@@ -44,10 +44,8 @@ class AdaptiveKLController:
 
     def __post_init__(self) -> None:
         _check_adaptive(self.beta, self.target)
-        if not 0 < self.minimum <= self.maximum:
-            raise ConfigurationError(
-                f"kl minimum must lie between 0 and maximum {self.maximum}, got {self.minimum!r}"
-            )
+        is_below = 0 < self.minimum <= self.maximum
+        expect_that(is_below, "kl minimum", f"lie between 0 and maximum {self.maximum}", self.minimum)
 
     def updated(self, observed_kl: float, *, num_episodes: int = 1) -> Self:
         error = _relative_error(observed_kl, self.target)

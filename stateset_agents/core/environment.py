@@ -388,10 +388,8 @@ class ConversationEnvironment(OptionalMembers):
         gives them.
         """
         expect_that(is_whole(max_turns, 1), "max_turns", "be a whole number from 1 on", max_turns)
-        if not isinstance(scenarios, Iterable | Path):
-            raise ConfigurationError(
-                f"scenarios must be a list of scenarios or a JSONL file's path, got {scenarios!r:.60}"
-            )
+        rule = "be a list of scenarios or a JSONL file's path"
+        expect_that(isinstance(scenarios, Iterable | Path), "scenarios", rule, scenarios, length=60)
         if not callable(user) and not isinstance(user, str | None):
             raise ConfigurationError(
                 "user must be a function that makes a user for each conversation, got "

@@ -307,9 +307,7 @@ def world_scenarios(
 
 def reset_seed(scenario: Scenario, seed: int) -> int:
     """The scenario's own seed where its context has one, else the group's: members start alike either way."""
-    own_seed = scenario.context.get("seed", seed % _SEEDS)
-    if isinstance(own_seed, bool) or not isinstance(own_seed, int) or own_seed < 0:
-        raise ConfigurationError(
-            f"scenario {scenario.id}: seed must be a whole number from 0, got {own_seed!r:.60}"
-        )
+    own_seed: int = scenario.context.get("seed", seed % _SEEDS)
+    rule = "be a whole number from 0"
+    expect_that(is_whole(own_seed, 0), f"scenario {scenario.id}: seed", rule, own_seed, length=60)
     return own_seed

@@ -59,10 +59,8 @@ class Sampling:
         for name, least in (("group_size", 1), ("batch_size", 1), ("max_length", 2), ("top_k", 0)):
             value = getattr(self, name)
             expect_that(is_whole(value, least), name, f"be a whole number from {least} on", value)
-        if not self.temperature > 0:
-            raise ConfigurationError(
-                f"temperature must be above 0, got {self.temperature!r}: greedy replies are all alike"
-            )
+        is_random = self.temperature > 0
+        expect_that(is_random, "temperature", "be above 0", self.temperature, "greedy replies are all alike")
         expect_that(0 < self.top_p <= 1, "top_p", "be above 0 and at most 1", self.top_p)
 
     @property

@@ -123,10 +123,8 @@ class Solver:
 
 def check_habits(habits: Mapping[str, float]) -> None:
     """Raises ConfigurationError for shares of no habit, or of an unknown one."""
-    if not isinstance(habits, Mapping):
-        raise ConfigurationError(
-            f"habits must be shares, such as {{careful: 0.3, empty: 0.7}}, got {habits!r:.60}"
-        )
+    is_mapping = isinstance(habits, Mapping)
+    expect_that(is_mapping, "habits", "be shares, such as {careful: 0.3, empty: 0.7}", habits, length=60)
     for name, share in habits.items():
         if name not in HABITS:
             raise ConfigurationError(

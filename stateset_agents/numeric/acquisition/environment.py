@@ -236,8 +236,7 @@ class AcquisitionEnv:
             np.broadcast_to(self._normals, (size, *self._normals.shape)),
             np.broadcast_to(self._uniforms, (size, _DRAWS)),
         )
-        means = belief.effect_means()
-        recommended = means.argmax(axis=1)
+        recommended = belief.effect_means().argmax(axis=1)
         rows = np.arange(size)
         self.regret = self.tasks.effects.max(axis=1) - self.tasks.effects[rows, recommended]
         self.expected_regret = (drawn.max(axis=2) - drawn[rows, :, recommended]).mean(axis=1)

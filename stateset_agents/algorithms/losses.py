@@ -237,10 +237,8 @@ def kl_tokens(
     """
     allowed = allowed_weightings(estimator)
     chosen = allowed[0] if weighting is None else weighting
-    if chosen not in allowed:
-        raise ConfigurationError(
-            f"kl weighting for {estimator} in the loss must be one of {', '.join(allowed)}, got {chosen!r}"
-        )
+    name = f"kl weighting for {estimator} in the loss"
+    expect_that(chosen in allowed, name, f"be one of {', '.join(allowed)}", chosen)
     if chosen == "none":
         return estimate(logprobs, ref_logprobs, estimator)
     d = log_ratio(logprobs, ref_logprobs)

@@ -44,11 +44,9 @@ class StateMaker:
 
         Raises ConfigurationError for what makes no states.
         """
-        if not callable(make) and not isinstance(make, str):
-            raise ConfigurationError(
-                f"state must be a function that makes the state of a conversation, got {make!r:.60}: one "
-                "object would be shared by all conversations; give lambda: ..."
-            )
+        rule = "be a function that makes the state of a conversation"
+        hint = "one object would be shared by all conversations; give lambda: ..."
+        expect_that(callable(make) or isinstance(make, str), "state", rule, make, hint, length=60)
         self._make = NamedCall("state", make, ("scenario", "seed"), positional=())
         self._kind = kind
         if kind is not None and inspect.iscoroutinefunction(getattr(kind, "reset", None)):

@@ -265,10 +265,8 @@ class Toolbox:
         self.state_class: type | None = None
         """The class of which some tools are methods; None where no tool is."""
         tools = [tools] if isinstance(tools, type | str) else tools
-        if not isinstance(tools, Sequence):
-            raise ConfigurationError(
-                f"tools must be a list of typed functions, or a class with methods, got {tools!r:.60}"
-            )
+        rule = "be a list of typed functions, or a class with methods"
+        expect_that(isinstance(tools, Sequence), "tools", rule, tools, length=60)
         for item in tools:
             if isinstance(item, str) and ":" in item:
                 item = imported("tool", item)

@@ -141,10 +141,8 @@ def gae_batch(
     `next_values`: of the state after the step, before the row begins again.
     """
     shapes = {array.shape for array in (rewards, values, next_values, terminated, ended)}
-    if len(shapes) > 1:
-        raise ConfigurationError(
-            f"rewards, values, next_values, terminated and ended must have one shape, got {sorted(shapes)}"
-        )
+    names = "rewards, values, next_values, terminated and ended"
+    expect_that(len(shapes) == 1, names, "have one shape", sorted(shapes))
     rewards = rewards.astype(np.float64)  # integers would be cut
     deltas = rewards + gamma * np.where(terminated, 0.0, next_values) - values
     advantages = np.zeros(rewards.shape)

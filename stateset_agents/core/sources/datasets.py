@@ -65,11 +65,8 @@ class DatasetRows:
         limit = self.limit
         expect_that(limit is None or is_whole(limit, 1), "limit", "be a whole number of at least 1", limit)
         for name, type_name in (self.types or {}).items():
-            if type_name not in _TYPES:
-                raise ConfigurationError(
-                    f"types: {name} must be one of {', '.join(_TYPES)}, or left out for text, got "
-                    f"{type_name!r}"
-                )
+            rule = f"be one of {', '.join(_TYPES)}, or left out for text"
+            expect_that(type_name in _TYPES, f"types: {name}", rule, type_name)
 
     @property
     def name(self) -> str:

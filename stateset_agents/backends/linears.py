@@ -36,7 +36,7 @@ import ctypes
 import functools
 import os
 import platform
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -514,6 +514,8 @@ class PackedLinear:
         self._multiply: Callable[[Tensor], Tensor] | None = None
         present = [bias for bias in biases if bias is not None]
         self._bias = _joined(present) if present else None
+        self._adapter: tuple[Tensor, Tensor] | None = None
+        """[K, R] and [R, sum of N_i]: the factors of a product that is added, of all layers' adapters."""
 
     @property
     def copied_bytes(self) -> int:
@@ -530,7 +532,36 @@ class PackedLinear:
         """[M, K] to [M, sum of N_i]."""
         if self._multiply is None:
             self._multiply = self._exact() if self.precision == "highest" else self._rounded()
-        return self._multiply(x)
+        result = self._multiply(x)
+        if self._adapter is None:
+            return result
+        down, up = self._adapter
+        return result.addmm_(x @ down, up)
+
+    def set_adapter(self, factors: Sequence[tuple[Tensor, Tensor] | None]) -> None:
+        """Add x A_i' B_i' to the outputs of each layer i: [rank, K] and [N_i, rank], or None for a layer
+        without one.
+
+        One product holds them all: A_i below one another, B_i on the diagonal. New factors of the same
+        shapes are written into the memory of the old ones.
+        """
+        if not any(factors):
+            self._adapter = None
+            return
+        like = self._weights[0]
+        rank = sum(len(pair[0]) for pair in factors if pair is not None)
+        shapes = (like.shape[1], rank), (rank, sum(map(len, self._weights)))
+        if self._adapter is None or tuple(part.shape for part in self._adapter) != shapes:
+            self._adapter = like.new_zeros(shapes[0]), like.new_zeros(shapes[1])
+        down, up = self._adapter
+        row = column = 0
+        for weight, pair in zip(self._weights, factors, strict=True):
+            if pair is not None:
+                rows = slice(row, row + len(pair[0]))
+                down[:, rows] = pair[0].t()
+                up[rows, column : column + len(weight)] = pair[1].t()
+                row = rows.stop
+            column += len(weight)
 
     def _exact(self) -> Callable[[Tensor], Tensor]:
         """A product with the weights as they are now."""

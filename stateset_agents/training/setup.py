@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stateset_agents.backends.base import Backend, RunningBackend, TrainableBackend, exclusive, weights_token
+from stateset_agents.backends.base import Backend, RunningBackend, TrainableBackend, exclusive
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import Environment
@@ -32,7 +32,7 @@ from stateset_agents.training.loop.metrics import untrained_share
 from stateset_agents.training.loop.overlapped_rollouts import OverlappedRollouts
 from stateset_agents.training.loop.rollouts import EventSink, Rollouts
 from stateset_agents.training.loop.validation import Validation
-from stateset_agents.training.loop.weight_sync import WeightSync
+from stateset_agents.training.loop.weight_sync import WeightSync, initial_tokens
 from stateset_agents.training.processes import ProcessGroup
 from stateset_agents.training.update.factory import LearnerFactory, is_quantized_training
 from stateset_agents.training.update.protocol import PolicyLearner
@@ -161,7 +161,7 @@ async def set_up(
             teacher = await load_teacher(config.distillation, agent, group=group)
             opened.push_async_callback(teacher.close)
         with exclusive(backend, lifecycle):
-            token = object() if is_quantized_training(config) else weights_token(backend)
+            tokens = initial_tokens(backend, is_quantized=is_quantized_training(config))
             learner = await worker.run(factory.make, agent, backend, config, group.processes)
         opened.callback(learner.close)
         engine = ComputationalEngine(
@@ -186,7 +186,7 @@ async def set_up(
             identity,
             settings,
             run_settings=config,
-            token=token,
+            tokens=tokens,
             lifecycle=lifecycle,
             group=group,
             worker=worker,
@@ -248,7 +248,7 @@ async def open_run(
     settings: Mapping[str, Any],
     *,
     run_settings: RunSettings,
-    token: object,
+    tokens: tuple[object, object],
     lifecycle: Lifecycle,
     group: ProcessGroup,
     worker: Worker,
@@ -257,7 +257,8 @@ async def open_run(
     """Open the run folder; returns what pushes the learner's weights, and what saves them there.
 
     The first process makes the folder and writes in it, the others know where it is and tell its day.
-    `settings`: the content of config.yaml; `token`: of the weights that the backend has.
+    `settings`: the content of config.yaml; `tokens`: of
+    `initial_tokens`.
     """
 
     def make() -> RunFolder:
@@ -276,7 +277,15 @@ async def open_run(
     if not recorder.is_open:
         recorder.follow(Path(where))
     weights = WeightSync(
-        agent, learner, group, worker, config, recorder.run.path, owner=lifecycle, token=token
+        agent,
+        learner,
+        group,
+        worker,
+        config,
+        recorder.run.path,
+        owner=lifecycle,
+        token=tokens[0],
+        base=tokens[1],
     )
     checkpoints = Checkpointer(
         learner=learner,

@@ -291,7 +291,7 @@ class MultiTurnGRPOTrainer(Session[TrainingConfig]):
             _log.warning("the run folder has no best checkpoint: the agent keeps the last step's weights")
         elif self._state.best.step is not None and self._state.best.step != self.step_number:
             checkpoint = await self._worker.run(load_checkpoint, path)
-            await parts.weights.publish(checkpoint.weights, checkpoint.step)
+            await parts.weights.publish(checkpoint)
 
     async def _broken_off(self, error: BaseException) -> tuple[State, str]:
         if isinstance(error, PeerFailed):

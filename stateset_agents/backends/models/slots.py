@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
 
+from stateset_agents.backends.adapters import Adapter
 from stateset_agents.backends.linears import MatmulPrecision, fast_linears, head_weight
 from stateset_agents.types.errors import BackendError
 from stateset_agents.types.images import PixelValues
@@ -71,6 +72,9 @@ class EngineBase:
 
     def refresh(self) -> None:
         """Nothing is derived from the weights."""
+
+    def set_adapter(self, adapter: Adapter) -> None:
+        """The model's own layers add it."""
 
     def full_logits(self, ids: torch.Tensor, pixels: Sequence[PixelValues] = ()) -> torch.Tensor:
         """Logits [T, V] of one row of ids [T], by the model's own forward without a cache."""
@@ -134,6 +138,9 @@ class CachedModel(Protocol):
 
     def refresh(self) -> None:
         """Drop copies derived from the weights: the weights changed in place, or memory is to be freed."""
+
+    def set_adapter(self, adapter: Adapter) -> None:
+        """Add the adapter, which the model's own layers have, where a forward does not go through them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,6 @@ from stateset_agents.backends.base import (
     TrainableBackend,
     exclusive,
     picture_reader,
-    weights_token,
 )
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.sources.datasets import Chats
@@ -34,7 +33,7 @@ from stateset_agents.runtime.tasks import in_thread, shielded
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.training.loop.checkpointer import Checkpointer
 from stateset_agents.training.loop.run_state import RunState
-from stateset_agents.training.loop.weight_sync import WeightSync
+from stateset_agents.training.loop.weight_sync import WeightSync, initial_tokens
 from stateset_agents.training.processes import ProcessGroup
 from stateset_agents.training.setup import open_run
 from stateset_agents.training.sft.demonstrations import (
@@ -188,7 +187,7 @@ class SFTTrainer(Session[SFTConfig]):
             )
 
         with exclusive(backend, self._lifecycle):
-            token = object() if is_quantized_training(training) else weights_token(backend)
+            tokens = initial_tokens(backend, is_quantized=is_quantized_training(training))
             learner = await worker.run(make_learner)
         agent_settings = agent.config.model_dump(mode="json")
         weights, checkpoints = await open_run(
@@ -207,7 +206,7 @@ class SFTTrainer(Session[SFTConfig]):
                 "sft": config.model_dump(mode="json"),
             },
             run_settings=config,
-            token=token,
+            tokens=tokens,
             lifecycle=self._lifecycle,
             group=self._group,
             worker=worker,
@@ -324,7 +323,7 @@ class SFTTrainer(Session[SFTConfig]):
         path = best_checkpoint(self.run.checkpoints)
         if path is not None:
             checkpoint = await self._worker.run(load_checkpoint, path)
-            await parts.weights.publish(checkpoint.weights, checkpoint.step)
+            await parts.weights.publish(checkpoint)
 
     # ------------------------------------------------------------------------------ checkpoints, the end
 

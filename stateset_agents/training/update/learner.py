@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from stateset_agents.algorithms.kl_settings import create_kl_controller
 from stateset_agents.algorithms.losses import Denominators, Metrics
 from stateset_agents.algorithms.policy_losses import LOSSES
+from stateset_agents.backends.adapters import Adapter
 from stateset_agents.backends.linears import MatmulPrecision
 from stateset_agents.backends.models.slot_store import trim_memory
 from stateset_agents.backends.pretrained.pictures import PictureReader
@@ -40,6 +41,7 @@ from stateset_agents.training.update.critic import (
 from stateset_agents.training.update.lora import (
     add_adapter,
     freeze_vision,
+    plain_weights,
     size_for_auto,
     write_model_files,
 )
@@ -193,8 +195,15 @@ class Learner:
         if self.reference is not None:
             self.reference.temperature = temperature
 
-    def weights(self) -> dict[str, Tensor]:
+    def weights(self) -> Mapping[str, Tensor]:
         return self._store.weights()
+
+    def adapter(self, state: Mapping[str, Any] | None = None) -> Adapter | None:
+        optimizer = None if state is None else state["optimizer"]
+        return self._store.adapter(optimizer, self.optimization.trained_parameters)
+
+    def base_weights(self) -> Mapping[str, Tensor]:
+        return plain_weights(self.policy.model, {})
 
     def write_model_files(self, path: Path) -> None:
         write_model_files(self.policy.model, path, dtype=self.policy.dtype)

@@ -49,7 +49,8 @@ _SIDE_BY_SIDE = 2
 
 
 class Policy:
-    """A causal language model with weights in fp32 (or wider), forwarded under autocast.
+    """A causal language model with weights in fp32 (or wider), forwarded under autocast. Frozen weights below
+    an adapter may be in less.
 
     Hidden states are selected at the positions that predict a trained token before the LM head, and the
     head goes through them in chunks, so the [R, T, V] logits of a batch never exist. Logits and softmax are
@@ -77,7 +78,7 @@ class Policy:
         first = next(model.parameters())
         self.dtype = torch.promote_types(first.dtype, torch.float32)
         self.device = first.device
-        self.model: Any = model.to(self.dtype)
+        self.model: Any = model if hasattr(model, "peft_config") else model.to(self.dtype)
         self.temperature = temperature
         self.autocast = autocast
         self.fast = fast

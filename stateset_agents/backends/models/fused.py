@@ -97,7 +97,7 @@ class FusedModel(SlotStore):
             )
             self._blocks = [_llama_block(layer, self._stacked) for layer in inner.layers]
         head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers' own
-        self._head = self._stacked(head)
+        self._head = self._stacked(head, wide=True)
         super().__init__(shape, windows, model.dtype, model.device)
 
     @property
@@ -170,10 +170,10 @@ class FusedModel(SlotStore):
     def _linears(self) -> Iterable[PackedLinear]:
         return self._layers
 
-    def _stacked(self, *layers: Any) -> PackedLinear:
+    def _stacked(self, *layers: Any, wide: bool = False) -> PackedLinear:
         """The product of linear layers with the same input."""
         weights = [layer.weight.t() if isinstance(layer, Conv1D) else layer.weight for layer in layers]
-        linear = PackedLinear(weights, [layer.bias for layer in layers], packed=self._packed)
+        linear = PackedLinear(weights, [layer.bias for layer in layers], packed=self._packed, wide=wide)
         self._layers[linear] = layers
         return linear
 

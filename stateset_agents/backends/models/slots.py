@@ -16,7 +16,7 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
 
 from stateset_agents.backends.adapters import Adapter
-from stateset_agents.backends.linears import MatmulPrecision, fast_linears, head_weight
+from stateset_agents.backends.linears import MatmulPrecision, fast_linears, head_weight, wide_logits
 from stateset_agents.types.errors import BackendError
 from stateset_agents.types.images import PixelValues
 
@@ -81,8 +81,10 @@ class EngineBase:
         if pixels:
             raise BackendError("this engine reads no pictures; leave engine at auto")
         mask = torch.ones_like(ids[None])  # without it, a pad id among the ids causes a warning
-        logits: torch.Tensor = self.model(input_ids=ids[None], attention_mask=mask, use_cache=False).logits
-        return logits[0]
+        with wide_logits(self.model):
+            output: Any = self.model(input_ids=ids[None], attention_mask=mask, use_cache=False)
+        logits: torch.Tensor = output.logits[0]
+        return logits
 
 
 class CachedModel(Protocol):
@@ -245,7 +247,10 @@ class SlotModel(EngineBase):
             kind: self._mask(layout.position_ids, layout.width, kind, window)
             for kind, window in set(self.layer_types)
         }
-        with fast_linears(self._fast_linears, self.precision, wide=head_weight(self.model)):
+        with (
+            fast_linears(self._fast_linears, self.precision, wide=head_weight(self.model)),
+            wide_logits(self.model),
+        ):
             output = self.model(
                 input_ids=layout.input_ids,
                 position_ids=layout.position_ids,

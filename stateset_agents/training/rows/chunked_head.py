@@ -68,16 +68,18 @@ class Head:
     precision: MatmulPrecision = "highest"
     """Precision of the gradient's products."""
     rounds_logits: bool = False
-    """Are hidden states and weight rounded to bf16 for the logits, too? Only where `sums_in_fp32()`;
-    `precision` is "medium" then."""
+    """Are hidden states and weight rounded to bf16 for the logits, too? Only where products of bf16 are
+    summed in fp32; `precision` is "medium" then."""
 
     def logits(self, hidden: Tensor, weight: Tensor | Rounded) -> Tensor:
         """[C, V] over the temperature; `weight`: the head's, rounded where `rounds_logits`."""
-        scaled = hidden / self.temperature
         bias = None if self.bias is None else self.bias / self.temperature
         if isinstance(weight, Tensor):
-            return F.linear(scaled, weight, bias)
-        logits = wide_product(scaled.bfloat16(), weight[0])
+            return F.linear(hidden / self.temperature, weight, bias)
+        if self.weight.dtype is torch.bfloat16:  # hidden states come in bf16, as the sampler has them
+            logits = wide_product(hidden.bfloat16(), weight[0]).div_(self.temperature)
+        else:
+            logits = wide_product((hidden / self.temperature).bfloat16(), weight[0])
         return logits if bias is None else logits.add_(bias)
 
     def gradient_operand(self, x: Tensor) -> Tensor | Rounded:

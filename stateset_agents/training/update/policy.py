@@ -21,6 +21,7 @@ from stateset_agents.backends.linears import (
     fast_linears,
     head_weight,
     is_usable,
+    multiplies_wide,
     sums_in_fp32,
 )
 from stateset_agents.backends.pretrained.pictures import NEVER, stacked
@@ -91,6 +92,9 @@ class Policy:
         on_cpu = self.device.type == "cpu" and self.dtype == torch.float32
         self._rounds_logits = is_half and on_cpu and sums_in_fp32()
         """Are the operands of the head's logits in bf16, too?"""
+        weight = head_weight(self.model)
+        if weight is not None and multiplies_wide(weight):
+            self._head_precision, self._rounds_logits = "medium", True
         self._recomputes = False
         self._adapter_disabled = False
         """Is the adapter switched off while this policy scores?"""
@@ -296,7 +300,10 @@ class Policy:
         if self._place_id is not None:
             bias = head.weight.new_zeros(len(head.weight)) if bias is None else bias
             bias = bias.index_fill(0, torch.tensor([self._place_id], device=bias.device), NEVER)
-        return Head(head.weight, bias, self.temperature, self._head_precision, self._rounds_logits)
+        weight = head.weight
+        if weight.dtype != self.dtype and not self._rounds_logits:  # frozen, below an adapter
+            weight = weight.to(self.dtype)
+        return Head(weight, bias, self.temperature, self._head_precision, self._rounds_logits)
 
     @torch.no_grad()
     def _head_is_linear(self) -> bool:

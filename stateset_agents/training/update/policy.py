@@ -283,12 +283,14 @@ class Policy:
     @contextlib.contextmanager
     def _forwarding(self, layout: Layout) -> Iterator[None]:
         attention = use_packed_attention(self.trunk) if layout.packing else contextlib.nullcontext()
-        autocast = torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None)
         adapter = self.model.disable_adapter() if self._adapter_disabled else contextlib.nullcontext()
-        with adapter, attention, autocast, self._linears():
+        with adapter, attention, self._autocast(), self._linears():
             yield
         if not torch.is_grad_enabled():  # else the backward pass may forward it again
             layout.forget_masks()
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None)
 
     def _linears(self) -> AbstractContextManager[None]:
         """The context in which a forward of the model computes fp32 linears."""

@@ -230,7 +230,7 @@ class SimulatedTraining:
         if config.lora is not None:
             model = add_adapter(model, config.lora)
         policy = _SimulatedPolicy(model, autocast=autocast, row_layout=config.row_layout, fast=False)
-        if config.gradient_checkpointing:
+        if config.gradient_checkpointing is True:
             policy.recompute_activations()
         return policy
 

@@ -172,7 +172,11 @@ class PassSettings(Settings):
         "and, for models of 100 million parameters and more, on CPUs with AMX, else fp32. The aliases "
         "bf16=True, fp16=True and use_amp are accepted.",
     )
-    gradient_checkpointing: bool = Field(default=False, description="Recompute activations to save memory.")
+    gradient_checkpointing: Literal["auto"] | bool = Field(
+        default="auto",
+        description="Recompute activations in the backward pass to save memory. auto: on a GPU where a pass "
+        "of 8192 tokens would not fit otherwise; never on a CPU.",
+    )
     dropout: bool = Field(
         default=False,
         description="Leave the model's own dropout on in updates. Rollouts have none, so the ratio of the "

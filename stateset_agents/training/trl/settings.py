@@ -196,7 +196,7 @@ def grpo_arguments(
         "adam_beta1": config.adam_beta1,
         "adam_beta2": config.adam_beta2,
         "max_grad_norm": config.max_grad_norm,
-        "gradient_checkpointing": config.gradient_checkpointing,
+        "gradient_checkpointing": config.gradient_checkpointing is True,
         "loss_type": _TRL_LOSSES[loss.token_loss, loss.averaging],
         "importance_sampling_level": loss.level,
         "epsilon": low,

@@ -442,6 +442,6 @@ def _trainable_policy(
         precision=precision,
         place_id=None if pictures is None else pictures.place_id,
     )
-    if config.gradient_checkpointing:
+    if config.gradient_checkpointing is True:
         policy.recompute_activations()
     return policy

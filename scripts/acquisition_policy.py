@@ -23,7 +23,7 @@ import torch
 
 from scripts.acquisition_headroom import CHUNK, seeds
 from stateset_agents.algorithms.intervals import mean_interval
-from stateset_agents.numeric.acquisition.campaign import Outcome, expected_regret, play
+from stateset_agents.numeric.acquisition.campaign import CampaignOutcome, expected_regret, play
 from stateset_agents.numeric.acquisition.cbo import play_cbo
 from stateset_agents.numeric.acquisition.environment import AcquisitionEnv
 from stateset_agents.numeric.acquisition.families import LinearFamily, Tasks
@@ -39,12 +39,12 @@ Networks = Mapping[str, AcquisitionPolicyNetwork]
 Values = np.ndarray
 
 
-def by_rule(rule: Rule) -> Callable[[Tasks], Outcome]:
+def by_rule(rule: Rule) -> Callable[[Tasks], CampaignOutcome]:
     """Campaigns of a rule."""
     return lambda tasks: play(rule, tasks)
 
 
-RIVALS: Mapping[str, Callable[[Tasks], Outcome]] = {
+RIVALS: Mapping[str, Callable[[Tasks], CampaignOutcome]] = {
     "EI per cost": by_rule(RULES["EI per cost"]),
     "sd per cost": by_rule(RULES["sd per cost"]),
     "CBO": play_cbo,

@@ -112,7 +112,7 @@ def _rows(model: type[Settings], settings: Iterable[str]) -> Iterator[str]:
         also = f" Also: {', '.join(f'`{alias}`' for alias in names[1:])}." if names[1:] else ""
         choices = ", ".join(f"`{choice}`" for choice in _choices(field))
         one_of = f" One of {choices}." if choices else ""
-        description = (field.description or "").replace("|", r"\|")
+        description = model.descriptions()[name].replace("|", r"\|")
         yield f"| `{name}` | {shown} | {description}{one_of}{also} |"
 
 

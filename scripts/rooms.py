@@ -2,7 +2,8 @@
 
     python scripts/rooms.py            print the tables
     python scripts/rooms.py --step     also count what one step of examples/demo.yaml executes
-    python scripts/rooms.py --write    put them into docs/architecture.md
+    python scripts/rooms.py --import   also time the import of a trainer beside that of torch
+    python scripts/rooms.py --write    put the tables into docs/architecture.md
 
 A room is a folder or a module of the package. A module's floor is one above the highest of those it imports,
 seen from the folder that holds both; imports for type checkers do not count there, and count where circles of
@@ -15,7 +16,10 @@ import argparse
 import ast
 import asyncio
 import io
+import os
 import re
+import resource
+import subprocess
 import sys
 import tempfile
 import threading
@@ -25,6 +29,7 @@ from dataclasses import dataclass
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from statistics import median
 from types import FrameType
 from typing import Any
 
@@ -203,7 +208,24 @@ def executed_by_a_step() -> tuple[int, int]:
     return len(named), len({code.co_filename for code in named})
 
 
-def tables(*, with_step: bool) -> str:
+def import_times(pairs: int = 10) -> tuple[float, float]:
+    """CPU seconds of `import torch` and of a trainer's import: medians of as many pairs, in turns."""
+    torch, trainer = "import torch", "from stateset_agents.training.trainer import MultiTurnGRPOTrainer"
+    seconds = [(_cpu_seconds(torch), _cpu_seconds(trainer)) for _ in range(pairs + 1)]
+    torch_seconds, trainer_seconds = zip(*seconds[1:], strict=True)  # the first pair writes the bytecode
+    return median(torch_seconds), median(trainer_seconds)
+
+
+def _cpu_seconds(code: str) -> float:
+    """CPU seconds that a fresh interpreter takes for this code."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def tables(*, with_step: bool, with_import: bool = False) -> str:
     """Markdown."""
     listed = folders()
     circles = [folder.name for folder in listed if _is_circular(folder)]
@@ -226,6 +248,10 @@ def tables(*, with_step: bool) -> str:
     if with_step:
         functions, files = executed_by_a_step()
         rows.append(("what one step of the demo runs", f"{functions} functions in {files} files"))
+    if with_import:
+        torch, trainer = import_times()
+        cost = f"{trainer:.2f} CPU seconds, {trainer / torch:.2f} times `import torch`"
+        rows.append(("import of a trainer", cost))
     package = ["| the package | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
     parts = ["| folder | things | floors | arrows |", "|---|---|---|---|"]
     for folder in listed:
@@ -245,9 +271,10 @@ def _is_circular(folder: Folder) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--step", action="store_true", help="run one step of the demo and count")
+    parser.add_argument("--import", dest="imports", action="store_true", help="time a trainer's import")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/architecture.md")
     chosen = parser.parse_args()
-    text = tables(with_step=chosen.step or chosen.write)
+    text = tables(with_step=chosen.step or chosen.write, with_import=chosen.imports)
     if chosen.write:
         page = PAGE.read_text(encoding="utf-8")
         block = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)

@@ -33,7 +33,7 @@ class Baseline:
     over: Literal["group", "batch"] = "group"
     """The rewards it is given: those of the scored members of one group, or of all groups."""
     refuses_scaling: bool = False
-    """Is it there for an unbiased gradient, which any scaling but `none` would bend?"""
+    """True for a baseline with an unbiased gradient, which any scaling but `none` would bend."""
 
 
 def mean(values: Sequence[float]) -> float:
@@ -68,7 +68,8 @@ BASELINES: Mapping[str, Baseline] = {
 
 
 def is_over_batch(name: object) -> bool:
-    """Does this `baseline_type` compare groups with each other, so that a group whose members tie teaches?"""
+    """True where this `baseline_type` compares groups with each other: a group whose members tie then
+    teaches."""
     return name in BASELINES and BASELINES[str(name)].over == "batch"
 
 
@@ -127,7 +128,7 @@ def group_advantages(
         raise ConfigurationError(f"eps must not be negative, got {eps!r}")
     if clip is not None and not clip > 0:
         raise ConfigurationError(f"clip must be positive (None for no bound), got {clip!r}")
-    margin = EPS[scaling] if eps is None else eps
+    margin = EPS[scaling] if eps is None else eps  # added to the deviation, outside its root
     batch = [reward for group in rewards for reward in _scored(group)]
     rule = BASELINES[baseline]
     over_batch = rule.over == "batch"

@@ -1,4 +1,4 @@
-"""How many conversations a group gets: by its label, or by how likely its members are to differ.
+"""Sizes of groups, in conversations: by a label, or by how likely the members are to differ.
 
 A group whose members all succeed, or all fail, has no advantage. With success p a group of G is mixed with
 the probability m = 1 - p^G - (1 - p)^G, which is the same for p and 1 - p:

@@ -224,3 +224,11 @@ def _t_distribution(t: float, freedom: int) -> float:
         total += term
         term *= cosine**2 * (2 * k + 2) / (2 * k + 3) if odd else cosine**2 * (2 * k + 1) / (2 * k + 2)
     return 0.5 + ((angle + sine * total) / math.pi if odd else sine * total / 2)
+
+
+def interval_text(interval: Sequence[float] | None, style: str) -> str:
+    """` [0.412, 0.520]`, or nothing without an interval: if all values are equal, none is known."""
+    if interval is None:
+        return ""
+    low, high = interval
+    return f" [{low:{style}}, {high:{style}}]"

@@ -82,7 +82,8 @@ class ZieglerKLController:
 
 
 KLController = FixedKLController | AdaptiveKLController | ZieglerKLController
-"""Has beta; `updated` returns it with the beta after a step that measured `observed_kl` (nats per token)."""
+"""A controller holds beta; `updated` returns it with the beta after a step that measured `observed_kl` (nats
+per token)."""
 KLControllerKind = Literal["fixed", "adaptive", "ziegler"]
 
 
@@ -150,7 +151,7 @@ def value_and_slope(d: Tensor, estimator: KLEstimator) -> tuple[Tensor, Tensor]:
 
 
 def allowed_weightings(estimator: KLEstimator) -> tuple[Weighting, ...]:
-    """Those with which `estimator` has a useful gradient; under the first it is the exact reverse KL's."""
+    """The weightings with which `estimator` has a useful gradient; the first's is the exact reverse KL's."""
     if estimator not in _WEIGHTINGS:
         raise ConfigurationError(f"kl estimator must be one of {', '.join(_WEIGHTINGS)}, got {estimator!r}")
     return _WEIGHTINGS[estimator]

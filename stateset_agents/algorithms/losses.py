@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 import torch
@@ -122,7 +122,7 @@ class LossOutput:
     loss: Tensor
     """0-d, with gradient; sums over the pieces of a batch. A step whose sum is not finite moves no weight."""
     metrics: Metrics
-    """Told, and nothing else: no name or value of them decides whether a step is taken."""
+    """Figures for the logs: none of them decides whether a step is taken."""
 
 
 def aggregate(
@@ -172,8 +172,9 @@ def mean_per_trajectory(values: Tensor, trajectory_ids: Tensor, denominators: De
 
 
 _MAX_LOG_RATIO = 20.0
-"""Beyond it values and slopes stay constant: with exp(20) = 4.9e8 a gradient norm, which squares the product
-of two such ratios, is finite in fp32. No token loses its gradient, so that a diverged one can recover."""
+"""Largest size of a log ratio: beyond it values and slopes stay constant. With exp(20) = 4.9e8 a gradient
+norm, which squares the product of two such ratios, is finite in fp32. No token loses its gradient, so that a
+diverged one can recover."""
 
 
 class _Sloped(torch.autograd.Function):
@@ -348,7 +349,7 @@ class LossInputs:
         )
 
     def mean(self, values: Tensor, averaging: Averaging, *, keep: Tensor | None = None) -> Tensor:
-        """These tokens' share of the batch mean of `values` [N]."""
+        """The share of the batch mean of `values` [N] that these tokens have."""
         return aggregate(values, self.trajectory_ids, self.denominators, averaging, keep=keep)
 
 
@@ -391,48 +392,34 @@ def policy_loss(
     if name not in LOSSES:
         raise ConfigurationError(f"loss_type must be one of {', '.join(LOSSES)}, got {name!r}")
     loss = LOSSES[name]
-    clip = _clip(name, clip_ratio, clip_ratio_high, dual_clip)
+    if dual_clip is not None and loss.clips != "both":
+        raise ConfigurationError(f"dual_clip {dual_clip} has no effect on {name}; leave it out")
+    usual = loss.clip if clip_ratio is None else Clip(low=clip_ratio, high=clip_ratio)
+    clip = replace(usual, high=usual.high if clip_ratio_high is None else clip_ratio_high, dual=dual_clip)
     if beta and inputs.ref_logprobs is None:
         raise ConfigurationError(f"beta {beta} needs ref_logprobs; load a reference policy or set beta to 0")
 
+    # log-probs -> ratios; half precision is widened
     live = log_ratio(inputs.logprobs, inputs.old_logprobs)
-    logprobs = inputs.logprobs.to(live.dtype)
-    advantages = inputs.advantages.detach().to(live.dtype)
-    # A ratio, a weight and their metrics are of tokens, or of trajectories.
-    by_token = loss.level == "token"
-    unit: Averaging = "token" if by_token else "trajectory"
+    logprobs, advantages = inputs.logprobs.to(live.dtype), inputs.advantages.detach().to(live.dtype)
     # For sequences GSPO's token form (GSPO-token): s_i = exp(mean log ratio) in value, and each token carries
     # the gradient of its own log-prob; with one advantage per trajectory this is the gradient of the sequence
     # form.
+    by_token = loss.level == "token"
     ratio = live.exp() if by_token else _correction(live, inputs, loss) * (live - live.detach()).exp()
-    tokens = loss.token_loss(logprobs, ratio, advantages, clip)
     weight = _weight(inputs, weight_cap, loss)
-    if weight is not None:
-        tokens = weight * tokens
-    total = inputs.mean(tokens, loss.averaging, keep=inputs.keep)
+
+    # ratios -> losses of tokens -> this piece's share of the batch's loss
+    tokens = loss.token_loss(logprobs, ratio, advantages, clip)
+    total = inputs.mean(tokens if weight is None else weight * tokens, loss.averaging, keep=inputs.keep)
     metrics = Metrics()
     if measure:
-        with torch.no_grad():
-            shares = {
-                "loss/policy": total.detach(),
-                "policy/ratio": inputs.mean(ratio, unit),
-                "kl/old": inputs.mean(torch.expm1(live) - live, "token"),
-                **{
-                    f"policy/clip_fraction_{side}": inputs.mean(hit.to(live.dtype), unit)
-                    for side, hit in _clipped(loss, ratio, advantages, clip).items()
-                },
-            }
-            if weight is not None:
-                at_cap = torch.zeros_like(weight)
-                if weight_cap is not None:
-                    at_cap = (weight >= weight_cap).to(live.dtype)
-                shares["policy/weight"] = inputs.mean(weight, unit)
-                shares["policy/weight_truncated"] = inputs.mean(at_cap, unit)
-            highest = torch.cat([ratio.detach(), ratio.new_zeros(1)]).max()  # an empty piece gives 0
-        metrics = Metrics(shares=shares, maxima={"policy/ratio_max": highest})
+        clipped = _clipped(loss, ratio, advantages, clip)
+        metrics = _ratio_metrics(inputs, loss, total, live, ratio, clipped, weight, weight_cap)
     if inputs.ref_logprobs is None:
         return LossOutput(loss=total, metrics=metrics)
 
+    # plus beta times the KL
     sampler = inputs.old_logprobs if inputs.behaviour_logprobs is None else inputs.behaviour_logprobs
     if weight_cap is not None:  # the KL's weight is truncated as the other one
         sampler = torch.maximum(sampler, inputs.old_logprobs.detach() - math.log(weight_cap))
@@ -451,20 +438,40 @@ def policy_loss(
     return LossOutput(loss=total + beta * kl.loss if beta else total, metrics=metrics)
 
 
+@torch.no_grad()
+def _ratio_metrics(
+    inputs: LossInputs,
+    loss: PolicyLoss,
+    total: Tensor,
+    live: Tensor,
+    ratio: Tensor,
+    clipped: Mapping[str, Tensor],
+    weight: Tensor | None,
+    weight_cap: float | None,
+) -> Metrics:
+    """Metrics of the policy's term `total`. `live`: [N] log ratios of tokens."""
+    # A ratio, a weight and their metrics are of tokens, or of trajectories.
+    unit: Averaging = "token" if loss.level == "token" else "trajectory"
+    shares = {
+        "loss/policy": total.detach(),
+        "policy/ratio": inputs.mean(ratio, unit),
+        "kl/old": inputs.mean(torch.expm1(live) - live, "token"),
+    }
+    for side, hit in clipped.items():
+        shares[f"policy/clip_fraction_{side}"] = inputs.mean(hit.to(live.dtype), unit)
+    if weight is not None:
+        at_cap = weight >= (math.inf if weight_cap is None else weight_cap)
+        shares["policy/weight"] = inputs.mean(weight, unit)
+        shares["policy/weight_truncated"] = inputs.mean(at_cap.to(live.dtype), unit)
+    highest = torch.cat([ratio, ratio.new_zeros(1)]).max()  # an empty piece gives 0
+    return Metrics(shares=shares, maxima={"policy/ratio_max": highest})
+
+
 def _correction(log_weights: Tensor, inputs: LossInputs, loss: PolicyLoss) -> Tensor:
     """[N] exp(log weight), for sequences its geometric mean over the trajectory, without gradient."""
     if loss.level == "sequence":
         log_weights = mean_per_trajectory(log_weights, inputs.trajectory_ids, inputs.denominators)
     return log_weights.detach().exp()
-
-
-def _clip(name: str, low: float | None, high: float | None, dual: float | None) -> Clip:
-    loss = LOSSES[name]
-    if dual is not None and loss.clips != "both":
-        raise ConfigurationError(f"dual_clip {dual} has no effect on {name}; leave it out")
-    if low is None:
-        return Clip(low=loss.clip.low, high=loss.clip.high if high is None else high, dual=dual)
-    return Clip(low=low, high=low if high is None else high, dual=dual)
 
 
 def _weight(inputs: LossInputs, cap: float | None, loss: PolicyLoss) -> Tensor | None:

@@ -19,12 +19,12 @@ class BytesPerParameter:
     """Bytes that one parameter takes."""
 
     weights: float
-    """That the forward pass reads."""
+    """Bytes that the forward pass reads."""
     gradients: float
     master: float
     """A copy in fp32 that the optimiser moves, where the weights are in half precision."""
     moments: float
-    """AdamW's two."""
+    """Bytes of AdamW's two moments."""
     frozen: float
     """Bytes for a model that is only forwarded."""
 
@@ -93,7 +93,7 @@ def training_memory(
     second copy of the policy that samples, 2 in half precision, 4 in fp32, 0 where the trained one samples.
     Raises ConfigurationError for fewer than no parameters.
     """
-    given = {
+    counts = {
         "parameters": parameters,
         "adapter": adapter,
         "critic": critic,
@@ -101,7 +101,7 @@ def training_memory(
         "reward_model": reward_model,
         "rollouts": rollouts,
     }
-    for name, number in given.items():
+    for name, number in counts.items():
         if not number >= 0:
             raise ConfigurationError(f"{name} must not be negative, got {number!r}")
 

@@ -1,4 +1,4 @@
-"""Is one of two better on the same scenarios? Every verdict of the package on paired results is made here.
+"""Verdicts on paired results: which of two is better on the same scenarios.
 
 Both functions take one difference for each scenario, B's mean over its tries minus A's. Tries of one scenario
 are alike, so more of them make a difference more exact and are no more scenarios.

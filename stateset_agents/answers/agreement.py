@@ -1,4 +1,4 @@
-r"""Is an answer to a maths problem the true one?
+r"""Compares an answer to a maths problem with the true one.
 
 >>> math_agreement(r"\frac{1}{2}", 0.5), math_agreement("41 or 42", 42), math_agreement("6 * 7", 42)
 (True, False, False)
@@ -31,14 +31,9 @@ MAX_ANSWER = 200
 _MAX_TRUTH = 2_000
 
 
-@dataclass(frozen=True, slots=True)
-class _Words:
-    """An answer that is no mathematics: compared as it stands, without case but for units (mW, MW)."""
-
-    text: str
-
-
-_Read = Node | _Words
+_Read = Node | str
+"""A tree; or the words of an answer that is no mathematics: they are compared as they stand, without case but
+for units (mW, MW)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +46,10 @@ class _Truth:
 
 
 def math_agreement(given: str, expected: object, *, form: Form = "value") -> bool:
-    r"""Is `given` the answer that is `expected`?
+    r"""True where `given` is the answer that is `expected`.
 
     Args:
-        given: At most 200 characters, plain or LaTeX: `42`, `1,250.5`, `\frac12`, `2\sqrt{3}`, `[1, 3)`.
+        given: Answer, plain or LaTeX, in at most 200 characters: `42`, `1,250.5`, `\frac12`, `[1, 3)`.
         expected: A number, a text, or a list: then all its values are the answer, in any order, and a list in
             it holds wordings of one value. A text such as "1, 2" or "\{1, 2\}" is a list, too.
         form: `value`: the answer must be evaluated. Where the truth is a rational number nothing may stand in
@@ -146,7 +141,7 @@ def _read(text: str, *, thousands: bool) -> _Read:
         return read(text, thousands=thousands)
     except Unreadable:
         text = " ".join(_WORD.sub(_folded, text).split()).rstrip(" !").lstrip(" .!")
-        return _Words(text if text.endswith("..") else text.rstrip(" .!"))
+        return text if text.endswith("..") else text.rstrip(" .!")
 
 
 _WORD = re.compile(r"[^\W\d_]+")
@@ -195,8 +190,8 @@ def _same_members(given: Sequence[_Read], truths: Sequence[Sequence[_Read]], for
 
 
 def _same(given: _Read, truth: _Read, form: Form) -> bool:
-    if isinstance(given, _Words) or isinstance(truth, _Words):
-        return isinstance(truth, _Words) and given == truth and bool(truth.text)
+    if isinstance(given, str) or isinstance(truth, str):
+        return given == truth and bool(truth)
     given, truth = _without_names(given, truth)
     if isinstance(given, Ambiguous) or isinstance(truth, Ambiguous):
         return _same_ambiguous(given, truth, form)
@@ -207,12 +202,7 @@ def _same(given: _Read, truth: _Read, form: Form) -> bool:
         return False
     if isinstance(given, Group) or isinstance(truth, Group):
         return _same_group(given, truth, form)
-    if (
-        isinstance(given, Apply)
-        and isinstance(truth, Apply)
-        and given.name == truth.name
-        and _relates(truth.name)
-    ):
+    if isinstance(given, Apply) and isinstance(truth, Apply) and _are_relations(given.name, truth.name):
         return _same_relation(given, truth, form)
     if form == "value":
         value = rational(truth)
@@ -249,8 +239,9 @@ def _without_names(given: Node, truth: Node) -> tuple[Node, Node]:
     return (given if sides[0] is None else sides[0][1]), (truth if sides[1] is None else sides[1][1])
 
 
-def _relates(name: str) -> bool:
-    return name in ("=", "!=", "in", "union", "base") or name.startswith("<")
+def _are_relations(given: str, truth: str) -> bool:
+    """True for two operations of the same name that have sides and no value."""
+    return given == truth and (truth in ("=", "!=", "in", "union", "base") or truth.startswith("<"))
 
 
 def _unit(node: Node) -> tuple[Node, str]:

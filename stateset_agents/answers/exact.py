@@ -265,16 +265,16 @@ def _root(base: Quotient, degree: int) -> Quotient:
 
 
 def _factors(number: int) -> dict[int, int]:
-    found: dict[int, int] = {}
+    powers: dict[int, int] = {}
     divisor = 2
     while divisor * divisor <= number:
         while number % divisor == 0:
-            found[divisor] = found.get(divisor, 0) + 1
+            powers[divisor] = powers.get(divisor, 0) + 1
             number //= divisor
         divisor += 1
     if number > 1:
-        found[number] = found.get(number, 0) + 1
-    return found
+        powers[number] = powers.get(number, 0) + 1
+    return powers
 
 
 def _factorial(value: Fraction | None) -> Fraction:

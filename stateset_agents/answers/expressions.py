@@ -52,12 +52,13 @@ def read(text: str, *, thousands: bool = True) -> Node:
     reader = _Reader(tokens(text, thousands=thousands))
     items = [reader.relation()]
     while reader.at < len(reader.tokens):
-        divided = reader.accepts(",", ";")
-        divided = reader.accepts_word("and", "or") or divided
-        if not divided:
+        if not any([reader.accepts(",", ";"), reader.accepts_word("and", "or")]):  # or both: "1, and 2"
             raise Unreadable(f"{reader.tokens[reader.at].text!r} stands behind the answer")
         items.append(reader.relation())
     return items[0] if len(items) == 1 else Group("list", tuple(items))
+
+
+_NOTHING = Token("end", "", False)
 
 
 class _Reader:
@@ -66,20 +67,22 @@ class _Reader:
         self.at = 0
         self.depth = 0
 
-    def peek(self) -> Token | None:
-        return self.tokens[self.at] if self.at < len(self.tokens) else None
+    def peek(self, ahead: int = 0) -> Token:
+        """The next token, or the one `ahead` of it; `_NOTHING` before the first one and behind the last."""
+        place = self.at + ahead
+        return self.tokens[place] if 0 <= place < len(self.tokens) else _NOTHING
 
     def accepts(self, *texts: str, kind: str = "mark") -> str | None:
         """Go past one of these marks, or tokens of another kind, if it comes next."""
         token = self.peek()
-        if token is not None and token.kind == kind and token.text in texts:
+        if token.kind == kind and token.text in texts:
             self.at += 1
             return token.text
         return None
 
     def accepts_word(self, *words: str) -> str | None:
         token = self.peek()
-        if token is not None and token.kind in ("word", "text") and token.text.lower() in words:
+        if token.kind in ("word", "text") and token.text.lower() in words:
             self.at += 1
             return token.text
         return None
@@ -162,21 +165,21 @@ class _Reader:
         """A word with its exponent, a fraction of two; empty, and nothing gone past, where there is none."""
         start = self.at
         token = self.peek()
-        if token is None or token.text.lower() in ("and", "or"):
+        if token.text.lower() in ("and", "or"):
             return ""
         self.at += 1
         following = self.peek()
         if token.kind in ("word", "text") or token.text in _CURRENCIES:
             word = token.text
-            if following is not None and following.glued and following.text in _UNIT_COMMANDS:
+            if following.glued and following.text in _UNIT_COMMANDS:
                 word, self.at = word + _UNIT_COMMANDS[following.text], self.at + 1  # kΩ
         elif token.kind == "command" and token.text in _UNIT_COMMANDS:
             word = _UNIT_COMMANDS[token.text]
-            if following is not None and following.kind in ("word", "text"):
+            if following.kind in ("word", "text"):
                 word, self.at = word + following.text, self.at + 1
         elif token.text == "°":
-            is_scale = following is not None and following.text in ("C", "F")
-            word = token.text + (following.text if following is not None and is_scale else "")
+            is_scale = following.text in ("C", "F")
+            word = token.text + following.text * is_scale
             self.at += is_scale
         elif token.kind == "command" and token.text in _FRACTIONS:
             above, below = self._braced_unit(), self._braced_unit()
@@ -191,8 +194,7 @@ class _Reader:
 
     def _is_hyphen(self) -> bool:
         """True for a hyphen as in newton-meters."""
-        following = self.tokens[self.at : self.at + 2]
-        return len(following) == 2 and all(token.glued for token in following) and following[1].kind == "word"
+        return self.peek().glued and self.peek(1).glued and self.peek(1).kind == "word"
 
     def _braced_unit(self) -> str:
         unit = self._unit() if self.accepts("{") else ""
@@ -201,7 +203,7 @@ class _Reader:
     def _unit_exponent(self) -> str | None:
         """Return the exponent of a unit; None where what is raised to a power is no unit."""
         token = self.peek()
-        if token is not None and token.kind == "number" and token.glued and token.text in ("2", "3"):
+        if token.kind == "number" and token.glued and token.text in ("2", "3"):
             self.at += 1  # cm2
             return f"^{token.text}"
         if not self.accepts("^"):
@@ -209,7 +211,7 @@ class _Reader:
         closes = "}" if self.accepts("{") else None
         sign = self.accepts("-", "+") or ""
         token = self.peek()
-        if token is None or not token.text.isdecimal():
+        if not token.text.isdecimal():
             return None
         self.at += 1
         return f"^{sign}{token.text}" if closes is None or self.accepts(closes) else None
@@ -250,7 +252,7 @@ class _Reader:
                         quantity, end = self._quantity(value)
                     token, is_fraction = self.peek(), self._touches_fraction()
                     right = self.power()
-                    is_bracketed = token is not None and token.text == "("
+                    is_bracketed = token.text == "("
                     value = _implicit(value, right, is_fraction=is_fraction, is_bracketed=is_bracketed)
                 elif isinstance(value, Apply) and value.name == "beside":
                     raise Unreadable("two numbers stand side by side")
@@ -270,7 +272,7 @@ class _Reader:
     def _quantity(self, value: Node) -> tuple[Ambiguous | None, int]:
         """The value with the unit that its letters may be, and where it ends; nothing is gone past."""
         start, token = self.at, self.peek()
-        if token is None or not (len(token.text) == 1 or token.kind == "command") or holds_letter(value):
+        if not (len(token.text) == 1 or token.kind == "command") or holds_letter(value):
             return None, -1
         unit = self._unit()
         end, self.at = self.at, start
@@ -282,8 +284,6 @@ class _Reader:
     def _begins_factor(self) -> bool:
         """True where what comes next may be multiplied without a sign."""
         token = self.peek()
-        if token is None:
-            return False
         if token.kind == "word":
             return len(token.text) == 1 or self._is_name(token) or self._is_letters(token)
         if token.kind == "command":
@@ -293,10 +293,10 @@ class _Reader:
         return token.kind == "mark" and token.text in ("(", "{")
 
     def _touches_fraction(self) -> bool:
-        r"""Does `\frac` stand right behind digits, as in a mixed number?"""
-        before, token = self.tokens[self.at - 1], self.peek()
-        is_fraction = token is not None and token.kind == "command" and token.text in _FRACTIONS
-        return before.kind == "number" and is_fraction
+        r"""True where `\frac` stands right behind digits, as in a mixed number."""
+        token = self.peek()
+        is_fraction = token.kind == "command" and token.text in _FRACTIONS
+        return is_fraction and self.peek(-1).kind == "number"
 
     def _is_name(self, token: Token) -> bool:
         is_second = token.text == "sec" and self.at + 1 == len(self.tokens)
@@ -305,12 +305,11 @@ class _Reader:
 
     def _is_letters(self, token: Token) -> bool:
         """True for a product of letters, as in `2ab`. Words alone or behind white space are words."""
-        before = self.tokens[self.at - 1] if self.at else None
-        touches = before is not None and (before.kind == "number" or before.text in _BEFORE_LETTERS)
-        behind = self.tokens[self.at + 1 : self.at + 2]
-        begins = before is None and bool(behind) and behind[0].glued and behind[0].text in _BEHIND_LETTERS
+        before, behind = self.peek(-1), self.peek(1)
+        touches = before.kind == "number" or before.text in _BEFORE_LETTERS
+        begins = before is _NOTHING and behind.glued and behind.text in _BEHIND_LETTERS
         is_letters = token.glued and len(token.text) <= 3 and (touches or begins)
-        is_unit = before is not None and before.kind == "number" and is_known_unit(token.text)
+        is_unit = before.kind == "number" and is_known_unit(token.text)
         return is_letters and not is_unit
 
     def signed(self) -> Node:
@@ -333,15 +332,14 @@ class _Reader:
 
     def _accepts_stars(self) -> bool:
         """Python's `**`."""
-        stars = self.tokens[self.at : self.at + 2]
-        found = len(stars) == 2 and all(star.text == "*" for star in stars) and stars[1].glued
-        self.at += 2 * found
-        return found
+        is_power = self.peek().text == self.peek(1).text == "*" and self.peek(1).glued
+        self.at += 2 * is_power
+        return is_power
 
     def _accepts_degree(self) -> bool:
         """Go past the degree sign of an angle; 20 °C has its unit behind it."""
-        behind = self.tokens[self.at + 1 : self.at + 2]
-        is_scale = bool(behind) and behind[0].kind in ("word", "text") and behind[0].text in ("C", "F")
+        behind = self.peek(1)
+        is_scale = behind.kind in ("word", "text") and behind.text in ("C", "F")
         return not is_scale and self.accepts("°") is not None
 
     def postfix(self) -> Node:
@@ -379,7 +377,7 @@ class _Reader:
 
     def primary(self) -> Node:
         token = self.peek()
-        if token is None:
+        if token is _NOTHING:
             raise Unreadable("something is missing at the end")
         self.at += 1
         self._deeper()
@@ -407,18 +405,14 @@ class _Reader:
         if self.accepts("..."):
             return _repeating(whole, decimals)
         start, token = self.at, self.peek()
-        if (
-            not point
-            or token is None
-            or not ((token.text == "(" and token.glued) or token.text == "overline")
-        ):
+        if not point or not ((token.text == "(" and token.glued) or token.text == "overline"):
             return value
         self.at += 1
         closes = ")" if token.text == "(" else "}"
         if closes == "}":
             self.expect("{")
         block = self.peek()
-        if block is None or not block.text.isdecimal() or not block.glued:
+        if not block.text.isdecimal() or not block.glued:
             self.at = start
             return value
         self.at += 1
@@ -489,7 +483,7 @@ class _Reader:
         if self.accepts("{"):
             return self.group()
         token = self.peek()
-        if token is not None and token.kind == "number" and len(token.text) > 1:
+        if token.kind == "number" and len(token.text) > 1:
             rest = Token("number", token.text[1:], True)
             if not (token.text.isdecimal()):
                 raise Unreadable("braces are missing around a number")
@@ -541,7 +535,7 @@ class _Reader:
         token = self.peek()
         self.at += 1
         self.expect("}")
-        return token.text if token is not None else ""
+        return token.text
 
 
 def _joined(name: str, parts: list[Node]) -> Node:

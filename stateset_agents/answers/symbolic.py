@@ -20,12 +20,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 from stateset_agents.answers.exact import MAX_PRODUCTS, rational
 from stateset_agents.answers.symbolic_worker import CPU_SECONDS
-from stateset_agents.answers.tokens import FUNCTIONS
+from stateset_agents.answers.tokens import FUNCTIONS, NOTATION
 from stateset_agents.answers.tree import Ambiguous, Apply, Node, Number, Symbol
 from stateset_agents.types.errors import RewardTimeout
 from stateset_agents.types.logs import get_logger
@@ -34,17 +35,7 @@ from stateset_agents.types.logs import get_logger
 
 _MAX_POWER = 100
 _MAX_FACTORIAL = 50
-_FORMS = {
-    "/": r"\frac{{{}}}{{{}}}",
-    "neg": "-({})",
-    "pos": "{}",
-    "^": "({})^{{{}}}",
-    "!": "({})!",
-    "sqrt": r"\sqrt{{{}}}",
-    "root": r"\sqrt[{1}]{{{0}}}",
-    "abs": "|{}|",
-    "exp": "e^{{{}}}",
-}
+_FORMS: Mapping[str, str] = NOTATION["forms"]
 """Operation -> the LaTeX around its arguments."""
 
 
@@ -243,8 +234,8 @@ def _line(
             process.wait()
             return None
         text += piece
-    found: dict[str, Any] = json.loads(text)
-    return found
+    answer: dict[str, Any] = json.loads(text)
+    return answer
 
 
 _worker = SymbolicWorker()

@@ -36,8 +36,8 @@ def main() -> None:
     for line in sys.stdin:
         if sys.platform != "linux":  # where the limit counts ticks, and beside busy neighbours too many
             _allow(CPU_SECONDS)
-        asked = json.loads(line)
-        print(json.dumps({"equal": _equal(math_verify, **asked)}), file=answers, flush=True)
+        request = json.loads(line)
+        print(json.dumps({"equal": _equal(math_verify, **request)}), file=answers, flush=True)
 
 
 def _allow(seconds: int) -> None:

@@ -26,8 +26,8 @@ GREEK = {
     if code != 0x3C2  # final sigma
 } | {"Δ": "Delta", "Ω": "Omega", "Σ": "Sigma", "Γ": "Gamma", "Φ": "Phi", "Θ": "Theta", "Λ": "Lambda"}
 """A letter -> the LaTeX command that writes it."""
-_NOTATION = read_yaml(Path(__file__).with_name("notation.yaml"))
-_SIGNS: dict[str, str] = {sign: plain for plain, signs in _NOTATION["signs"].items() for sign in signs}
+NOTATION = read_yaml(Path(__file__).with_name("notation.yaml"))
+_SIGNS: dict[str, str] = {sign: plain for plain, signs in NOTATION["signs"].items() for sign in signs}
 _AS_LETTERS = ("<font>", "<wide>", "<narrow>", "<noBreak>", "<square>", "<compat>", "<small>")
 """Kinds of compatibility characters that are others, drawn differently: full-width digits, ㎞."""
 _SCRIPT = re.compile(r"([\^_])\{([^{}]*)\}(?:\1\{([^{}]*)\})")
@@ -87,21 +87,18 @@ class Unreadable(ValueError):
 class Token:
     """One piece of an answer."""
 
-    kind: Literal["number", "word", "command", "text", "mark"]
+    kind: Literal["number", "word", "command", "text", "mark", "end"]
     text: str
     glued: bool
     """No white space stands before it."""
 
 
-FUNCTIONS = frozenset(_NOTATION["functions"].split())
-GREEK_COMMANDS = frozenset(_NOTATION["greek"].split())
-_COMMANDS = {name: mark for mark, names in _NOTATION["commands"].items() for name in names.split()}
-_SPACES = frozenset(
-    (",", ";", ":", "!", " ", "quad", "qquad", "left", "right", "big", "Big", "bigl", "bigr",
-     "displaystyle", "limits")
-)  # fmt: skip
+FUNCTIONS = frozenset(NOTATION["functions"].split())
+GREEK_COMMANDS = frozenset(NOTATION["greek"].split())
+_COMMANDS = {name: mark for mark, names in NOTATION["commands"].items() for name in names.split()}
+_SPACES = frozenset((*",;:! ", *NOTATION["spaces"].split()))
 _DOTS = frozenset(("dots", "ldots", "cdots"))
-_TEXTS = frozenset(_NOTATION["texts"].split())
+_TEXTS = frozenset(NOTATION["texts"].split())
 _NUMBER = r"[0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]{1,3}(?![0-9A-Za-z.]))?|\.[0-9]+"
 _TOKEN = re.compile(
     rf"(?P<space>\s+)|(?P<thousands>[0-9]{{1,3}}(?:,[0-9]{{3}})+(?![0-9])(?:\.[0-9]+)?)|(?P<number>{_NUMBER})"
@@ -124,7 +121,7 @@ def tokens(text: str, *, thousands: bool) -> list[Token]:
     """
     text = _DEGREE.sub("°", _THIN.sub(",", plain_text(text)))
     text = _TIMES.sub(TIMES, _DOTTED.sub(_overlined, text))
-    found: list[Token] = []
+    pieces: list[Token] = []
     position, depth, glued = 0, 0, True
     while position < len(text):
         match = _TOKEN.match(text, position)
@@ -149,7 +146,7 @@ def tokens(text: str, *, thousands: bool) -> list[Token]:
             for pattern, plain in _IN_TEXT:
                 value = pattern.sub(plain, value)
             for word in value.split():
-                found.append(Token("text", word, glued))
+                pieces.append(Token("text", word, glued))
                 glued = False
             continue
         if kind == "command" and value in _COMMANDS:
@@ -161,9 +158,9 @@ def tokens(text: str, *, thousands: bool) -> list[Token]:
         if kind == "thousands":
             kind, value = "number", value.replace(",", "")
         depth += (value in ("(", "[", "{", "\\{")) - (value in (")", "]", "}", "\\}"))
-        found.append(Token(kind, value, glued))  # type: ignore[arg-type]  # the groups have the kinds' names
+        pieces.append(Token(kind, value, glued))  # type: ignore[arg-type]  # the groups have the kinds' names
         glued = True
-    return found
+    return pieces
 
 
 def _overlined(match: re.Match[str]) -> str:

@@ -109,19 +109,19 @@ def _plain(word: str) -> str:
 
 def _factors(text: str) -> list[tuple[str, int]] | None:
     """Names with their exponents; None for anything else, as J/kg K, where nobody knows what K divides."""
-    found: list[tuple[str, int]] = []
+    names: list[tuple[str, int]] = []
     for place, part in enumerate(_DIVISION.split(text)):
         is_bracketed = place > 0 and part.startswith("(") and part.endswith(")")
         factors = _product(part[1:-1] if is_bracketed else part)
         if factors is None or (place and len(factors) != 1 and not (is_bracketed and factors)):
             return None
-        found += [(name, -power if place else power) for name, power in factors]
-    return found
+        names += [(name, -power if place else power) for name, power in factors]
+    return names
 
 
 def _product(text: str) -> list[tuple[str, int]] | None:
     words = [word for word in _BETWEEN.split(text) if word]
-    found: list[tuple[str, int]] = []
+    names: list[tuple[str, int]] = []
     place, power = 0, 1
     while place < len(words):
         word, pair = words[place], " ".join(words[place : place + 2]).lower()
@@ -132,16 +132,16 @@ def _product(text: str) -> list[tuple[str, int]] | None:
             value = _POWERS[word.rstrip(".").lower()]
             if not word.lower().rstrip(".").endswith("ed"):
                 power = value
-            elif found:
-                found[-1] = found[-1][0], found[-1][1] * value
+            elif names:
+                names[-1] = names[-1][0], names[-1][1] * value
             else:  # 40 squared is 1600
                 return None
         elif spelled is not None:
-            found += [(name, each * power) for name, each in _factors(spelled) or ()]
+            names += [(name, each * power) for name, each in _factors(spelled) or ()]
             power = 1
         elif match is None:
             return None
         else:
-            found.append((_plain(match["name"]), power * int(match["exponent"] or 1)))
+            names.append((_plain(match["name"]), power * int(match["exponent"] or 1)))
             power = 1
-    return found if power == 1 else None
+    return names if power == 1 else None

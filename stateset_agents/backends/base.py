@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Session(NamedTuple):
-    """One live conversation. Sessions sort by (episode, member), the order of requests in a batch."""
+    """A live conversation. Sessions sort by (episode, member), the order of requests in a batch."""
 
     episode: int
     member: int
@@ -37,7 +37,7 @@ class Session(NamedTuple):
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """What our code needs of a tokenizer; `HuggingFaceTokenizer` adapts those of transformers."""
+    """The members of a tokenizer that our code calls; `HuggingFaceTokenizer` adapts those of transformers."""
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text, without BOS. A control token that is written out in it stays plain text."""
@@ -224,7 +224,7 @@ class AdapterBackend(TrainableBackend, Protocol):
 
 @runtime_checkable
 class RunningBackend(TrainableBackend, Protocol):
-    """One that has been started: only then is an engine selected."""
+    """A trainable backend that has been started: only then is an engine selected."""
 
     @property
     def running(self) -> EngineInfo: ...

@@ -358,7 +358,16 @@ def linear(
     It computes any product of two matrices: a·b is `linear(a, b.t())`. Below the highest `precision`, the
     product and its gradients are computed from rounded operands.
     """
-    if (precision == "highest" and not is_available()) or not _takes(x, weight, bias):
+    are_fp32_matrices_on_cpu = (
+        x.dtype == weight.dtype == torch.float32
+        and (bias is None or (bias.dtype == torch.float32 and bias.dim() == 1))
+        and x.device.type == weight.device.type == "cpu"
+        and weight.dim() == 2
+        and x.dim() >= 2
+        and x.numel() > 0
+        and not torch.is_autocast_enabled("cpu")
+    )
+    if not are_fp32_matrices_on_cpu or (precision == "highest" and not is_available()):
         return F.linear(x, weight, bias)
     with_gradient = torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (x, weight, bias)
@@ -371,19 +380,6 @@ def linear(
     else:
         result = onednn_product(x, weight, bias)
     return result
-
-
-def _takes(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """True for fp32 matrices on the CPU, without autocast."""
-    return (
-        x.dtype == weight.dtype == torch.float32
-        and (bias is None or (bias.dtype == torch.float32 and bias.dim() == 1))
-        and x.device.type == weight.device.type == "cpu"
-        and weight.dim() == 2
-        and x.dim() >= 2
-        and x.numel() > 0
-        and not torch.is_autocast_enabled("cpu")
-    )
 
 
 class _FastLinear(torch.autograd.Function):
@@ -628,7 +624,7 @@ class PackedLinear:
         return lambda x: F.linear(x, joined, bias)
 
     def _rounded(self) -> Callable[[Tensor], Tensor]:
-        """The same from rounded operands."""
+        """A product with the weights as they are now, rounded, and with each input rounded."""
         parts, bias, precision = rounded(self._whole(), self.precision), self._bias, self.precision
         if precision == "medium" and self._packing is not None and _packs_bf16():
             parts = (onednn_packed(parts[0]),)

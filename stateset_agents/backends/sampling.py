@@ -47,6 +47,7 @@ def sample(
     tokens, total = _inverse_cdf(probs, uniforms[:, None])
     if metadata.greedy is not None:
         tokens = torch.where(metadata.greedy[:, None], probs.argmax(-1, keepdim=True), tokens)
+    # By the total of the draw: a float32 softmax sums to 1 only within 1e-6.
     chosen = probs.gather(-1, tokens).double() / total
     return tokens[:, 0], chosen.log()[:, 0].float()
 

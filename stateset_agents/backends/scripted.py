@@ -70,7 +70,7 @@ class ScriptedBackend:
         self._turns: dict[Session | None, int] = {}
 
     async def start(self) -> None:
-        """Nothing to start."""
+        """Do nothing: a script is always ready."""
 
     async def generate(
         self,
@@ -173,7 +173,7 @@ class ScriptedBackend:
         """A script does not break."""
 
     def counts(self) -> Mapping[str, int]:
-        """Nothing is counted."""
+        """An empty mapping: a script counts nothing."""
         return {}
 
     def participate(self) -> AbstractContextManager[None]:
@@ -181,4 +181,4 @@ class ScriptedBackend:
         return nullcontext()
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: a script holds no resources."""

@@ -118,8 +118,8 @@ def _keeps(split: Mapping[str, Any]) -> bool:
 
 def _keeps_all(model: Mapping[str, Any], steps: Iterable[Mapping[str, Any]]) -> bool:
     """True if the model drops no character, and joins no characters into one unknown token."""
-    known = set(_names(model.get("vocab", {})))
-    if model.get("byte_fallback") and all(f"<0x{byte:02X}>" in known for byte in range(256)):
+    vocabulary = set(_names(model.get("vocab", {})))
+    if model.get("byte_fallback") and all(f"<0x{byte:02X}>" in vocabulary for byte in range(256)):
         return model["type"] in ("BPE", "Unigram")
     if model["type"] != "BPE":
         return False  # one unknown token stands for a word, or for a run of characters
@@ -132,7 +132,7 @@ def _keeps_all(model: Mapping[str, Any], steps: Iterable[Mapping[str, Any]]) -> 
     prefixes = {"", model.get("continuing_subword_prefix") or ""}
     suffixes = {"", model.get("end_of_word_suffix") or ""}
     return all(
-        f"{prefix}{letter}{suffix}" in known
+        f"{prefix}{letter}{suffix}" in vocabulary
         for letter in ByteLevel.alphabet()
         for prefix in prefixes
         for suffix in suffixes
@@ -161,9 +161,9 @@ class HuggingFaceTokenizer:
         self.hf = hf_tokenizer
         eos: Any = hf_tokenizer.eos_token_id
         tokenizer_eos = [] if eos is None else eos if isinstance(eos, list) else [eos]
-        self._eos_ids = tuple(dict.fromkeys([*tokenizer_eos, *extra_eos_ids]))
+        self.eos_ids = tuple(dict.fromkeys([*tokenizer_eos, *extra_eos_ids]))
         # Any text that the vocabulary lacks becomes the unknown token, so that is no control token.
-        unknown = {hf_tokenizer.unk_token_id} - {*self._eos_ids, hf_tokenizer.bos_token_id}
+        unknown = {hf_tokenizer.unk_token_id} - {*self.eos_ids, hf_tokenizer.bos_token_id}
         self._control = {
             token.content: id
             for id, token in hf_tokenizer.added_tokens_decoder.items()
@@ -178,10 +178,6 @@ class HuggingFaceTokenizer:
         )
         self._check_plain()
         self._bound = _bound(self._markup, self._plain)
-
-    @property
-    def eos_ids(self) -> tuple[int, ...]:
-        return self._eos_ids
 
     def encode(self, text: str) -> list[int]:
         if self._plain is not None:
@@ -202,26 +198,21 @@ class HuggingFaceTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids without special tokens (added ones that are not special, like `<tool_call>`, stay)."""
-        return self._decoded(ids, without_special=True)
+        # A slow tokenizer would also change the spaces around punctuation.
+        return str(self.hf.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def decode_markup(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens as markup writes them."""
-        return self._decoded(ids, without_special=False)
+        return str(self.hf.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def piece(self, id: int) -> str:
         """Text of one token with its leading space; a control token as markup writes it.
 
         A token that is part of a character gives U+FFFD.
         """
-        text = self._decoded([id], without_special=False)
+        text = self.decode_markup([id])
         begins_word = str(self.hf.convert_ids_to_tokens(id)).startswith("\u2581")
         return f" {text}" if begins_word and not text.startswith(" ") else text  # decoders drop the first one
-
-    def _decoded(self, ids: Sequence[int], *, without_special: bool) -> str:
-        ids = list(ids)
-        return str(
-            self.hf.decode(ids, skip_special_tokens=without_special, clean_up_tokenization_spaces=False)
-        )
 
     def _check_plain(self) -> None:
         forged = set(self._control.values())
@@ -270,7 +261,7 @@ def _load(state: dict[str, Any]) -> Any:
 
 
 def _without_control(state: dict[str, Any], control: set[str]) -> dict[str, Any]:
-    """The same tokenizer, in which no text becomes a control token; all ids stay the same.
+    """The state of a tokenizer in which no text becomes a control token; all ids stay the same.
 
     Added tokens follow the model's vocabulary in order. So an added token outside the vocabulary is renamed:
     dropping it would shift the ids after it. One inside the vocabulary is dropped from the list, and renamed
@@ -279,12 +270,12 @@ def _without_control(state: dict[str, Any], control: set[str]) -> dict[str, Any]
     model = state["model"]
     hidden = {content: f"\ue000{secrets.token_hex(16)}" for content in control}
     pieces = model.get("vocab", {})
-    known = set(pieces) if isinstance(pieces, dict) else {piece for piece, _ in pieces}
+    vocabulary = set(pieces) if isinstance(pieces, dict) else {piece for piece, _ in pieces}
     state["post_processor"] = None
     state["added_tokens"] = [
         {**token, "content": hidden.get(token["content"], token["content"])}
         for token in state["added_tokens"]
-        if token["content"] not in control or token["content"] not in known
+        if token["content"] not in control or token["content"] not in vocabulary
     ]
     if isinstance(pieces, list):
         model["vocab"] = [[hidden.get(piece, piece), score] for piece, score in pieces]
@@ -304,7 +295,7 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> No
 
 
 class ByteTokenizer:
-    """One token per byte, ids 0 to 255, and a few control tokens; pure Python, for the scripted backend."""
+    """A tokenizer for scripted backends: a token per byte, ids 0 to 255, and a few control tokens."""
 
     def __init__(
         self, control: Sequence[str] = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
@@ -313,11 +304,7 @@ class ByteTokenizer:
         self._ids = {content: 256 + index for index, content in enumerate(control)}
         self._control = {id: content for content, id in self._ids.items()}
         self._split = re.compile("(" + "|".join(re.escape(content) for content in control) + ")")
-        self._eos_ids = (256,)
-
-    @property
-    def eos_ids(self) -> tuple[int, ...]:
-        return self._eos_ids
+        self.eos_ids = (256,)
 
     def encode(self, text: str) -> list[int]:
         """UTF-8 bytes of the text; a control token that is written out in it is bytes, too."""
@@ -361,7 +348,7 @@ _BROKEN = "\ufffd"
 def cut(text: str, stop: Sequence[str]) -> str:
     """The text before the first stop string in it; the full text if there is none."""
     starts = [start for start in (text.find(string) for string in stop) if start >= 0]
-    return text[: min(starts)] if starts else text
+    return text[: min(starts, default=len(text))]
 
 
 class TurnText:
@@ -424,8 +411,7 @@ class TurnText:
 
     def finish(self, ids: Sequence[int]) -> str:
         """The text of all `ids` of the turn, cut at a stop string; `on_text` gets its last piece."""
-        said = ids[:-1] if ids and ids[-1] in self._end_ids else ids
-        text = cut(self._decode(said), self._stop)
+        text = cut(self._decode(ids[:-1] if ids and ids[-1] in self._end_ids else ids), self._stop)
         if self._on_text is not None and len(text) > self._num_emitted:
             self._on_text(text[self._num_emitted :])
             self._num_emitted = len(text)

@@ -17,7 +17,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from stateset_agents.backends.base import EngineInfo, Session, Tokenizer
 from stateset_agents.backends.pretrained.load_lock import load_in_thread
 from stateset_agents.backends.tokenizers import TurnText
 from stateset_agents.runtime.circuit_breakers import Breaker, admitted, retry, wait_before
+from stateset_agents.runtime.tasks import ActiveWork
 from stateset_agents.types.errors import BackendError, ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.messages import Completion, Message, SamplingParams, VersionSpan
@@ -98,24 +99,17 @@ class VLLMClient:
         def is_final(error: Exception) -> bool:
             return not isinstance(error, Unreachable) or self._breaker.seconds_down > _PATIENCE
 
-        return await retry(
-            lambda _: self._behind_breaker(method, path, body, waits=not once),
-            times=0 if once else self._attempts - 1,
-            is_final=is_final,
-            wait=wait,
-        )
+        async def behind_breaker(_: int) -> Any:
+            async with admitted(self._breaker, patience=_PATIENCE, down=Unreachable) as call:
+                try:
+                    return await self._attempt(method, path, body)
+                except Unreachable as error:
+                    call.cause = str(error)
+                    raise
 
-    async def _behind_breaker(
-        self, method: str, path: str, body: Mapping[str, Any] | None, *, waits: bool
-    ) -> Any:
-        if not waits:
+        if once:
             return await self._attempt(method, path, body)
-        async with admitted(self._breaker, patience=_PATIENCE, down=Unreachable) as call:
-            try:
-                return await self._attempt(method, path, body)
-            except Unreachable as error:
-                call.failed(str(error))
-                raise
+        return await retry(behind_breaker, times=self._attempts - 1, is_final=is_final, wait=wait)
 
     async def _attempt(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
         import aiohttp
@@ -273,11 +267,8 @@ class VLLMBackend:
         self._checked = -math.inf
         """Time at which the server last had the right weights, by `time.monotonic`."""
         self._gate = asyncio.Lock()
-        self._live: set[asyncio.Timeout] = set()
-        """Limits of the requests under way. They have none, except for one that hangs while weights
-        change."""
-        self._drained = asyncio.Event()
-        self._drained.set()
+        self._active = ActiveWork()
+        """The requests under way; those that hang while weights change are cut."""
         self._counts = {"requests": 0, "prompt_tokens": 0, "sampled_tokens": 0, "refreshes": 0}
 
     @property
@@ -294,7 +285,7 @@ class VLLMBackend:
         return model
 
     def model_to_quantize(self) -> PreTrainedModel:
-        """The same: the server's own is not in this process. Blocking."""
+        """The model in fp32, for the server's own is not in this process. Blocking."""
         return self.master_model()
 
     async def start(self) -> None:
@@ -319,7 +310,7 @@ class VLLMBackend:
         session: Session | None = None,
         on_text: Callable[[str], None] | None = None,
     ) -> Completion:
-        """One turn; `on_text` gets its complete text in one piece.
+        """Sample one turn; `on_text` gets its complete text in one piece.
 
         Raises BackendError if the prompt fills the context, and for an invalid answer or none.
         """
@@ -456,31 +447,20 @@ class VLLMBackend:
     @asynccontextmanager
     async def _request(self) -> AsyncIterator[None]:
         """A request under way: an update waits for its end, and none begins while the weights change."""
-        async with self._gate:
-            await self._check_weights()
-            limit = asyncio.timeout(None)
-            self._live.add(limit)
-            self._drained.clear()
-        try:
-            async with limit:
-                yield
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            raise BackendError("the vLLM server's new weights waited too long for a turn's end") from error
-        finally:
-            self._live.discard(limit)
-            if not self._live:
-                self._drained.set()
+        cut = partial(BackendError, "the vLLM server's new weights waited too long for a turn's end")
+        async with AsyncExitStack() as request:
+            async with self._gate:
+                await self._check_weights()
+                await request.enter_async_context(self._active.under_way(cut))
+            yield
 
     async def _drain(self) -> None:
         """Wait for the requests under way; one that takes longer than the client's timeout fails."""
         try:
-            await asyncio.wait_for(self._drained.wait(), self._client.timeout)
+            await asyncio.wait_for(self._active.ended(), self._client.timeout)
         except TimeoutError:
-            for limit in [limit for limit in self._live if not limit.expired()]:
-                limit.reschedule(0.0)  # a time in the past: it expires now
-            await self._drained.wait()
+            self._active.cut()
+            await self._active.ended()
 
     async def _complete(self, body: Mapping[str, Any], prompt_ids: Sequence[int]) -> dict[str, Any]:
         """The answer's only choice. After a retry the server may have restarted: its weights are checked."""
@@ -498,10 +478,10 @@ class VLLMBackend:
                 )
         try:
             (choice,) = data["choices"]
-            read = choice["prompt_token_ids"]
+            prompt_ids_read = choice["prompt_token_ids"]
         except (KeyError, TypeError, ValueError) as error:
             raise BackendError(f"the vLLM server answered {json.dumps(data)[:160]}, no completion") from error
-        if list(read or ()) != list(prompt_ids):
+        if list(prompt_ids_read or ()) != list(prompt_ids):
             raise BackendError(
                 "the vLLM server read other tokens than it was given: it needs to know return_token_ids "
                 "(vLLM 0.11 or newer)"

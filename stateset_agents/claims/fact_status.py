@@ -341,7 +341,7 @@ def _spans(wording: str, statements: Statements) -> Iterator[TextSpan]:
         return
     places = [_meant(part, statements) for part in parts]
     near = [0] * len(parts)
-    """Per part, the first place that is not too far before the first part's: each moves on only."""
+    """For each part, the first place that is not too far before the first part's: each moves on only."""
     for first in places[0]:
         together = [first]
         for number, others in enumerate(places[1:], 1):

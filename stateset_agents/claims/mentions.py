@@ -36,7 +36,7 @@ class Replies:
 
     statements: Sequence[Statements]
     values: Sequence[Sequence[Value]]
-    """Per reply, in order."""
+    """The typed values of each reply, in order."""
     sound: frozenset[int]
     """Numbers of the replies that may tell something."""
     expected: Sequence[Value]

@@ -30,7 +30,7 @@ class TextSpan(NamedTuple):
 
 
 class Modality(NamedTuple):
-    """What a text does with the word at one place."""
+    """The mood in which a text has the word at one place."""
 
     denials: int
     doubted: bool
@@ -131,7 +131,7 @@ class Statements:
         return last or bool(_ENGLISH.asks.match(self.low, sentence.start))
 
     def _covered(self) -> dict[str, tuple[list[int], list[int]]]:
-        """Per sign: places where the number of scopes changes, and the number from there on."""
+        """For each sign, the places where the number of scopes changes, and the number from there on."""
         changes: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
         unread = self.plain
         for operator in OPERATORS:

@@ -300,7 +300,7 @@ class _Fact:
     contents: frozenset[frozenset[str]]
     """Content words beside each mention."""
     live: Sequence[Mention]
-    """Its mentions, in order."""
+    """The fact's mentions, in order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.cli.output import add_settings
 from stateset_agents.cli.run_settings import enclosing_run, overrides, settings_of_run
 from stateset_agents.runtime import event_loop
 from stateset_agents.runtime.named_code import imported
 from stateset_agents.types.errors import ConfigurationError, StatesetError
 from stateset_agents.types.logs import shown, shown_line
+from stateset_agents.types.messages import ToolCall
 from stateset_agents.types.settings import nearest
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from stateset_agents.core.environment import Environment
     from stateset_agents.core.tools import Tool
     from stateset_agents.serving.chat_session import ChatSession
-    from stateset_agents.types.messages import ToolCall
     from stateset_agents.types.scenario import Scenario
 
 # ------------------------------------------------------------------------------ the terminal
@@ -166,7 +165,6 @@ class ChatLoop:
         return True
 
     async def _answer(self, text: str) -> None:
-        from stateset_agents.types.messages import ToolCall
 
         async with aclosing(self._session.stream(text)) as events:
             async for event in events:
@@ -209,36 +207,6 @@ def _format_call(call: ToolCall) -> str:
 
 _MAX_REPLIES = 1_000_000
 """The most replies of the agent in a conversation with a person."""
-
-
-def add_parser(subparsers: Any) -> None:
-    """Register the verb."""
-    parser = subparsers.add_parser(
-        "chat",
-        help="talk to an agent",
-        description=f"Talk to an agent, line by line. In the chat: {COMMANDS}; Ctrl-C stops an answer, "
-        "Ctrl-D leaves. Without --model and --environment it is the embedded agent at its retail desk.",
-    )
-    parser.add_argument(
-        "--model",
-        help='"embedded:desk", a Hugging Face name, a folder, a GGUF file; a run or its checkpoint comes '
-        "with its agent settings and, without --environment, --tools and --load, with its environment",
-    )
-    parser.add_argument(
-        "--environment",
-        metavar="NAME",
-        help="retail_desk, package.module:Class, or that of a YAML file or a run; you play its user",
-    )
-    parser.add_argument("--scenario", metavar="ID", help="of the environment; its first test one by default")
-    parser.add_argument("--system", metavar="TEXT", help="system prompt")
-    parser.add_argument("--context", metavar="FILE", help="text, or a JSON object, for the system message")
-    parser.add_argument("--temperature", type=float, help="of sampling; 0 is greedy (default 1)")
-    parser.add_argument("--seed", type=int, help="of sampling (default 0)")
-    parser.add_argument("--tools", nargs="+", default=[], metavar="MODULE:FUNCTION", help="offered to it")
-    parser.add_argument("--save", metavar="FILE", help="append each conversation to this JSON lines file")
-    parser.add_argument("--load", metavar="FILE", help="go on with the last conversation of such a file")
-    add_settings(parser, "agent.NAME=VALUE")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

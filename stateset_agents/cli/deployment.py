@@ -13,9 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.cli.output import table
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.logs import shown, shown_line
+from stateset_agents.types.logs import shown, shown_line, table
 
 if TYPE_CHECKING:
     from stateset_agents.deployment.controller import DeploymentController
@@ -24,22 +23,6 @@ if TYPE_CHECKING:
 
 ROLLED_BACK = 3
 """Exit code where a deployment was rolled back, for scripts."""
-
-
-def add_file(parser: argparse.ArgumentParser) -> None:
-    """The option --deployments."""
-    parser.add_argument(
-        "--deployments",
-        metavar="FILE",
-        default="deployments.sqlite",
-        help="the journal (deployments.sqlite)",
-    )
-
-
-def add_deployment(parser: argparse.ArgumentParser) -> None:
-    """A deployment that is there: its id, and the file."""
-    parser.add_argument("id", nargs="?", metavar="ID", help="of the deployment, such as 0001 (the last one)")
-    add_file(parser)
 
 
 def last_record(journal: Journal) -> DeploymentRecord:
@@ -68,24 +51,6 @@ def user_name() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name
         return "unknown"
-
-
-def add_deploy(subparsers: Any) -> None:
-    """Register the verb."""
-    parser = subparsers.add_parser(
-        "deploy",
-        help="let a new agent in; also: status, promote, rollback",
-        description="Begin to let a candidate take over from a baseline, as far as its outcomes allow: in "
-        "shadow, then with a growing share of the conversations that `serve --deployment FILE` answers. "
-        "`status` says where it stands; `promote` and `rollback` move it by hand.",
-    )
-    parser.add_argument("candidate", metavar="CANDIDATE", help="the new model or run, as for `serve`")
-    parser.add_argument("--baseline", required=True, metavar="MODEL", help="the present one")
-    parser.add_argument(
-        "--plan", metavar="FILE", help="YAML file of stages, guards, margin, ... (docs/deployment.md)"
-    )
-    add_file(parser)
-    parser.set_defaults(run=run_deploy)
 
 
 def run_deploy(args: argparse.Namespace) -> int:
@@ -119,25 +84,6 @@ def _resolved(model: str) -> str:
 # ------------------------------------------------------------------------------ promote and rollback
 
 
-def add_moves(subparsers: Any) -> None:
-    """Register both verbs."""
-    for name, description, run in (
-        ("promote", "Give the candidate the next stage's share of new conversations, or --to.", promote),
-        ("rollback", "Give all conversations back to the baseline: the end of the deployment.", roll_back),
-    ):
-        parser = subparsers.add_parser(name, description=description)  # no help: `deploy` names them
-        add_deployment(parser)
-        parser.add_argument("--why", required=True, metavar="TEXT", help="for the journal")
-        if name == "promote":
-            parser.add_argument(
-                "--to", type=float, metavar="SHARE", help="above the present one, up to 1 (full)"
-            )
-            parser.add_argument(
-                "--force", action="store_true", help="also against the evidence; the journal says so"
-            )
-        parser.set_defaults(run=run)
-
-
 def promote(args: argparse.Namespace) -> int:
     """Exit code 0; ConfigurationError, and so 1, against the evidence without --force."""
     with opened(args) as controller:
@@ -160,31 +106,17 @@ _WATCH_SECONDS = 1.0
 _DECIDED = ("full", "rolled_back")
 
 
-def add_status(subparsers: Any) -> None:
-    """Register the verb."""
-    parser = subparsers.add_parser(  # no help: `deploy` names it
-        "status",
-        description="Say where a deployment stands. The exit code is 3 if it was rolled back, else 0.",
-    )
-    add_deployment(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object; with --watch one a line")
-    parser.add_argument(
-        "--watch", action="store_true", help="a line for each change, until it is full or rolled back"
-    )
-    parser.set_defaults(run=run_status)
-
-
 def run_status(args: argparse.Namespace) -> int:
     """Exit code 0, or 3 if the deployment was rolled back."""
     with opened(args) as controller:
         status = controller.status()
         if not args.watch:
             print(json.dumps(status, indent=2) if args.json else shown("\n".join(_page(status))))
-        seen: Any = None
+        last: Any = None
         while args.watch:
-            if (now := {**status, "seconds": None}) != seen:
+            if (now := {**status, "seconds": None}) != last:
                 print(json.dumps(status) if args.json else shown_line(_line(status)), flush=True)
-                seen = now
+                last = now
             if status["mode"] in _DECIDED:
                 break
             time.sleep(_WATCH_SECONDS)

@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stateset_agents.algorithms.intervals import interval_text
 from stateset_agents.cli import numeric
 from stateset_agents.cli.output import (
-    add_result_options,
-    add_settings,
-    bounds,
+    OPTIONS,
+    add_arguments,
     check_writable,
     display_path,
     exclusions,
@@ -26,13 +26,14 @@ from stateset_agents.cli.output import (
     percent,
     print_result,
     rate,
-    table,
     verdict_line,
 )
 from stateset_agents.cli.run_settings import is_control, overrides
 from stateset_agents.runtime import event_loop
 from stateset_agents.tracking.jsonl import damage_named
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.logs import table
+from stateset_agents.types.settings import expect_that
 
 if TYPE_CHECKING:
     from stateset_agents.core.rollout.endpoint_agent import EndpointAgent
@@ -44,20 +45,7 @@ if TYPE_CHECKING:
 
 # ------------------------------------------------------------------------------ a model behind an endpoint
 
-_OPTIONS: Sequence[tuple[str, dict[str, Any]]] = (
-    (
-        "--api-key-env",
-        {"metavar": "NAME", "help": "environment variable of its key (default OPENAI_API_KEY)"},
-    ),
-    ("--timeout", {"type": float, "metavar": "SECONDS", "help": "for one try of an answer (default 300)"}),
-    ("--price-in", {"type": float, "metavar": "P", "help": "of a million tokens that it reads"}),
-    ("--price-out", {"type": float, "metavar": "P", "help": "of a million tokens that it writes"}),
-    ("--conversations", {"metavar": "FILE", "help": "where what it said is kept, to go on from"}),
-    (
-        "--drop-thoughts",
-        {"action": "store_true", "default": None, "help": "do not send its thoughts back to it"},
-    ),
-)
+_ENDPOINT: Mapping[str, Mapping[str, Any]] = OPTIONS["of a model behind an endpoint"]["arguments"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,20 +96,21 @@ class Endpoint:
         return {**summary, "conversations": display_path(kept.path), "num_played_before": kept.num_found}
 
 
-def add_endpoint_options(parser: argparse.ArgumentParser, *sides: str) -> None:
-    """`--endpoint` and what belongs to it; `sides`: "-a" and "-b" of two models, whose help is short."""
-    names = ", ".join(f"{name}-a" for name, _ in _OPTIONS)
+def add_options(parser: argparse.ArgumentParser, sides: Sequence[str] = ("",)) -> None:
+    """Register the options of a measurement, and of models behind endpoints.
+
+    `sides`: "-a" and "-b" of two models, whose help is short.
+    """
+    add_arguments(parser, OPTIONS["of evaluate and compare"]["arguments"])
+    options = ", ".join(f"{name}-a" for name in _ENDPOINT if name != "--endpoint")
+    is_short = len(sides) > 1
     group = parser.add_argument_group(
-        "a model behind an endpoint", f"with {names} as of evaluate, and -b likewise" if sides else None
+        "a model behind an endpoint", f"with {options} as of evaluate, and -b likewise" if is_short else None
     )
-    for side in sides or ("",):
-        group.add_argument(
-            f"--endpoint{side}",
-            metavar="URL",
-            help="OpenAI-compatible, the part before /chat/completions; the model is as it calls it",
-        )
-        for name, settings in _OPTIONS:
-            group.add_argument(f"{name}{side}", **settings | ({"help": argparse.SUPPRESS} if side else {}))
+    for side in sides:
+        for name, settings in _ENDPOINT.items():
+            hidden = {"help": argparse.SUPPRESS} if is_short and name != "--endpoint" else {}
+            add_arguments(group, {f"{name}{side}": {**settings, **hidden}})
 
 
 def endpoint_of(args: argparse.Namespace, model: str | None, side: str = "") -> Endpoint | None:
@@ -129,21 +118,21 @@ def endpoint_of(args: argparse.Namespace, model: str | None, side: str = "") -> 
 
     Raises ConfigurationError for options that need it, and for one without a model.
     """
-    given = {name: getattr(args, f"{name}{side}"[2:].replace("-", "_")) for name, _ in _OPTIONS}
-    url = getattr(args, f"endpoint{side}".replace("-", "_"))
+    options = {name: getattr(args, f"{name}{side}"[2:].replace("-", "_")) for name in _ENDPOINT}
+    url = options.pop("--endpoint")
     if url is None:
-        for name, value in given.items():
+        for name, value in options.items():
             if value is not None:
                 raise ConfigurationError(f"{name}{side} is of an endpoint: give --endpoint{side} URL too")
         return None
     if model is None:
         raise ConfigurationError(f"--endpoint {url} needs --model NAME, the model as the endpoint calls it")
-    prices = given["--price-in"], given["--price-out"]
+    prices = options["--price-in"], options["--price-out"]
     if (prices[0] is None) is not (prices[1] is None):
         raise ConfigurationError(f"a cost needs both prices: give --price-in{side} and --price-out{side}")
     for name in ("--price-in", "--price-out"):
-        if given[name] is not None and not 0 <= given[name] < float("inf"):
-            raise ConfigurationError(f"{name}{side} must be a number from 0 on, got {given[name]}")
+        if options[name] is not None and not 0 <= options[name] < float("inf"):
+            raise ConfigurationError(f"{name}{side} must be a number from 0 on, got {options[name]}")
     out = (
         None
         if args.out is None
@@ -152,11 +141,11 @@ def endpoint_of(args: argparse.Namespace, model: str | None, side: str = "") -> 
     return Endpoint(
         url=url,
         model=model,
-        api_key_env=given["--api-key-env"] or "OPENAI_API_KEY",
-        timeout=300.0 if given["--timeout"] is None else given["--timeout"],
+        api_key_env=options["--api-key-env"] or "OPENAI_API_KEY",
+        timeout=300.0 if options["--timeout"] is None else options["--timeout"],
         prices=None if prices[0] is None else prices,
-        send_thoughts=not given["--drop-thoughts"],
-        conversations=given["--conversations"] or out,
+        send_thoughts=not options["--drop-thoughts"],
+        conversations=options["--conversations"] or out,
     )
 
 
@@ -182,29 +171,6 @@ def how_to_go_on(argv: Sequence[str]) -> str:
     """The line that tells how to continue after an interruption."""
     command = shlex.join(["stateset-agents", *argv])
     return f"interrupted; what had ended is kept, and is not played again by: {command}"
-
-
-def add_evaluate(subparsers: Any) -> None:
-    """Register the verb."""
-    parser = subparsers.add_parser("evaluate", help="measure a model on held-out scenarios")
-    parser.add_argument("config", help="YAML file or run folder: environment, reward, evaluation")
-    parser.add_argument(
-        "--model",
-        help="instead of the file's agent.model_name, or of what the run trained: a model, checkpoint or run",
-    )
-    add_options(parser)
-    add_endpoint_options(parser)
-    parser.set_defaults(run=run_evaluate)
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a measurement; `compare` has them too."""
-    parser.add_argument("--temperature", type=float, help="of sampling; 0 is greedy (default 1)")
-    parser.add_argument("--episodes", type=int, help="held-out scenarios to play; all when not given")
-    parser.add_argument("--tries", type=int, help="of each scenario, for pass@k and pass^k (default 1)")
-    parser.add_argument("--seed", type=int, help="of users and sampling (default: the file's, or 0)")
-    add_settings(parser, "any setting")
-    add_result_options(parser)
 
 
 def run_evaluate(args: argparse.Namespace) -> int:
@@ -244,8 +210,7 @@ def temperature(args: argparse.Namespace) -> float:
     """The temperature of the options. Raises ConfigurationError for one below 0."""
     if args.temperature is None:
         return 1.0
-    if not args.temperature >= 0:
-        raise ConfigurationError(f"--temperature must be at least 0 (greedy), got {args.temperature}")
+    expect_that(args.temperature >= 0, "--temperature", "be at least 0 (greedy)", args.temperature)
     return float(args.temperature)
 
 
@@ -311,9 +276,9 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
     rows += [(f"broken: {rule}", percent(estimate), estimate["n"]) for rule, estimate in violations]
     if "user_miss" in result:
         miss = result["user_miss"]
-        rows.append(("user_miss", f"{miss['value']:.2f}{bounds(miss['interval'], '.2f')}", miss["n"]))
+        rows.append(("user_miss", f"{miss['value']:.2f}{interval_text(miss['interval'], '.2f')}", miss["n"]))
     if result["mean_reward"] is not None and result["success"] is not None:
-        reward = f"{result['mean_reward']:.3f}{bounds(result['reward_interval'], '.3f')}"
+        reward = f"{result['mean_reward']:.3f}{interval_text(result['reward_interval'], '.3f')}"
         rows.append(("mean reward", reward, result["num_scored"]))
     lines += [*exclusions(result), *endpoint_lines(result)]
     return lines + table([(name, number, f"n = {n}") for name, number, n in rows])
@@ -334,28 +299,10 @@ def _with_floors(result: Mapping[str, Any], kind: str, name: str) -> str:
 #
 # Two run folders are compared by what they recorded, and nothing is played.
 
-_SIDES = ("-a", "-b")
+SIDES = ("-a", "-b")
 _ENDS = ("_a", "_b")
 """The ends of the endpoints' options among the arguments."""
 _ONE_SEED = "one seed each: another seed may differ"
-
-
-def add_compare(subparsers: Any) -> None:
-    """Register the verb."""
-    parser = subparsers.add_parser("compare", help="compare two models or runs on the same scenarios")
-    parser.add_argument(
-        "config",
-        help="YAML file or run folder: environment, reward, evaluation; left out, two run folders are "
-        "compared by their recorded results",
-    )
-    parser.add_argument("a", metavar="A", help="a model: a name, a folder, a checkpoint, or a run folder")
-    parser.add_argument("b", metavar="B", nargs="?", help="the model that is compared with it")
-    parser.add_argument(
-        "--replay", action="store_true", help="of two runs: play both on the scenarios of the first"
-    )
-    add_options(parser)
-    add_endpoint_options(parser, *_SIDES)
-    parser.set_defaults(run=run_compare, temperature=None)
 
 
 def run_compare(args: argparse.Namespace) -> int:
@@ -365,12 +312,7 @@ def run_compare(args: argparse.Namespace) -> int:
     if is_control(args.config):
         return numeric.compare(args)
     if args.b is None:  # two runs
-        if not Path(args.config).is_dir():
-            raise ConfigurationError(
-                f"compare needs a file and two models, or two run folders, got {args.config} {args.a}: write "
-                f"compare {args.config} A {args.a}"
-            )
-        args.a, args.b = args.config, args.a
+        args.a, args.b = numeric.two_runs(args, "models")
         if not args.replay and all((Path(run) / "metrics.jsonl").is_file() for run in (args.a, args.b)):
             return _compare_recorded(args)
     elif args.replay:
@@ -441,7 +383,7 @@ def _setting_lines(settings: Mapping[str, Sequence[str | None]]) -> list[str]:
 
 async def _evaluate_both(args: argparse.Namespace) -> list[tuple[Evaluation, dict[str, Any]]]:
     sides = []
-    for model, side in zip((args.a, args.b), _SIDES, strict=True):  # both are read before one is played
+    for model, side in zip((args.a, args.b), SIDES, strict=True):  # both are read before one is played
         endpoint = endpoint_of(args, model, side)
         sides.append((experiment(args, None if endpoint else model), endpoint))
     return [await play(config, temperature(args), endpoint) for config, endpoint in sides]
@@ -457,7 +399,9 @@ def _comparison_lines(result: Comparison) -> list[str]:
             f"B wins {success.wins}, loses {success.losses}, ties {success.ties} of {success.n} scenarios"
         )
     if result.reward is not None:
-        lines.append(f"B - A: mean reward {result.reward:+.3f}{bounds(result.reward_interval, '+.3f')}")
+        lines.append(
+            f"B - A: mean reward {result.reward:+.3f}{interval_text(result.reward_interval, '+.3f')}"
+        )
     lines.append(verdict_line(result.verdict, result.reason))
     if result.num_left_out:
         lines.append(f"left out: {result.num_left_out} scenarios that one of them could not play")

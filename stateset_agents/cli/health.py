@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stateset_agents.cli.output import add_json
 from stateset_agents.runtime import event_loop
 from stateset_agents.sandbox.levels import CURE, LEVEL_NAMES, what_is_there
 from stateset_agents.tracking.monitors import Finding, Severity
@@ -44,14 +43,6 @@ EXTRAS = {
 """Optional packages, as pip takes them, and what needs them."""
 
 _GIGABYTE = 2**30
-
-
-def add_doctor(subparsers: Any) -> None:
-    """Register the verb."""
-    parser = subparsers.add_parser("doctor", help="check versions, devices, disk, and a ten-second training")
-    parser.add_argument("--output-dir", default="runs", help="where runs are to go (default runs)")
-    add_json(parser)
-    parser.set_defaults(run=run_doctor)
 
 
 def run_doctor(args: argparse.Namespace) -> int:
@@ -156,10 +147,10 @@ def _devices() -> Finding:
         free, total = torch.cuda.mem_get_info(index)
         name = torch.cuda.get_device_name(index)
         gpus.append(f"cuda:{index} {name}, {free / _GIGABYTE:.0f} of {total / _GIGABYTE:.0f} GiB free")
-    seen = "; ".join(gpus)
+    devices = "; ".join(gpus)
     if not torch.cuda.is_bf16_supported():
-        return Finding("devices", "warn", f"{seen}; no bf16", "set training.precision to fp32 or fp16")
-    return Finding("devices", "ok", f"{seen}; bf16")
+        return Finding("devices", "warn", f"{devices}; no bf16", "set training.precision to fp32 or fp16")
+    return Finding("devices", "ok", f"{devices}; bf16")
 
 
 def _threads() -> Finding:
@@ -167,20 +158,20 @@ def _threads() -> Finding:
     import torch
 
     cores, threads = _cores(), torch.get_num_threads()
-    seen = f"{cores} cores, torch uses {threads} thread{'s' * (threads > 1)}"
+    usage = f"{cores} cores, torch uses {threads} thread{'s' * (threads > 1)}"
     hint = "set OMP_NUM_THREADS=1 for small models, at most the number of free cores for larger ones"
     if threads > cores:
-        return Finding("threads", "warn", f"{seen}, more than there are cores", hint)
+        return Finding("threads", "warn", f"{usage}, more than there are cores", hint)
     if threads == 1:
-        return Finding("threads", "ok", seen)
+        return Finding("threads", "ok", usage)
     try:
         seconds = _small_network_seconds()
         torch.set_num_threads(1)
         slowdown = seconds / _small_network_seconds()
     finally:
         torch.set_num_threads(threads)
-    seen += f"; a small network takes {slowdown:.1f} times what it takes with one"
-    return Finding("threads", "warn", seen, hint) if slowdown > 1.5 else Finding("threads", "ok", seen)
+    usage += f"; a small network takes {slowdown:.1f} times what it takes with one"
+    return Finding("threads", "warn", usage, hint) if slowdown > 1.5 else Finding("threads", "ok", usage)
 
 
 def _sandbox() -> Finding:
@@ -190,13 +181,13 @@ def _sandbox() -> Finding:
     if not machine.levels:
         return Finding("sandbox", "warn", f"{lacking} (only the reward code needs it)", CURE)
     first, *others = (LEVEL_NAMES[level] for level in machine.levels)
-    seen = f"programs run behind {first} and seccomp"
+    isolation = f"programs run behind {first} and seccomp"
     also = f"; also here: {', '.join(others)}" if others else ""
-    return Finding("sandbox", "ok", f"{seen}{also}{f' ({lacking})' if lacking else ''}")
+    return Finding("sandbox", "ok", f"{isolation}{also}{f' ({lacking})' if lacking else ''}")
 
 
 def _cores() -> int:
-    """That this process may use."""
+    """Number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -229,9 +220,9 @@ def _output(folder: Path) -> Finding:
         free = shutil.disk_usage(existing).free / _GIGABYTE
     except OSError as error:
         return Finding("output folder", "fail", f"{folder} cannot be written ({error.strerror})", hint)
-    seen = f"{folder} can be written, {free:.1f} GiB free"
+    state = f"{folder} can be written, {free:.1f} GiB free"
     verdict: Severity = "ok" if free >= 1 else "warn" if free >= 0.1 else "fail"
-    return Finding("output folder", verdict, seen, "" if verdict == "ok" else hint)
+    return Finding("output folder", verdict, state, "" if verdict == "ok" else hint)
 
 
 # ------------------------------------------------------------------------------ the trial
@@ -246,7 +237,13 @@ def trial_findings() -> Iterator[Finding]:
     with tempfile.TemporaryDirectory(prefix="stateset-doctor-") as folder, event_loop.runner() as loop:
         trial = _Trial(folder)
         try:
-            for name, stage in trial.stages():
+            stages = {
+                "generation": trial.generation,
+                "determinism": trial.determinism,
+                "training step": trial.training_step,
+                "checkpoint": trial.checkpoint,
+            }
+            for name, stage in stages.items():
                 finding = loop.run(_run_stage(name, stage))
                 yield finding
                 if finding.verdict == "fail":
@@ -258,12 +255,12 @@ def trial_findings() -> Iterator[Finding]:
 async def _run_stage(name: str, stage: Callable[[], Awaitable[str]]) -> Finding:
     started = time.perf_counter()
     try:
-        seen = await stage()
+        result = await stage()
     except StatesetError as error:  # it says itself what to do
         return Finding(name, "fail", " ".join(str(error).split()), _REPORT)
     except Exception as error:  # a broken installation can raise anything, and that is the finding
         return Finding(name, "fail", " ".join(f"{type(error).__name__}: {error}".split()), _REPORT)
-    return Finding(name, "ok", f"{seen} ({time.perf_counter() - started:.1f} s)")
+    return Finding(name, "ok", f"{result} ({time.perf_counter() - started:.1f} s)")
 
 
 class _StageFailed(StatesetError):
@@ -276,14 +273,6 @@ class _Trial:
 
     folder: str
     trainer: Any = None
-
-    def stages(self) -> list[tuple[str, Callable[[], Awaitable[str]]]]:
-        return [
-            ("generation", self.generation),
-            ("determinism", self.determinism),
-            ("training step", self.training_step),
-            ("checkpoint", self.checkpoint),
-        ]
 
     def make_trainer(self) -> Any:
         from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
@@ -360,15 +349,6 @@ class _Trial:
 
 
 # ------------------------------------------------------------------------------ diagnose
-
-
-def add_diagnose(subparsers: Any) -> None:
-    """Register the verb."""
-    parser = subparsers.add_parser("diagnose", help="say what a run's metrics warn of, and what to do")
-    parser.add_argument("run_folder", metavar="RUN", help="a run folder, e.g. runs/latest; a live one too")
-    add_json(parser)
-    parser.add_argument("--strict", action="store_true", help="exit with 1 for a warning or no step, too")
-    parser.set_defaults(run=run_diagnose)
 
 
 def run_diagnose(args: argparse.Namespace) -> int:

@@ -14,42 +14,25 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+
 from stateset_agents.cli import train
-from stateset_agents.cli.output import add_settings, cancel_on_sigterm, check_writable, display_path
+from stateset_agents.cli.output import cancel_on_sigterm, check_writable, display_path
 from stateset_agents.cli.rewards import named_environment
 from stateset_agents.cli.run_settings import overrides, settings_of_run
 from stateset_agents.runtime import event_loop
 from stateset_agents.runtime.yaml_files import parse_yaml, read_yaml
 from stateset_agents.tracking.jsonl import dump
+from stateset_agents.tracking.run_folder import RunFolder, replace_file
 from stateset_agents.types.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from stateset_agents.evaluation.demonstrations import Demonstrated
     from stateset_agents.evaluation.kept_conversations import KeptConversations
-    from stateset_agents.tracking.run_folder import RunFolder
     from stateset_agents.training.experiment import ExperimentConfig
     from stateset_agents.training.sft.distillation import Distilled, Measured, ReasoningDistillation
     from stateset_agents.training.sft.traces import Traces
     from stateset_agents.training.sft.trainer import SFTTrainer
-
-
-def add_demonstrate(subparsers: Any) -> None:
-    """Register the verb."""
-    parser = subparsers.add_parser("demonstrate", help="write a scripted agent's conversations, for sft")
-    parser.add_argument(
-        "environment",
-        metavar="ENV",
-        help="a name (retail_desk, module:Class, '{name: ..., argument: ...}'), a YAML file or a run folder",
-    )
-    parser.add_argument(
-        "--agent", default="honest", help="the environment's honest one (default), or one that audit plays"
-    )
-    parser.add_argument("--split", default="train", help="train (default), validation or test")
-    parser.add_argument("--episodes", type=int, help="conversations; one of each scenario when unset")
-    parser.add_argument("--seed", type=int, default=0, help="of the users (default 0)")
-    parser.add_argument("--keep-failures", action="store_true", help="also conversations judged failures")
-    parser.add_argument("--out", required=True, metavar="FILE", help="JSONL, a conversation a line")
-    parser.set_defaults(run=run_demonstrate)
 
 
 def run_demonstrate(args: argparse.Namespace) -> int:
@@ -81,25 +64,6 @@ async def _demonstrated(args: argparse.Namespace) -> Demonstrated:
 
 
 # ------------------------------------------------------------------------------ served
-
-
-def add_served(subparsers: Any) -> None:
-    """Register the verb."""
-    parser = subparsers.add_parser(  # without help: `sft` names it in the list of verbs
-        "served",
-        description="Make scenarios for `train --from-served`, and examples for `sft`, of conversations "
-        "that a deployment shared out. Personal text is taken out.",
-    )
-    parser.add_argument(
-        "conversations", metavar="FILE", help="what a server saved, with the conversations' ids"
-    )
-    parser.add_argument(
-        "--deployments", required=True, metavar="FILE", help="the journal that knows how they ended"
-    )
-    parser.add_argument(
-        "--out", required=True, metavar="FOLDER", help="for scenarios.jsonl, warm_start.jsonl"
-    )
-    parser.set_defaults(run=run_served)
 
 
 def run_served(args: argparse.Namespace) -> int:
@@ -143,7 +107,6 @@ def _counted(counts: Mapping[str, int]) -> str:
 
 def _write(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
     from stateset_agents.core.chat.escaping import encodable
-    from stateset_agents.tracking.run_folder import replace_file
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -155,49 +118,19 @@ def _write(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
 # ------------------------------------------------------------------------------ sft
 
 
-def add_sft(subparsers: Any) -> None:
-    """Register the verb."""
-    parser = subparsers.add_parser("sft", help="fine-tune on conversations, a warm start; also: served")
-    parser.add_argument(
-        "conversations",
-        nargs="?",
-        help="a file of rows that show replies, or {dataset: FILE, columns: {...}}; with --best a run folder",
-    )
-    parser.add_argument("--model", help="what to begin with: a model, checkpoint or run")
-    parser.add_argument("--config", metavar="FILE", help="a YAML file whose section agent holds")
-    parser.add_argument(
-        "--best", action="store_true", help="imitate the run's own best conversation of each scenario"
-    )
-    parser.add_argument("--resume", metavar="RUN", help="go on with a fine-tuning's newest checkpoint")
-    parser.add_argument("--seed", type=int, help="of the order of conversations (default 0)")
-    parser.add_argument("--max-steps", type=int, help="optimiser steps, instead of sft.num_train_epochs")
-    parser.add_argument("--output-dir", help="where the numbered run folder goes")
-    add_settings(parser, "a setting of agent or sft, e.g. sft.learning_rate=1e-4")
-    parser.set_defaults(run=run_sft)
-
-
 def run_sft(args: argparse.Namespace) -> int:
     """Exit code 0, or 130 if interrupted (a checkpoint is written, and the command to resume is printed)."""
     trainer = _trainer(args)
     try:
         event_loop.run(_run(trainer, resumes=args.resume is not None))
     except (KeyboardInterrupt, asyncio.CancelledError):
-        if not trainer.is_ready:
-            print("stateset-agents: interrupted before the run began", file=sys.stderr)
-            return 130
-        command = shlex.join(["stateset-agents", "sft", "--resume", display_path(trainer.run.path)])
-        print(
-            f"stateset-agents: stopped after step {trainer.step_number} of {trainer.num_steps}; resume with: "
-            f"{command}",
-            file=sys.stderr,
-        )
+        print(f"stateset-agents: {train.resume_hint(trainer, 'sft')}", file=sys.stderr)
         return 130
     return 0
 
 
 def _trainer(args: argparse.Namespace) -> SFTTrainer:
     from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-    from stateset_agents.tracking.run_folder import RunFolder
     from stateset_agents.training.sft.demonstrations import OwnSuccesses
     from stateset_agents.training.sft.settings import SFTConfig
     from stateset_agents.training.sft.trainer import SFTTrainer
@@ -270,7 +203,6 @@ def _sections_of(config: Path) -> dict[str, Any]:
 
 
 async def _run(trainer: SFTTrainer, *, resumes: bool) -> None:
-    from rich.console import Console
 
     cancel_on_sigterm()
     async with trainer:
@@ -290,19 +222,8 @@ async def _run(trainer: SFTTrainer, *, resumes: bool) -> None:
 # ------------------------------------------------------------------------------ distill
 
 
-def add_distill(subparsers: Any) -> None:
-    """Register the verb."""
-    parser = subparsers.add_parser("distill", help="let a model learn from a teacher's replies or log-probs")
-    parser.add_argument("config", help="YAML file with a section traces, or with training.distillation")
-    parser.add_argument(
-        "--conversations", metavar="FILE", help="where the teacher's replies are kept, to go on from"
-    )
-    parser.add_argument("--seed", type=int, help="of every random choice")
-    parser.add_argument("--max-steps", type=int, help="optimiser steps")
-    parser.add_argument("--output-dir", help="where the numbered run folder goes")
-    add_settings(parser, "any setting, e.g. traces.samples=4")
-    parser.add_argument("--no-eval", action="store_true", help="skip the measurement before and after")
-    parser.set_defaults(run=run_distill)
+ONLY_OF_TRAIN = {"resume": None, "profile": None, "from_served": None, "explain": False}
+"""Options of `train` that `distill` does not have, as an on-policy distillation sets them."""
 
 
 def run_distill(args: argparse.Namespace) -> int:
@@ -313,9 +234,7 @@ def run_distill(args: argparse.Namespace) -> int:
             raise ConfigurationError(
                 "--conversations keeps a teacher's replies, and here it gives none: leave it out"
             )
-        return train.run(
-            argparse.Namespace(**vars(args) | {"resume": None, "profile": None, "from_served": None})
-        )
+        return train.run(argparse.Namespace(**vars(args) | ONLY_OF_TRAIN))
     try:
         event_loop.run(_distilled(config, args))
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -351,7 +270,6 @@ def _config(args: argparse.Namespace) -> ExperimentConfig:
 async def _distilled(config: ExperimentConfig, args: argparse.Namespace) -> None:
     from stateset_agents.core.agent import MultiTurnAgent
     from stateset_agents.evaluation.evaluator import held_out
-    from stateset_agents.tracking.run_folder import RunFolder
     from stateset_agents.training.components import make_environment, make_reward
     from stateset_agents.training.sft.distillation import ReasoningDistillation
     from stateset_agents.training.sft.settings import SFTConfig
@@ -383,9 +301,9 @@ async def _distilled(config: ExperimentConfig, args: argparse.Namespace) -> None
     finally:
         await distillation.close()
     _write_summary(folder, traces, distilled)
-    for when, seen in (("before", distilled.before), ("after", distilled.after)):
-        if seen is not None:
-            print(f"{when + ':':8}{_line(seen)}")
+    for when, measurement in (("before", distilled.before), ("after", distilled.after)):
+        if measurement is not None:
+            print(f"{when + ':':8}{_line(measurement)}")
     print(f"traces: {display_path(folder.path / 'traces.jsonl')}")
     print(f"model: {display_path(distilled.model_folder)}")
     print(f"report: {display_path(folder.report)}")
@@ -461,12 +379,12 @@ def _write_summary(folder: RunFolder, traces: Traces, distilled: Distilled) -> N
     from stateset_agents.reporting.report import write_report
     from stateset_agents.tracking.run_log import RunLog
 
-    seen = {
+    sides = {
         when: asdict(measured)
         for when, measured in (("before", distilled.before), ("after", distilled.after))
         if measured is not None
     }
-    folder.write_summary({**RunLog(folder).summary(), "distillation": {"traces": traces.summary(), **seen}})
+    folder.write_summary({**RunLog(folder).summary(), "distillation": {"traces": traces.summary(), **sides}})
     write_report(folder.path)
 
 

@@ -8,17 +8,24 @@ import os
 import re
 import select
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn, cast
 
-from stateset_agents.cli import chat, serve, study, train
-from stateset_agents.cli.deployment import add_deploy, add_moves, add_status
-from stateset_agents.cli.evaluate import add_compare, add_evaluate
-from stateset_agents.cli.health import add_diagnose, add_doctor
-from stateset_agents.cli.imitation import add_demonstrate, add_distill, add_served, add_sft
-from stateset_agents.cli.models import add_build_embedded, add_engine, add_fetch
-from stateset_agents.cli.pages import add_dashboard, add_learn, add_report
-from stateset_agents.cli.rewards import add_audit, add_rescore
+from stateset_agents.cli import (
+    chat,
+    deployment,
+    evaluate,
+    health,
+    imitation,
+    models,
+    pages,
+    rewards,
+    serve,
+    study,
+    train,
+)
+from stateset_agents.cli.output import add_verb
 from stateset_agents.types.errors import ConfigurationError, StatesetError
 from stateset_agents.types.logs import configure_logging, shown_line
 from stateset_agents.types.settings import nearest
@@ -61,11 +68,45 @@ class _Parser(argparse.ArgumentParser):
         return nearest(argument.partition("=")[0], self._option_string_actions)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; returns the exit code: 0, 1 for an error, 2 for a wrong command, 130 when interrupted.
+_VERBS: Mapping[str, Callable[[argparse.Namespace], int]] = {
+    "train": train.run,
+    "sft": imitation.run_sft,
+    "distill": imitation.run_distill,
+    "demonstrate": imitation.run_demonstrate,
+    "served": imitation.run_served,
+    "evaluate": evaluate.run_evaluate,
+    "compare": evaluate.run_compare,
+    "audit": rewards.run_audit,
+    "rescore": rewards.run_rescore,
+    "chat": chat.run,
+    "serve": serve.run,
+    "deploy": deployment.run_deploy,
+    "status": deployment.run_status,
+    "promote": deployment.promote,
+    "rollback": deployment.roll_back,
+    "report": pages.run_report,
+    "study": study.run,
+    "learn": pages.run_learn,
+    "dashboard": pages.run_dashboard,
+    "diagnose": health.run_diagnose,
+    "doctor": health.run_doctor,
+    "engine": models.run_engine,
+    "fetch": models.run_fetch,
+    "build-embedded": models.run_build_embedded,
+}
+"""The verbs, in the order of the help."""
+_COMPUTED_OPTIONS: Mapping[str, Callable[[argparse.ArgumentParser], None]] = {
+    "evaluate": evaluate.add_options,
+    "compare": partial(evaluate.add_options, sides=evaluate.SIDES),
+    "serve": serve.add_limits,
+    "study": study.add_verbs,
+    "fetch": models.add_models,
+}
+"""Adders of those arguments that a table cannot hold."""
 
-    `status` returns 3 for a deployment that was rolled back.
-    """
+
+def command_parser() -> argparse.ArgumentParser:
+    """The parser of all verbs."""
     parser = _Parser(
         prog="stateset-agents",
         usage="%(prog)s [-h] VERB ...",
@@ -75,33 +116,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
     longest = "VERB".ljust(len("build-embedded") + 2)  # argparse forgets that verbs are indented
     subparsers = parser.add_subparsers(prog=parser.prog, dest="verb", required=True, metavar=longest)
-    for add_verb in (
-        train.add_parser,
-        add_sft,
-        add_distill,
-        add_demonstrate,
-        add_served,
-        add_evaluate,
-        add_compare,
-        add_audit,
-        add_rescore,
-        chat.add_parser,
-        serve.add_parser,
-        add_deploy,
-        add_status,
-        add_moves,
-        add_report,
-        study.add_parser,
-        add_learn,
-        add_dashboard,
-        add_diagnose,
-        add_doctor,
-        add_engine,
-        add_fetch,
-        add_build_embedded,
-    ):
-        add_verb(subparsers)
-    args = parser.parse_args(argv)
+    for verb, run in _VERBS.items():
+        verb_parser = add_verb(subparsers, verb, run)
+        if verb in _COMPUTED_OPTIONS:
+            _COMPUTED_OPTIONS[verb](verb_parser)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; returns the exit code: 0, 1 for an error, 2 for a wrong command, 130 when interrupted.
+
+    `status` returns 3 for a deployment that was rolled back.
+    """
+    args = command_parser().parse_args(argv)
     args.argv = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

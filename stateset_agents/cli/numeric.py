@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stateset_agents.algorithms.intervals import interval_text
 from stateset_agents.cli.output import (
-    bounds,
     check_writable,
     print_result,
-    table,
     verdict_line,
 )
 from stateset_agents.cli.run_settings import is_control, overrides
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.logs import table
 from stateset_agents.types.settings import nearest
 
 if TYPE_CHECKING:
@@ -47,12 +47,22 @@ def evaluate(args: argparse.Namespace) -> int:
     lines = [f"{name}: {result_line(result)}"]
     rows = [(part, f"{value:.3f}", "") for part, value in ours.components.items()]
     rows += [
-        (rule, result_line(one), f"{name} - {rule}: {_difference(one)}")
-        for rule, one in compared_rules.items()
+        (rule, result_line(rule_result), f"{name} - {rule}: {_difference(rule_result)}")
+        for rule, rule_result in compared_rules.items()
     ]
     lines += [f"lowest {_number(result['lowest'])}, highest {_number(result['highest'])}", *table(rows)]
     print_result(result, args, "\n".join(lines))
     return 0
+
+
+def two_runs(args: argparse.Namespace, kind: str) -> tuple[str, str]:
+    """Both sides of `compare RUN OTHER`. Raises ConfigurationError where the first is no folder."""
+    if not Path(args.config).is_dir():
+        raise ConfigurationError(
+            f"compare needs a file and two {kind}, or two run folders, got {args.config} {args.a}: write "
+            f"compare {args.config} A {args.a}"
+        )
+    return args.config, args.a
 
 
 def compare(args: argparse.Namespace) -> int:
@@ -62,12 +72,7 @@ def compare(args: argparse.Namespace) -> int:
     from stateset_agents.numeric.experiment import held_out_seeds, make_environment, measured
 
     if args.b is None:  # two runs, or a run and a rule, on the starts of the first
-        if not Path(args.config).is_dir():
-            raise ConfigurationError(
-                f"compare needs a file and two policies, or two run folders, got {args.config} {args.a}: "
-                f"write compare {args.config} A {args.a}"
-            )
-        args.a, args.b = args.config, args.a
+        args.a, args.b = two_runs(args, "policies")
     config = _file(args)
     check_writable(args.out)
     environment = make_environment(config.environment)
@@ -97,7 +102,7 @@ def compare(args: argparse.Namespace) -> int:
     lines = [
         f"A  {args.a}: {result_line(summary['a'])}",
         f"B  {args.b}: {result_line(summary['b'])}",
-        f"B - A: mean return {result.mean:+.3f}{bounds(result.interval, '+.3f')}",
+        f"B - A: mean return {result.mean:+.3f}{interval_text(result.interval, '+.3f')}",
         f"B wins {wins}, loses {losses}, ties {ties} of {len(differences)} starts",
         verdict_line(result.verdict, result.reason),
     ]
@@ -167,7 +172,7 @@ def rule_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _difference(rule: Mapping[str, Any]) -> str:
-    return f"{rule['difference']:+.3f}{bounds(rule['difference_interval'], '+.3f')}"
+    return f"{rule['difference']:+.3f}{interval_text(rule['difference_interval'], '+.3f')}"
 
 
 def _interval(interval: Sequence[float] | None) -> str:

@@ -8,31 +8,38 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from stateset_agents.algorithms.intervals import interval_text
+from stateset_agents.runtime.yaml_files import read_yaml
+from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import shown, shown_line
 
-if TYPE_CHECKING:
-    from stateset_agents.tracking.run_folder import RunFolder
+OPTIONS: Mapping[str, Any] = read_yaml(Path(__file__).with_name("options.yaml"))
+"""Each verb's help, description and arguments, and the sets of arguments that verbs share."""
+_TYPES = {"int": int, "float": float}
 
 
-def add_settings(parser: argparse.ArgumentParser, help: str) -> None:
-    """The option --set, which may be repeated."""
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=help)
+def add_verb(subparsers: Any, verb: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+    """Register a verb as `OPTIONS` has it; `run` carries it out and returns the exit code."""
+    words = dict(OPTIONS[verb])
+    arguments, alternatives = words.pop("arguments", {}), words.pop("one_of", {})
+    parser: argparse.ArgumentParser = subparsers.add_parser(verb.split()[-1], **words)
+    parser.set_defaults(run=run)
+    if alternatives:
+        add_arguments(parser.add_mutually_exclusive_group(required=True), alternatives)
+    add_arguments(parser, arguments)
+    return parser
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """The option --json."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def add_result_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `print_result`: --json and --out."""
-    add_json(parser)
-    parser.add_argument("--out", metavar="FILE", help="write that object to a file")
+def add_arguments(parser: argparse._ActionsContainer, arguments: Mapping[str, Mapping[str, Any]]) -> None:
+    """Register arguments as `OPTIONS` has them, by their names or flags."""
+    for name, settings in arguments.items():
+        types = {"type": _TYPES[settings["type"]]} if "type" in settings else {}
+        parser.add_argument(name, **{**settings, **types})
 
 
 def cancel_on_sigterm() -> None:
@@ -53,16 +60,7 @@ def rate(result: Mapping[str, Any]) -> str:
 
 def percent(estimate: Mapping[str, Any]) -> str:
     """`16.0% [13.3%, 19.1%]` of something with a value and an interval."""
-    low, high = estimate["interval"]
-    return f"{estimate['value']:.1%} [{low:.1%}, {high:.1%}]"
-
-
-def bounds(interval: Sequence[float] | None, style: str) -> str:
-    """` [0.412, 0.520]`, or nothing without an interval: if all values are equal, none is known."""
-    if interval is None:
-        return ""
-    low, high = interval
-    return f" [{low:{style}}, {high:{style}}]"
+    return f"{estimate['value']:.1%}{interval_text(estimate['interval'], '.1%')}"
 
 
 def verdict_line(verdict: str, reason: str) -> str:
@@ -85,15 +83,6 @@ def floors(result: Mapping[str, Any]) -> list[str]:
     judged = {name: floor for name, floor in result.get("floors", {}).items() if floor["success"] is not None}
     lines = [f"{name} {percent({'value': floor['success'], **floor})}" for name, floor in judged.items()]
     return [f"floors: {', '.join(lines)}"] if lines else []
-
-
-def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
-    """Rows of cells, in columns."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        indent + "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
 
 
 def check_writable(file: str | None) -> None:

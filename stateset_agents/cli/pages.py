@@ -12,36 +12,13 @@ from typing import Any
 from stateset_agents.cli.study import is_study, study_data
 from stateset_agents.runtime import event_loop
 from stateset_agents.types.errors import ConfigurationError
-
-
-def add_report(subparsers: Any) -> None:
-    """Register the verb."""
-    parser = subparsers.add_parser("report", help="make a page of one run or many; also: learn, dashboard")
-    parser.add_argument(
-        "run_folder", metavar="RUN", help="a run folder, e.g. runs/latest, or a folder of runs, e.g. runs"
-    )
-    parser.add_argument("--open", action="store_true", help="show it in the browser")
-    parser.add_argument(
-        "--shared-assets",
-        action="store_true",
-        help="keep plotly.js (1.5 MB) once beside all runs, instead of compressed in the page (0.7 MB)",
-    )
-    parser.add_argument(
-        "--conversations",
-        type=int,
-        metavar="N",
-        help="most conversations in the page (those of 8 MB)",
-    )
-    parser.add_argument(
-        "--live", action="store_true", help="serve the page on this machine while the run goes on"
-    )
-    parser.add_argument("--port", type=int, help="of --live (8750); 0 takes a free one")
-    parser.set_defaults(run=run_report)
+from stateset_agents.types.settings import expect_that
 
 
 def run_report(args: argparse.Namespace) -> int:
     """Write the page and print its path, or serve it until Ctrl-C; exit code 0."""
-    is_many = _holds_runs(Path(args.run_folder))
+    path = Path(args.run_folder)
+    is_many = not (path / "metrics.jsonl").is_file() and any(path.glob("*/metrics.jsonl"))
     if is_many and args.conversations is not None:
         raise ConfigurationError(
             "--conversations is for the page of one run; leave it out for a folder of runs"
@@ -67,11 +44,6 @@ def run_report(args: argparse.Namespace) -> int:
     return _show([path], args)
 
 
-def _holds_runs(path: Path) -> bool:
-    """True for a folder that is no run itself and has runs in it."""
-    return not (path / "metrics.jsonl").is_file() and any(path.glob("*/metrics.jsonl"))
-
-
 def _serve_report(args: argparse.Namespace, is_many: bool) -> int:
     from stateset_agents.reporting.live import serve, serve_overview
     from stateset_agents.tracking.run_log import RunLog
@@ -87,8 +59,7 @@ def _serve(args: argparse.Namespace, folder: str, serve: Callable[..., Coroutine
     from stateset_agents.reporting.live import DEFAULT_PORT
 
     port = DEFAULT_PORT if args.port is None else args.port
-    if not 0 <= port <= 65535:
-        raise ConfigurationError(f"--port must be from 0 to 65535, got {port}")
+    expect_that(0 <= port <= 65535, "--port", "be from 0 to 65535", port)
 
     def on_ready(url: str) -> None:
         print(f"{Path(folder).resolve().name} live at {url} (Ctrl-C ends)", flush=True)
@@ -111,24 +82,6 @@ def _show(paths: list[Path], args: argparse.Namespace) -> int:
 
 
 # ------------------------------------------------------------------------------ dashboard
-
-
-def add_dashboard(subparsers: Any) -> None:
-    """Register the verb."""
-    parser = subparsers.add_parser(  # without help: `report` names it in the list of verbs
-        "dashboard", description="Show runs and deployments on one page while they go on."
-    )
-    parser.add_argument("runs", metavar="RUNS", help="a folder of runs, e.g. runs; it may still be empty")
-    parser.add_argument(
-        "--deployments", metavar="FILE", help="a journal of deployments, e.g. deployments.sqlite"
-    )
-    parser.add_argument(
-        "--conversations", metavar="FILE", help="saved conversations, to show without personal text"
-    )
-    parser.add_argument("--out", metavar="FILE", help="write the page into an HTML file instead")
-    parser.add_argument("--port", type=int, help="to serve the page at (8750); 0 takes a free one")
-    parser.add_argument("--open", action="store_true", help="show it in the browser")
-    parser.set_defaults(run=run_dashboard)
 
 
 def run_dashboard(args: argparse.Namespace) -> int:
@@ -165,24 +118,6 @@ def _check(args: argparse.Namespace) -> None:
 
 
 # ------------------------------------------------------------------------------ learn
-
-
-def add_learn(subparsers: Any) -> None:
-    """Register the verb."""
-    parser = subparsers.add_parser(  # without help: `report` names it in the list of verbs
-        "learn", description="Write pages to play with: of a run, of a study, or of papers."
-    )
-    parser.add_argument(
-        "folder",
-        nargs="?",
-        metavar="FOLDER",
-        help="a run, e.g. runs/latest, or a study; without it the pages of papers",
-    )
-    parser.add_argument(
-        "--out", metavar="DIR", help="where the pages go (learn/, in FOLDER where there is one)"
-    )
-    parser.add_argument("--open", action="store_true", help="show the first page in the browser")
-    parser.set_defaults(run=run_learn)
 
 
 def run_learn(args: argparse.Namespace) -> int:

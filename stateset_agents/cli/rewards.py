@@ -8,17 +8,16 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from stateset_agents.algorithms.intervals import interval_text
 from stateset_agents.cli.output import (
-    add_result_options,
-    bounds,
     check_writable,
     percent,
     print_result,
-    table,
 )
 from stateset_agents.runtime import event_loop
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.settings import nearest
+from stateset_agents.types.logs import table
+from stateset_agents.types.settings import expect_that, nearest
 
 if TYPE_CHECKING:
     from stateset_agents.evaluation.audit import Audit
@@ -59,42 +58,6 @@ def named_environment(name: str, reward: str | None = None) -> NamedEnvironment:
     return NamedEnvironment(config.environment, config.reward, config.training)
 
 
-def add_audit(subparsers: Any) -> None:
-    """Register the verb."""
-    parser = subparsers.add_parser("audit", help="play agents that cheat, and say what they are paid")
-    parser.add_argument(
-        "environment",
-        metavar="ENV",
-        help="a name (retail_desk, module:Class, '{name: ..., argument: ...}'), a YAML file or a run folder",
-    )
-    parser.add_argument(
-        "--reward",
-        help="instead of the file's; a name, module:name or '{name: ..., ...}' (default environment)",
-    )
-    parser.add_argument("--split", default="test", help="train, validation or test (default)")
-    parser.add_argument("--episodes", type=int, default=60, help="scenarios to play, at most (default 60)")
-    parser.add_argument("--seed", type=int, default=0, help="of the users (default 0)")
-    parser.add_argument("--without", action="append", default=[], metavar="AGENT", help="leave one out")
-    parser.add_argument("--max-success", type=float, help="exit 1 where an agent succeeds more often")
-    parser.add_argument("--max-reward", type=float, help="exit 1 where an agent's mean reward is higher")
-    parser.add_argument(
-        "--allow",
-        action="append",
-        default=[],
-        metavar="AGENT=LIMIT",
-        help="another limit for one agent, of success and of reward: refuser=0.3 where the right answer "
-        "is no in 30 %% of the cases",
-    )
-    parser.add_argument(
-        "--min-scored",
-        type=float,
-        metavar="SHARE",
-        help="exit 1 where a smaller share of an agent's conversations was played and scored (default 0.9)",
-    )
-    add_result_options(parser)
-    parser.set_defaults(run=run_audit)
-
-
 def run_audit(args: argparse.Namespace) -> int:
     """Exit code 0, or 1 when an agent got more than a limit or too many of its conversations broke."""
     from stateset_agents.evaluation.audit import MIN_SCORED, expect_limits
@@ -119,8 +82,7 @@ async def _audited(args: argparse.Namespace) -> Audit:
 
     named = named_environment(args.environment, args.reward)
     environment, reward_fn = make_environment(named.environment), make_reward(named.reward)
-    if args.episodes < 1:
-        raise ConfigurationError(f"--episodes must be at least 1, got {args.episodes}")
+    expect_that(args.episodes >= 1, "--episodes", "be at least 1", args.episodes)
     available = len(held_out(environment, args.split, None))
     scenarios = held_out(environment, args.split, min(args.episodes, available))
     policies = degenerate_agents_of(environment)
@@ -163,7 +125,7 @@ def _numbers(evaluation: Evaluation) -> tuple[str, str, str]:
         success = percent({"value": evaluation.success, "interval": evaluation.interval})
     reward = "unscored"
     if evaluation.mean_reward is not None:
-        reward = f"{evaluation.mean_reward:+.3f}{bounds(evaluation.reward_interval, '+.3f')}"
+        reward = f"{evaluation.mean_reward:+.3f}{interval_text(evaluation.reward_interval, '+.3f')}"
     counts = ((evaluation.num_failed, "failed"), (evaluation.num_unscored, "unscored"))
     lost = ", ".join(f"{number} {measure}" for number, measure in counts if number)
     return success, reward, f"{evaluation.n} ({lost})" if lost else str(evaluation.n)
@@ -182,20 +144,6 @@ def _ceiling(result: Audit) -> str:
 # ------------------------------------------------------------------------------ rescore
 
 _SHOWN = 5
-
-
-def add_rescore(subparsers: Any) -> None:
-    """Register the verb."""
-    parser = subparsers.add_parser("rescore", help="ask another reward about the conversations of a run")
-    parser.add_argument("run_folder", metavar="RUN", help="a run folder, e.g. runs/latest")
-    parser.add_argument(
-        "--reward",
-        required=True,
-        help="a name, module:name or '{name: ..., argument: ...}', as in a YAML file",
-    )
-    parser.add_argument("--stage", default="train", help="train (default), before, after or validation")
-    add_result_options(parser)
-    parser.set_defaults(run=run_rescore)
 
 
 def run_rescore(args: argparse.Namespace) -> int:

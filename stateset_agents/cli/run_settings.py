@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stateset_agents.runtime.yaml_files import parse_yaml, read_sections, read_yaml
+from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import nearest
-
-if TYPE_CHECKING:
-    from stateset_agents.tracking.run_folder import RunFolder
-
 
 _KINDS = ("control",)
 
@@ -50,8 +47,6 @@ def is_control(name: str) -> bool:
 
 def run_and_checkpoint(name: str) -> tuple[RunFolder, Path | None]:
     """The run folder, and its checkpoint if `name` is one."""
-    from stateset_agents.tracking.run_folder import RunFolder
-
     path = Path(name).resolve()
     if path.parent.name == "checkpoints":
         return RunFolder.open(path.parent.parent), path

@@ -8,102 +8,38 @@ import contextlib
 import math
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stateset_agents.cli.deployment import last_record
-from stateset_agents.cli.output import add_settings
+from stateset_agents.cli.output import OPTIONS, add_arguments
 from stateset_agents.cli.run_settings import overrides, settings_of_run
-from stateset_agents.runtime.http_guard import API_KEY_VARIABLE, HttpGuard, read_api_keys
+from stateset_agents.runtime.http_guard import HttpGuard, read_api_keys
+from stateset_agents.serving.limits import Limits
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import expect_that
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-    from stateset_agents.serving.limits import Limits
     from stateset_agents.serving.routing import Router
 
 
 _WATCH_SECONDS = 0.5
 
 
-def add_parser(subparsers: Any) -> None:
-    """The verb and its arguments."""
-    from stateset_agents.serving.limits import Limits
-
-    parser = subparsers.add_parser(
-        "serve",
-        help="answer OpenAI's clients with an agent",
-        description="Serve an agent as /v1/chat/completions, until Ctrl-C or SIGTERM.",
-    )
-    served = parser.add_mutually_exclusive_group(required=True)
-    served.add_argument(
-        "model",
-        nargs="?",
-        metavar="MODEL",
-        help='"embedded:desk", a Hugging Face name, a folder, a GGUF file; a run or its checkpoint comes '
-        "with the settings of its agent",
-    )
-    served.add_argument(
-        "--deployment",
-        metavar="FILE",
-        help="the journal that `deploy` wrote: its last deployment's two agents answer, by its plan",
-    )
-    parser.add_argument(
-        "--save-conversations",
-        metavar="FILE",
-        help="of a deployment: append what is said, for `dashboard` and `served`; unset: nothing is saved",
-    )
-    parser.add_argument("--system", metavar="TEXT", help="system prompt, before the client's")
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (127.0.0.1); others need a key"
-    )
-    parser.add_argument("--port", type=int, default=8080, help="port to listen on (8080); 0 takes a free one")
-    parser.add_argument(
-        "--served-model-name", metavar="NAME", help="what clients call it (MODEL, or the baseline)"
-    )
-    parser.add_argument(
-        "--api-key-file",
-        metavar="FILE",
-        help=f"keys, one a line, of which a request must send one; without it {API_KEY_VARIABLE} is the key",
-    )
-    parser.add_argument(
-        "--allowed-host",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help="a name besides this machine's that requests may have as their Host; may be repeated",
-    )
-    parser.add_argument(
-        "--drain",
-        type=float,
-        default=30.0,
-        metavar="SECONDS",
-        help="what answers under way have left after SIGTERM or Ctrl-C (30); a second one ends them at once",
-    )
+def add_limits(parser: argparse.ArgumentParser) -> None:
+    """Register an option for each of the server's limits, and those that follow them."""
+    texts = Limits.descriptions()
     for name, field in Limits.model_fields.items():
         parser.add_argument(
             f"--{name.replace('_', '-')}",
             type=float if isinstance(field.default, float) else int,
             default=field.default,
             metavar="N",
-            help=f"{field.description}" + ("" if field.default is None else f" ({field.default:g})"),
+            help=texts[name] + ("" if field.default is None else f" ({field.default:g})"),
         )
-    parser.add_argument(
-        "--max-body",
-        type=int,
-        metavar="BYTES",
-        help="of a request's body, unpacked (64 for each token of the context, 256 KiB to 4 MiB)",
-    )
-    parser.add_argument(
-        "--rest-after",
-        type=float,
-        default=30.0,
-        metavar="SECONDS",
-        help="without work, after which the cache's memory goes back to the system (30)",
-    )
-    add_settings(parser, "agent.NAME=VALUE")
-    parser.set_defaults(run=run)
+    add_arguments(parser, OPTIONS["of serve, after its limits"]["arguments"])
 
 
 def run(args: argparse.Namespace) -> int:
@@ -120,15 +56,12 @@ def run(args: argparse.Namespace) -> int:
         from stateset_agents.serving.saved_conversations import check_writable
 
         check_writable(args.save_conversations)
-    if not 0 <= args.port <= 65535:
-        raise ConfigurationError(f"--port must be from 0 to 65535, got {args.port}")
+    expect_that(0 <= args.port <= 65535, "--port", "be from 0 to 65535", args.port)
     return asyncio.run(_serve(args))
 
 
 def limits_of(args: argparse.Namespace) -> Limits:
     """The limits that the flags say; raises ConfigurationError for one that cannot be."""
-    from stateset_agents.serving.limits import Limits
-
     return Limits(**{name: getattr(args, name) for name in Limits.model_fields})
 
 

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stateset_agents.cli.output import (
-    add_result_options,
-    add_settings,
+    add_verb,
     check_writable,
     display_path,
     print_result,
 )
 from stateset_agents.cli.run_settings import overrides
-from stateset_agents.numeric.studies.study import Cell, StudyFolder
+from stateset_agents.numeric.studies.study import Cell, StudyFolder, analyse, study_report
 from stateset_agents.runtime import event_loop
 from stateset_agents.tracking.jsonl import damage_named
 from stateset_agents.types.errors import ConfigurationError
@@ -23,42 +22,21 @@ from stateset_agents.types.settings import nearest
 
 if TYPE_CHECKING:
     from stateset_agents.numeric.studies.runner import StudySettings
-    from stateset_agents.numeric.studies.study import Cell
 
 
-def add_parser(subparsers: Any) -> None:
-    """Register the verb and its two."""
-    parser = subparsers.add_parser("study", help="run numeric trainings over seeds, and compare them")
+def add_verbs(parser: argparse.ArgumentParser) -> None:
+    """Register the verb's two verbs."""
     verbs = parser.add_subparsers(dest="study_verb", required=True, metavar="run|report")
-    runner = verbs.add_parser("run", help="run the cells that the folder lacks; resumes after any end")
-    runner.add_argument("folder", metavar="FOLDER", help="of the study; one with a study.yaml goes on")
-    runner.add_argument("--suite", action="append", default=[], help="an environment or a mix; repeatable")
-    runner.add_argument(
-        "--arm",
-        action="append",
-        default=[],
-        help="PPO or a group_strategy (default PPO, auto, task, difficulty and random)",
-    )
-    runner.add_argument("--seeds", type=int, help="how many (default 5); more than before adds some")
-    runner.add_argument("--first-seed", type=int, help="default 0")
-    runner.add_argument("--steps", type=int, help="environment steps of a training (default 150000)")
-    runner.add_argument("--episodes", type=int, help="of each task, after it (default 20)")
-    add_settings(runner, "a setting of all arms")
-    runner.add_argument(
-        "--grid",
-        action="append",
-        default=[],
-        metavar="NAME=V1,V2",
-        help="instead of arms every combination of these values, over the one --arm",
-    )
-    runner.set_defaults(run=run)
-    reporter = verbs.add_parser("report", help="tables, intervals, and the verdict that they allow")
-    reporter.add_argument("folder", metavar="FOLDER", help="of the study, finished or not")
-    add_result_options(reporter)
-    reporter.set_defaults(run=report)
+    for verb in ("study run", "study report"):
+        add_verb(verbs, verb, run)
 
 
 def run(args: argparse.Namespace) -> int:
+    """Carry out `study run` or `study report`; returns its exit code."""
+    return report(args) if args.study_verb == "report" else run_cells(args)
+
+
+def run_cells(args: argparse.Namespace) -> int:
     """Exit code 0 when all cells are finished, 130 if interrupted; the same command goes on."""
     from stateset_agents.numeric.studies.runner import run_study
 
@@ -69,8 +47,6 @@ def run(args: argparse.Namespace) -> int:
 
 def report(args: argparse.Namespace) -> int:
     """Exit code 0 when there is a cell to report."""
-    from stateset_agents.numeric.studies.study import StudyFolder, analyse, study_report
-
     check_writable(args.out)
     folder = StudyFolder(Path(args.folder))
     with damage_named(folder.path):
@@ -168,7 +144,6 @@ def study_data(folder: str | Path) -> dict[str, Any]:
 
     Raises ConfigurationError where the folder is no study, or none of its cells has finished.
     """
-    from stateset_agents.numeric.studies.study import analyse
 
     study = StudyFolder(Path(folder).resolve())
     with damage_named(study.path):

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import gc
 import os
 import shlex
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+
+from stateset_agents.backends.pretrained.loading import model_folder, recommended_settings
 from stateset_agents.cli import numeric
-from stateset_agents.cli.output import display_path, health, rate
+from stateset_agents.cli.output import cancel_on_sigterm, display_path, health, rate
 from stateset_agents.cli.run_settings import is_control, overrides, run_and_checkpoint
 from stateset_agents.runtime import event_loop
 from stateset_agents.types.errors import ConfigurationError, StatesetError, TrainingStopped
@@ -23,40 +24,6 @@ from stateset_agents.types.logs import configure_logging
 
 if TYPE_CHECKING:
     from stateset_agents.runs.experiment import BaseExperiment
-
-
-def add_parser(subparsers: Any) -> None:
-    """Register the verb."""
-    parser = subparsers.add_parser("train", help="train an agent or a policy from a YAML file, or resume")
-    parser.add_argument("config", nargs="?", help="YAML file, e.g. examples/demo.yaml")
-    parser.add_argument(
-        "--resume", metavar="RUN", help="go on with a run folder's newest checkpoint, or with that checkpoint"
-    )
-    parser.add_argument("--profile", help="conservative, balanced or aggressive")
-    parser.add_argument("--seed", type=int, help="of every random choice of the run")
-    parser.add_argument(
-        "--max-steps",
-        type=int,
-        help="optimiser steps, instead of num_episodes; of a numeric policy environment steps",
-    )
-    parser.add_argument("--output-dir", help="where the numbered run folder goes")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="any setting, e.g. training.beta=0.02",
-    )
-    parser.add_argument(
-        "--from-served",
-        metavar="FILE",
-        help="conversations that `served` wrote, in place of the file's environment",
-    )
-    parser.add_argument("--no-eval", action="store_true", help="skip the measurement before and after")
-    parser.add_argument(
-        "--explain", action="store_true", help="print every setting and who set it; nothing is trained"
-    )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -82,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
             raise
         if getattr(error, "is_stop", False):  # another process heard of the interruption first
             return _interrupted(experiment)
-        raise TrainingStopped(f"{error}; {_resume_hint(experiment)}") from error
+        raise TrainingStopped(f"{error}; {resume_hint(experiment.trainer)}") from error
     finally:
         gc.unfreeze()
     return 0
@@ -105,7 +72,6 @@ def _check_source(args: argparse.Namespace) -> None:
 
 def _explain(args: argparse.Namespace) -> int:
     """Print the settings of the training that the file describes, and who set each."""
-    from stateset_agents.backends.pretrained.loading import model_folder, recommended_settings
     from stateset_agents.training.experiment import load_experiment
     from stateset_agents.training.setting_origins import origins_table
 
@@ -160,7 +126,7 @@ def _experiment(args: argparse.Namespace) -> BaseExperiment[Any, Any]:
 
 def _interrupted(experiment: BaseExperiment[Any, Any]) -> int:
     if not _is_other_rank():
-        print(f"stateset-agents: {_resume_hint(experiment)}", file=sys.stderr)
+        print(f"stateset-agents: {resume_hint(experiment.trainer)}", file=sys.stderr)
     return 130
 
 
@@ -177,26 +143,22 @@ def _is_other_rank() -> bool:
     return os.environ.get("RANK", "0") != "0"
 
 
-def _resume_hint(experiment: BaseExperiment[Any, Any]) -> str:
-    trainer = experiment.trainer
+def resume_hint(trainer: Any, verb: str = "train") -> str:
+    """A line that says where an interrupted trainer stopped, and the command that goes on."""
     if not trainer.is_ready:
         return "interrupted before the run began"
-    count = trainer.processes.count
+    count = trainer.processes.count if verb == "train" else 1
     launcher = ["torchrun", "--nproc-per-node", str(count), "-m", "stateset_agents"]
     program = launcher if count > 1 else ["stateset-agents"]
-    command = shlex.join([*program, "train", "--resume", display_path(trainer.run.path)])
+    command = shlex.join([*program, verb, "--resume", display_path(trainer.run.path)])
     return f"stopped after step {trainer.step_number} of {trainer.num_steps}; resume with: {command}"
 
 
 async def _run(experiment: BaseExperiment[Any, Any]) -> None:
-    from rich.console import Console
 
     from stateset_agents.tracking.console import PlayDisplay
 
-    task = asyncio.current_task()
-    assert task is not None  # inside a coroutine
-    with contextlib.suppress(NotImplementedError):  # Windows has no SIGTERM to handle
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    cancel_on_sigterm()
     trainer = experiment.trainer
     async with experiment:
         gc.freeze()  # what is loaded stays: a full collection need not look through 1.5 million objects of it
@@ -212,7 +174,8 @@ async def _run(experiment: BaseExperiment[Any, Any]) -> None:
             done = f"this run is finished, all {steps} steps of it: give it more with --max-steps {steps * 2}"
             print(f"{done}\nreport: {display_path(experiment.run.report)}")
             return
-        print("".join(_settings_line(trainer)), end="")
+        if not experiment.resumes:  # config.yaml names every setting, and not who set it
+            print("".join(_settings_line(trainer)), end="")
         with PlayDisplay("before") as display:
             before = await experiment.before(display.on_progress)
         if before:

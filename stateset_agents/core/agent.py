@@ -139,7 +139,7 @@ class MultiTurnAgent:
 
     @property
     def context_length(self) -> int:
-        """Most tokens of one conversation."""
+        """The most tokens that one conversation may have."""
         limit = self.backend.context_length
         return limit if self.config.max_context_tokens is None else min(limit, self.config.max_context_tokens)
 
@@ -262,29 +262,22 @@ class MultiTurnAgent:
         turn: int = 0,
         tools: ToolSchemas = (),
         pixels: Sequence[PixelValues] = (),
+        on_text: Callable[[str], None] | None = None,
+        calls: bool = True,
     ) -> Completion:
         """One agent turn after the conversation's ids [P], thoughts and tool calls read out of its text.
 
         Some models write all arguments of a call as text: only `tools` tell their types. `pixels`: the
-        pictures in `ids`, in order.
+        pictures in `ids`, in order. `on_text` gets the raw text as it is sampled. With `calls` False what
+        looks like a call stays in the words.
         """
-        completion = await self._generate(ids, params, pixels, session=session)
-        return self.template.parser.read_completion(completion, turn=turn, tools=tools)
-
-    async def _generate(
-        self,
-        ids: Sequence[int],
-        params: SamplingParams,
-        pixels: Sequence[PixelValues],
-        *,
-        session: Session | None,
-        on_text: Callable[[str], None] | None = None,
-    ) -> Completion:
-        if not pixels:
-            return await self.backend.generate(ids, params, session=session, on_text=on_text)
         backend = self.backend
-        assert isinstance(backend, PictureBackend)  # its reader made the pixels
-        return await backend.generate(ids, params, session=session, on_text=on_text, pixels=pixels)
+        if pixels:
+            assert isinstance(backend, PictureBackend)  # its reader made the pixels
+            completion = await backend.generate(ids, params, session=session, on_text=on_text, pixels=pixels)
+        else:
+            completion = await backend.generate(ids, params, session=session, on_text=on_text)
+        return self.template.parser.read_completion(completion, turn=turn, tools=tools, calls=calls)
 
     def speaker(self, session: Session, *, stream: int, temperature: float | None = None) -> TokenSpeaker:
         """The agent's side of one conversation of a rollout; turn t samples from `derive(stream, t)`."""
@@ -410,11 +403,14 @@ class MultiTurnAgent:
                 params = replace(params, temperature=0.0)
             room = self.context_length - len(prompt.ids)
             params = replace(params, max_new_tokens=min(params.max_new_tokens, room))
-            heard = None if prompt.asks_summary else on_text
-            completion = self.template.parser.read_completion(
-                await self._generate(prompt.ids, params, prompt.pixels, session=session, on_text=heard),
+            completion = await self.reply(
+                prompt.ids,
+                params,
+                session=session,
                 turn=num_replies(prompt.messages),
                 tools=tools,
+                pixels=prompt.pixels,
+                on_text=None if prompt.asks_summary else on_text,
                 calls=bool(tools) if calls is None else calls,
             )
             history.add(prompt, completion)
@@ -502,13 +498,11 @@ class TokenSpeaker:
         self._session = session
         self._stream = stream
         self._temperature = temperature
-        self._history = agent.history()
-        self.add = self._history.add
+        history = agent.history()
+        self.add = history.add
         """Goes on from a turn."""
-
-    async def next_prompt(self, messages: Sequence[Message], tools: ToolSchemas) -> Prompt:
-        """Raises ContextLengthExceeded and ConversationRefused."""
-        return await self._agent.next_prompt(self._history, messages, tools)
+        self.next_prompt = partial(agent.next_prompt, history)
+        """The prompt before the next turn; raises ContextLengthExceeded and ConversationRefused."""
 
     async def reply(
         self, prompt: Prompt, *, turn: int, max_new_tokens: int | None, stop: tuple[str, ...]

@@ -20,112 +20,80 @@ _log = get_logger(__name__)
 class AgentConfig(Settings):
     """Which model speaks, and how."""
 
-    model_name: str = Field(
-        default="gpt2",
-        description='"embedded:desk" (which knows the retail desk only), "package:smollm2" (once '
-        "it is fetched), a hub name, a local folder, or a GGUF file.",
-    )
-    persona: str | None = Field(
-        default=None,
-        description='Who the agent is: "Mia, a patient clerk" begins the system message with '
-        '"You are Mia, a patient clerk.", in rollouts too.',
-    )
-    system_prompt: str | None = Field(
-        default=None, description="Stands before the environment's own system message."
-    )
-    max_new_tokens: int = Field(default=256, ge=1, description="Most tokens of one agent turn.")
-    max_context_tokens: int | None = Field(
-        default=None, ge=2, description="Most tokens of one conversation; the model's own limit when unset."
-    )
-    history: HistoryMode = Field(
-        default="template",
-        description="What the agent reads of its own earlier turns, in rollouts, chats and serve. template: "
-        "what its chat template renders; where that is not what stands in the row (many drop earlier "
-        "thoughts), the turn opens a new row of the same conversation. keep: everything, as it was sampled. "
-        "compact: as template, and when the context is nearly full the agent writes a summary, which is "
-        "trained like any turn, and goes on from it. slide: as template, without the oldest exchanges once "
-        "the context is full.",
-    )
-    compact_room: int | None = Field(
-        default=None,
-        ge=1,
-        description="With history compact: a summary is asked for where fewer tokens are left; more than "
-        "max_new_tokens, for a reply must fit. Unset: twice max_new_tokens, or a quarter of the context if "
-        "that is more.",
-    )
-    compact_prompt: str = Field(
-        default="Summarize our conversation so far: everything that you need to go on without it.",
-        description="With history compact: what a user says who asks for the summary.",
-    )
-    context_window: Literal["refuse", "sliding"] = Field(
-        default="refuse", description="Older name: sliding is history slide."
-    )
-    stop: tuple[str, ...] = Field(
-        default=(),
-        description="Texts that end a turn, in rollouts too: the answer ends before them, their tokens are "
-        "kept and trained as they were sampled.",
-    )
-    temperature: float = Field(default=1.0, ge=0.0, description="Of generate_response; 0 is greedy.")
-    top_k: int = Field(default=0, ge=0, description="Of generate_response; 0 keeps every token.")
-    top_p: float = Field(
-        default=1.0, gt=0.0, le=1.0, description="Of generate_response; 1 keeps every token."
-    )
-    chat_template: str | None = Field(
-        default=None,
-        description='Jinja text, "chatml" for ChatML with tools, or "plain" for role-prefixed lines; unset: '
-        "the tokenizer's own.",
-    )
-    allow_hidden_tools: bool = Field(
-        default=False,
-        description="Offer tools though the chat template does not list them to the model: the system prompt "
-        "names them, or it knows them by heart. Else that is an error before the first turn.",
-    )
+    model_name: str = "gpt2"
+    """ "embedded:desk" (which knows the retail desk only), "package:smollm2" (once it is fetched), a hub
+    name, a local folder, or a GGUF file."""
+    persona: str | None = None
+    """Who the agent is: "Mia, a patient clerk" begins the system message with "You are Mia, a patient
+    clerk.", in rollouts too."""
+    system_prompt: str | None = None
+    """Stands before the environment's own system message."""
+    max_new_tokens: int = Field(default=256, ge=1)
+    """Most tokens of one agent turn."""
+    max_context_tokens: int | None = Field(default=None, ge=2)
+    """Most tokens of one conversation; the model's own limit when unset."""
+    history: HistoryMode = "template"
+    """What the agent reads of its own earlier turns, in rollouts, chats and serve. template: what its chat
+    template renders; where that is not what stands in the row (many drop earlier thoughts), the turn opens a
+    new row of the same conversation. keep: everything, as it was sampled. compact: as template, and when the
+    context is nearly full the agent writes a summary, which is trained like any turn, and goes on from it.
+    slide: as template, without the oldest exchanges once the context is full."""
+    compact_room: int | None = Field(default=None, ge=1)
+    """With history compact: a summary is asked for where fewer tokens are left; more than max_new_tokens, for
+    a reply must fit. Unset: twice max_new_tokens, or a quarter of the context if that is more."""
+    compact_prompt: str = "Summarize our conversation so far: everything that you need to go on without it."
+    """With history compact: what a user says who asks for the summary."""
+    context_window: Literal["refuse", "sliding"] = "refuse"
+    """Older name: sliding is history slide."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a turn, in rollouts too: the answer ends before them, their tokens are kept and trained
+    as they were sampled."""
+    temperature: float = Field(default=1.0, ge=0.0)
+    """Of generate_response; 0 is greedy."""
+    top_k: int = Field(default=0, ge=0)
+    """Of generate_response; 0 keeps every token."""
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Of generate_response; 1 keeps every token."""
+    chat_template: str | None = None
+    """Jinja text, "chatml" for ChatML with tools, or "plain" for role-prefixed lines; unset: the tokenizer's
+    own."""
+    allow_hidden_tools: bool = False
+    """Offer tools though the chat template does not list them to the model: the system prompt names them, or
+    it knows them by heart. Else that is an error before the first turn."""
     chat_template_kwargs: Mapping[str, Any] = Field(
-        default_factory=dict,
-        validation_alias=AliasChoices("chat_template_kwargs", "template_arguments"),
-        description="Switches of the chat template, such as {enable_thinking: false}; see its own text. They "
-        "stand in the template that a training writes, so whoever loads its model need not give them.",
+        default_factory=dict, validation_alias=AliasChoices("chat_template_kwargs", "template_arguments")
     )
-    template_date: date | None = Field(
-        default=None,
-        description="The day that chat templates tell the model. Unset: a training tells the day on which it "
-        "began, resumed or not, and whatever loads the model that it wrote tells that day again; a template "
-        "that no training wrote tells the day on which it is loaded.",
-    )
-    device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N.")
-    dtype: Literal["auto", "fp32", "bf16", "fp16"] = Field(
-        default="auto",
-        description="Of the rollout weights; auto is bf16 on GPUs that have it and, for models of 100 "
-        "million parameters and more, on CPUs with AMX, else fp32.",
-    )
-    engine: Literal["auto", "lean", "general", "plain"] = Field(
-        default="auto",
-        description="How the model is run for generation: the first of lean (Llama, Mistral, Qwen2, Qwen3, "
-        "GPT-2), general (attention only) and plain (any, one conversation at a time) that reproduces its "
-        "full forwards, or the one named here.",
-    )
-    fast_linears: bool = Field(
-        default=True,
-        description="Generate by a packed copy of the weights where products are faster so: in fp32 by "
-        "oneDNN on AMD's processors and by MKL on Intel's, in bf16 by oneDNN on both if they have units for "
-        "it. False leaves products to torch.",
-    )
-    matmul_precision: Literal["highest", "high", "medium"] = Field(
-        default="highest",
-        description="Of fp32 matrix products on a CPU, in rollouts and in a training of the agent: medium "
-        "rounds operands and results to bf16 (relative error 3e-3; AVX512-BF16 or AMX), high multiplies sums "
-        "of two bf16 numbers (5e-6; AMX). Logits stay in fp32, the update takes its own log-probs anew, and "
-        "torch's own setting is not touched. Where the processor has no such units a warning says so.",
-    )
-    max_cached_tokens: int = Field(
-        default=262_144,
-        ge=32,
-        description="Bound of the generation cache, in tokens: conversations times columns of the longest. "
-        "The longest idle ones make room and are read again when they go on. A token takes 2 x layers x "
-        "key-value heads x head size numbers: 2 KiB for embedded:desk, 12 KiB for Qwen2.5-0.5B in bf16 "
-        "(18 on an x86 CPU, where keys stay in fp32).",
-    )
-    seed: int = Field(default=0, description="Of generate_response's sampling.")
+    """Switches of the chat template, such as {enable_thinking: false}; see its own text. They stand in the
+    template that a training writes, so whoever loads its model need not give them."""
+    template_date: date | None = None
+    """The day that chat templates tell the model. Unset: a training tells the day on which it began, resumed
+    or not, and whatever loads the model that it wrote tells that day again; a template that no training wrote
+    tells the day on which it is loaded."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Of the rollout weights; auto is bf16 on GPUs that have it and, for models of 100 million parameters and
+    more, on CPUs with AMX, else fp32."""
+    engine: Literal["auto", "lean", "general", "plain"] = "auto"
+    """How the model is run for generation: the first of lean (Llama, Mistral, Qwen2, Qwen3, GPT-2), general
+    (attention only) and plain (any, one conversation at a time) that reproduces its full forwards, or the one
+    named here."""
+    fast_linears: bool = True
+    """Generate by a packed copy of the weights where products are faster so: in fp32 by oneDNN on AMD's
+    processors and by MKL on Intel's, in bf16 by oneDNN on both if they have units for it. False leaves
+    products to torch."""
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    """Of fp32 matrix products on a CPU, in rollouts and in a training of the agent: medium rounds operands
+    and results to bf16 (relative error 3e-3; AVX512-BF16 or AMX), high multiplies sums of two bf16 numbers
+    (5e-6; AMX). Logits stay in fp32, the update takes its own log-probs anew, and torch's own setting is not
+    touched. Where the processor has no such units a warning says so."""
+    max_cached_tokens: int = Field(default=262_144, ge=32)
+    """Bound of the generation cache, in tokens: conversations times columns of the longest. The longest idle
+    ones make room and are read again when they go on. A token takes 2 x layers x key-value heads x head size
+    numbers: 2 KiB for embedded:desk, 12 KiB for Qwen2.5-0.5B in bf16 (18 on an x86 CPU, where keys stay in
+    fp32)."""
+    seed: int = 0
+    """Of generate_response's sampling."""
 
     def summary_room(self, context_length: int) -> int:
         """The `compact_room` in a context of so many tokens: unset, one for the longest reply and for the

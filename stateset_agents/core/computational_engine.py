@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -176,14 +176,23 @@ class ComputationalEngine:
         """
         for scenario in scenarios:
             self.reward_fn.check_scenario(scenario)
-        jobs = list(self._jobs(scenarios, seed, step, earlier, sizes))
-        of, limit = type(self.environment).__name__, self._environment.limit
+        sizes = [self.num_generations] * len(scenarios) if sizes is None else sizes
+        times = Counter(scenario.id for scenario in earlier)
+        jobs: list[_Job] = []
+        episodes = self._player.new_episodes(len(scenarios))
+        for place, (episode, scenario, size) in enumerate(zip(episodes, scenarios, sizes, strict=True)):
+            jobs += self._members(place, episode, scenario, seed, step, times[scenario.id], size)
+            times[scenario.id] += 1
+        branching: AbstractAsyncContextManager[Forks | None] = nullcontext()
+        if self.num_branches:
+            of, bounded = self._environment.name, self._environment.bounded
+            branching = Forks(self.num_branches, of=of, bounded=bounded)
         try:
-            async with Forks(self.num_branches, of=of, limit=limit) as forks:
+            async with branching as forks:
                 play = partial(self._play, forks=forks, temperature=temperature, kept=kept)
                 scored = await self._in_groups(jobs, play, self._rewarded, on_scored)
                 branches: dict[int, list[Branch]] = {}
-                if self.num_branches:
+                if forks is not None:
                     branch_jobs = list(self._branch_jobs(jobs, scored, forks))
                     play_branch = partial(self._play_branch, forks=forks, temperature=temperature)
                     branches = await self._in_groups(branch_jobs, play_branch, self._branches_rewarded)
@@ -279,22 +288,6 @@ class ComputationalEngine:
         finally:
             self._warnings.flush()
         return finished
-
-    def _jobs(
-        self,
-        scenarios: Sequence[Scenario],
-        seed: int,
-        step: int,
-        earlier: Sequence[Scenario],
-        sizes: Sequence[int] | None,
-    ) -> Iterator[_Job]:
-        """A scenario that comes again meets another user."""
-        sizes = [self.num_generations] * len(scenarios) if sizes is None else sizes
-        numbers = self._player.new_episodes(len(scenarios))
-        times = Counter(scenario.id for scenario in earlier)
-        for place, (number, scenario, size) in enumerate(zip(numbers, scenarios, sizes, strict=True)):
-            yield from self._members(place, number, scenario, seed, step, times[scenario.id], size)
-            times[scenario.id] += 1
 
     def _members(
         self,

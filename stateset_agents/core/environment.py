@@ -63,15 +63,15 @@ class StateMaker:
 
     async def make(self, scenario: Scenario, seed: int) -> Any:
         """Raises EnvironmentFailure where making it breaks, ConfigurationError for None or the last one."""
-        made = await guarded("making the state", self._make.call({"scenario": scenario, "seed": seed}))
-        await guarded("resetting the state", call_user_code(self._reset, made, scenario, seed))
-        if made is self._last and made is not None:
+        state = await guarded("making the state", self._make.call({"scenario": scenario, "seed": seed}))
+        await guarded("resetting the state", call_user_code(self._reset, state, scenario, seed))
+        if state is self._last and state is not None:
             raise ConfigurationError(
-                f"state gave the same {type(made).__name__} to two conversations, which would see what the "
+                f"state gave the same {type(state).__name__} to two conversations, which would see what the "
                 "other did: make a new one in each call"
             )
-        self._last = _expect_state(made)
-        return made
+        self._last = _expect_state(state)
+        return state
 
     @contextlib.contextmanager
     def preview(self, scenario: Scenario, seed: int) -> Iterator[Any]:
@@ -80,16 +80,16 @@ class StateMaker:
         Raises ConfigurationError where its `close` is async: nothing awaits it here.
         """
         args, kwargs = self._make.bound({"scenario": scenario, "seed": seed})
-        made = _expect_state(self._make.function(*args, **kwargs))
-        self._reset(made, scenario, seed)
-        close = getattr(made, "close", None)
+        state = _expect_state(self._make.function(*args, **kwargs))
+        self._reset(state, scenario, seed)
+        close = getattr(state, "close", None)
         if inspect.iscoroutinefunction(close):
             raise ConfigurationError(
-                f"{type(made).__name__}.close is async, so no state can be made to look at the user first: "
+                f"{type(state).__name__}.close is async, so no state can be made to look at the user first: "
                 "give ConversationEnvironment(local=True), or False where a step waits on anything remote"
             )
         try:
-            yield made
+            yield state
         finally:
             if callable(close):
                 close()
@@ -111,15 +111,15 @@ class StateMaker:
         parameters = inspect.signature(reset).parameters.values()
         takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
         named = {parameter.name for parameter in parameters}
-        given = {name: value for name, value in values.items() if takes_all or name in named}
+        arguments = {name: value for name, value in values.items() if takes_all or name in named}
         try:
-            inspect.signature(reset).bind(**given)
+            inspect.signature(reset).bind(**arguments)
         except TypeError as error:
             raise ConfigurationError(
                 f"{kind.__name__}.reset cannot be called for scenario {scenario.id} ({error}): there are "
                 f"{', '.join(values)}"
             ) from None
-        if (returned := reset(**given)) is not None:
+        if (returned := reset(**arguments)) is not None:
             raise ConfigurationError(
                 f"{kind.__name__}.reset returned {returned!r:.60}, which nobody would read: put what the "
                 "agent is told into the scenario's opening"
@@ -139,13 +139,13 @@ def copy_state(state: Any) -> Any:
     """
     fork = getattr(state, "fork", None)
     if callable(fork):
-        twin = fork()
-        if twin is state:
+        copied = fork()
+        if copied is state:
             raise ConfigurationError(
                 f"{type(state).__name__}.fork() gave the state itself, and two conversations would change "
                 "it: give an independent copy"
             )
-        return twin
+        return copied
     try:
         return copy.deepcopy(state)
     except Exception as error:
@@ -164,22 +164,22 @@ async def close_state(state: Any) -> None:
 
 
 _ROUNDING = 1e-3
-"""By which the sum of a breakdown may differ from the reward, as a share of what it is made of: enough for
+"""Difference that the sum of a breakdown may have from the reward, as a share of its terms: enough for
 rounded terms and for fp32, too little for one that was forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What came back after one agent reply."""
+    """The environment's answer to one reply of the agent."""
 
     messages: tuple[Message, ...] = ()
     """Tool results or the user's next words, in order."""
     conversation: tuple[Message, ...] | None = None
     """All that the agent is to read next, where that is not all it has read with its reply and `messages`."""
     reward: float | None = None
-    """For this turn; None where the environment gives none."""
+    """Reward of this turn; None where the environment gives none."""
     breakdown: Mapping[str, float] = field(default_factory=dict)
-    """What the turn's reward is made of, summing to it; may be left empty."""
+    """Terms that sum to the turn's reward; may be left empty."""
     terminated: bool = False
     """The conversation ended."""
     truncated: bool = False
@@ -200,13 +200,13 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyLimits:
-    """What a conversation asks of the agent's next reply, within the agent's own limits."""
+    """The limits that a conversation sets to the agent's next reply, within the agent's own."""
 
     max_new_tokens: int | None = None
     stop: tuple[str, ...] = ()
     """Texts that end it, besides those of `AgentConfig.stop`."""
     with_reasoning: bool = False
-    """Does the conversation get the agent's thoughts beside its words, as clients of a served agent do?"""
+    """True if the conversation gets the agent's thoughts beside its words, as clients of a server do."""
 
 
 class Conversation(Protocol):
@@ -247,7 +247,7 @@ class Conversation(Protocol):
 
 
 async def step_conversation(completion: Completion, conversation: Conversation) -> Observation:
-    """What a conversation answers to a turn of the agent: by `take` where it has that, else by `step`.
+    """A conversation's answer to a turn of the agent: by `take` where it has that, else by `step`.
 
     Users and tools never get the agent's thoughts; a conversation does whose `reply_limits` ask for them.
     """
@@ -261,7 +261,7 @@ async def step_conversation(completion: Completion, conversation: Conversation) 
 
 
 async def start_conversation(environment: Environment, scenario: Scenario, seed: int) -> Conversation:
-    """What `start` gives; ConfigurationError where it is no conversation."""
+    """The conversation that `start` gives; ConfigurationError where it gives none."""
     conversation = await call_checked(environment.start, scenario, seed)
     missing = [name for name in _CONVERSATION_MEMBERS if not hasattr(conversation, name)]
     if missing:
@@ -285,17 +285,7 @@ _CONVERSATION_MEMBERS = ("opening", "tools", "step", "outcome", "close")
 
 
 class Environment(Protocol):
-    """A source of conversations.
-
-    An environment may also have, each of them looked for by name where it is used:
-
-    - `honest_agent`: a function that makes a scripted agent that is right on every scenario, for audits and
-      demonstrations; it may ask for the `scenario`.
-    - `degenerate_agents`: name -> function that makes a scripted agent that must not be paid, for audits.
-    - `floor_agents`: name -> function that makes a scripted agent that knows nothing; its results stand
-      beside every evaluation.
-    - `close()`: gives back what the environment holds.
-    """
+    """A source of conversations: what every environment has. `OptionalMembers` are those that it may have."""
 
     local: bool
     """True when no step waits on anything remote: the engine may then wait for every reply, which
@@ -308,6 +298,28 @@ class Environment(Protocol):
     async def start(self, scenario: Scenario, seed: int) -> Conversation:
         """Open a conversation; the same scenario, seed and replies give the same transcript."""
         ...
+
+
+class OptionalMembers:
+    """Members that an environment may have, with their defaults. A class may inherit them from here; one that
+    has `Environment`'s alone is taken too.
+
+    `close()`, where there is one, gives back what the environment holds.
+    """
+
+    honest_agent: Callable[..., Any] | None = None
+    """Makes a scripted agent that is right on every scenario, for audits and demonstrations; it may ask for
+    the `scenario`."""
+    degenerate_agents: Mapping[str, Callable[[], Any]] | None = None
+    """Name -> function that makes a scripted agent that must not be paid, for audits."""
+    floor_agents: Mapping[str, Callable[[], Any]] | None = None
+    """Name -> function that makes a scripted agent that knows nothing; its results stand beside every
+    evaluation."""
+
+
+def optional_member(environment: Environment, name: str) -> Any:
+    """The environment's member of this name; the default of `OptionalMembers` where it has none."""
+    return getattr(environment, name, getattr(OptionalMembers, name))
 
 
 def expect_environment(value: object) -> None:
@@ -328,7 +340,7 @@ False, None where that cannot be told, or a whole `Outcome`. A function with oth
 `lambda s, m: ...`, gets (scenario, messages)."""
 
 
-class ConversationEnvironment:
+class ConversationEnvironment(OptionalMembers):
     """Scenarios, a user for each conversation, and tools: the environment that needs no code.
 
         ConversationEnvironment(scenarios=[{"topic": "refund", "context": "Order delayed"}], max_turns=6)
@@ -476,8 +488,8 @@ class ConversationEnvironment:
         if self._state is not None and "state" in self._make_user.wanted:
             state = self._state.preview(scenario, 0)
         try:
-            with state as made:
-                args, kwargs = self._make_user.bound({"scenario": scenario, "seed": 0, "state": made})
+            with state as made_state:
+                args, kwargs = self._make_user.bound({"scenario": scenario, "seed": 0, "state": made_state})
                 return _is_local(_checked(self._make_user.function(*args, **kwargs)))
         except (*PROGRAMMING_ERRORS, StatesetError):
             raise
@@ -517,7 +529,7 @@ class _ScenarioConversation:
         return Observation(messages=answers, truncated=self.turns_left == 0)
 
     async def _user_words(self) -> str | None:
-        """What the user says; nothing where one reply is all: then it only hears, if it is the judge."""
+        """The user's next words; None where one reply is all: then it only hears, if it is the judge."""
         if self.one_reply and (self.success is not None or not hasattr(self.user, "satisfied")):
             return None
         words = await _reply(self.user, self.messages, self.state)
@@ -572,7 +584,7 @@ class _ScenarioConversation:
 
 
 def _keeps(user: User, state: Any) -> bool:
-    """Does the user, or a function that it holds, hold on to this state?"""
+    """True if the user, or a function that it holds, holds on to this state."""
     for value in vars(user).values() if hasattr(user, "__dict__") else ():
         if value is state or any(held is state for held in _closed_over(getattr(value, "function", value))):
             return True
@@ -580,7 +592,7 @@ def _keeps(user: User, state: Any) -> bool:
 
 
 def _closed_over(function: object) -> Iterator[object]:
-    """What a function's closure holds; a cell may be empty, as after `del`."""
+    """The values that a function's closure holds; a cell may be empty, as after `del`."""
     for cell in getattr(function, "__closure__", None) or ():
         with contextlib.suppress(ValueError):
             yield cell.cell_contents

@@ -50,18 +50,18 @@ the chat template stand in the model's folder."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a model's weights come from."""
+    """The model and the run that weights come from."""
 
     base: str
     """transformers' `name_or_path` of the model that was trained; empty for one made in a program."""
     run: Path | None = None
     """The folder of the run that trained it; None for weights as they were loaded."""
     step: int = 0
-    """Of that run, after which the weights are these."""
+    """Step of that run after which the weights are these."""
 
 
 def shared_name(base: str) -> str:
-    """What `AgentConfig.model_name` may say on every machine, where there is such a name; else as it is."""
+    """The name of the model that `AgentConfig.model_name` takes on every machine; else the base as it is."""
     if not base:
         return base
     folders = {Path(model_folder(name)).resolve(): name for name in embedded_models()}
@@ -154,7 +154,7 @@ def _on_the_hub(base: str) -> str | None:
 
 
 def _base(origin: Origin) -> str:
-    """In words; of a local folder its last name only."""
+    """The base model in words; of a local folder its last name only."""
     if name := _on_the_hub(origin.base):
         return f"[{name}](https://huggingface.co/{name})"
     if not origin.base:
@@ -194,7 +194,7 @@ class _Figure:
     before: str
     after: str
     listed: EvalResult | None = None
-    """For the metadata."""
+    """The figure as the card's metadata has it."""
 
 
 def _figures(origin: Origin, config: Mapping[str, Any], summary: Mapping[str, Any]) -> list[_Figure]:
@@ -210,7 +210,7 @@ def _figures(origin: Origin, config: Mapping[str, Any], summary: Mapping[str, An
         (f"success on {split}, greedy", "greedy", "greedy_interval", ""),
         (f"reward on {split}, sampled", "mean_reward", "reward_interval", "num_scored"),
     ]
-    found = [
+    figures = [
         _Figure(
             name=name,
             before=_value(before, key, interval, number),
@@ -230,7 +230,7 @@ def _figures(origin: Origin, config: Mapping[str, Any], summary: Mapping[str, An
         for name, key, interval, number in rows
         if before.get(key) is not None or after.get(key) is not None
     ]
-    return [*found, *(_validation(origin) if config.get("training", {}).get("eval_steps") else ())]
+    return [*figures, *(_validation(origin) if config.get("training", {}).get("eval_steps") else ())]
 
 
 def _measured(origin: Origin, config: Mapping[str, Any], summary: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -242,7 +242,7 @@ def _measured(origin: Origin, config: Mapping[str, Any], summary: Mapping[str, A
 
 
 def _validation(origin: Origin) -> list[_Figure]:
-    """What an evaluation after this step found."""
+    """The figures of an evaluation after this step."""
     assert origin.run is not None
     run = RunFolder(origin.run)
     values: dict[str, float] = {}

@@ -266,7 +266,7 @@ class Toolbox:
         self._max_result_chars = max_result_chars
         self._tools: dict[str, Tool] = {}
         self.state_class: type | None = None
-        """Whose methods some tools are."""
+        """The class of which some tools are methods; None where no tool is."""
         tools = [tools] if isinstance(tools, type | str) else tools
         if not isinstance(tools, Sequence):
             raise ConfigurationError(

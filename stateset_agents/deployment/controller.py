@@ -24,7 +24,7 @@ from stateset_agents.deployment.journal import (
     deployment_id,
     read_assignment,
 )
-from stateset_agents.deployment.ledger import CheckedAnswer, Ledger, Outcome, Reassigned, Row
+from stateset_agents.deployment.ledger import CheckedAnswer, Ledger, OutcomeRow, Reassigned, Row
 from stateset_agents.deployment.plan import DeploymentPlan, next_move, objections
 from stateset_agents.deployment.state import Arm, Assignment, Deployment, Mode, Move, arm_of, bucket, new_salt
 from stateset_agents.types.errors import ConfigurationError, JournalError
@@ -111,8 +111,8 @@ class DeploymentController:
         _check_id(conversation)
         self.settle()
         with self._writing() as now:
-            known = self._recent.get(conversation)
-            if known is None:
+            earlier = self._recent.get(conversation)
+            if earlier is None:
                 share = self.state.share
                 assignment = Assignment(
                     number=self._pages.next_number("assignments"),
@@ -123,11 +123,11 @@ class DeploymentController:
                 )
                 if self._append(assignment):
                     return self._remember(assignment)
-                known = self._assigned(conversation)
-            if known.arm == "baseline" or self.state.mode != "rolled_back":
-                return known
-            self._append(Reassigned(assignment=known.number, at=now))
-            return replace(known, arm="baseline", is_moved=True)
+                earlier = self._assigned(conversation)
+            if earlier.arm == "baseline" or self.state.mode != "rolled_back":
+                return earlier
+            self._append(Reassigned(assignment=earlier.number, at=now))
+            return replace(earlier, arm="baseline", is_moved=True)
 
     def report_outcome(self, conversation: str, *, success: float, reward: float | None = None) -> Report:
         """Takes the end of a conversation: `success` from 0 to 1, or a bool. The first report counts.
@@ -143,12 +143,12 @@ class DeploymentController:
         with self._writing() as now:
             assignment = self._assigned(conversation)
             self._time_out(now)
-            outcome = Outcome(
+            outcome = OutcomeRow(
                 assignment=assignment.number, success=float(success), reward=reward, is_timeout=False, at=now
             )
             if not self._append(outcome):
-                found = self._journal.find("outcomes", self.record.id, assignment=assignment.number)
-                report = "late" if found is not None and found[-2] else "again"
+                earlier = self._journal.find("outcomes", self.record.id, assignment=assignment.number)
+                report = "late" if earlier is not None and earlier[-2] else "again"
         self.settle()
         return report
 
@@ -218,7 +218,7 @@ class DeploymentController:
         Raises ConfigurationError against the evidence, unless forced: the journal then says so.
         """
         with self._writing(durable=True) as now:
-            state, known = self.state, self.ledger.known
+            state, facts = self.state, self.ledger.known
             if state.mode in ("full", "rolled_back"):
                 raise ConfigurationError(
                     f"deployment {state.id} is {state.mode.replace('_', ' ')} and cannot be promoted: start "
@@ -230,7 +230,7 @@ class DeploymentController:
                     f"the share is {state.share:g} and can only be promoted to more, up to 1, got "
                     f"{share:g}: to take it back, roll back"
                 )
-            against = objections(self.plan, state, known, share, now)
+            against = objections(self.plan, state, facts, share, now)
             if against and not force:
                 raise ConfigurationError(
                     f"the promotion to {share:g} is against the evidence ({'; '.join(against)}): wait, or "
@@ -369,7 +369,7 @@ class DeploymentController:
     def _time_out(self, now: float) -> None:
         for assignment in list(self.ledger.overdue(now, self.plan.outcome_timeout)):
             self._append(
-                Outcome(assignment=assignment.number, success=0.0, reward=None, is_timeout=True, at=now)
+                OutcomeRow(assignment=assignment.number, success=0.0, reward=None, is_timeout=True, at=now)
             )
 
     def _remember(self, assignment: Assignment) -> Assignment:
@@ -380,8 +380,8 @@ class DeploymentController:
         return assignment
 
     def _assigned(self, conversation: str) -> Assignment:
-        if (known := self._recent.get(conversation)) is not None:
-            return known
+        if (recent := self._recent.get(conversation)) is not None:
+            return recent
         row = self._journal.find("assignments", self.record.id, conversation=conversation)
         if row is None:
             raise ConfigurationError(f"the conversation {conversation!r} was never assigned: assign it first")

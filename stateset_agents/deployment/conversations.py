@@ -29,6 +29,7 @@ from stateset_agents.serving.served_agent import OnDelta, PendingRequest, Served
 from stateset_agents.types.errors import ConfigurationError, JournalError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.messages import Message
+from stateset_agents.types.settings import expect_that
 
 _log = get_logger(__name__)
 T = TypeVar("T")
@@ -127,10 +128,8 @@ class Deployed:
             max_shadows: Answers of the candidate in shadow under way at once; further ones are left out.
             who: Who started it, for the journal.
         """
-        if not patience > 0:
-            raise ConfigurationError(f"patience must be seconds above 0, got {patience!r}")
-        if max_shadows < 1:
-            raise ConfigurationError(f"max_shadows must be at least 1, got {max_shadows!r}")
+        expect_that(patience > 0, "patience", "be seconds above 0", patience)
+        expect_that(max_shadows >= 1, "max_shadows", "be at least 1", max_shadows)
         if baseline is candidate:
             raise ConfigurationError("baseline and candidate are the same agent: give two")
         if deployment is None:
@@ -373,13 +372,13 @@ class _Measured:
         costs = (
             [] if self.error is not None else [each for each in map(cost, self._answers) if each is not None]
         )
-        said, other = self.message, self._compared_with
+        message, other = self.message, self._compared_with
         return guards.Answer(
             seconds=self.seconds,
             cost=sum(costs) if costs and len(costs) == len(self._answers) else None,
             error=self.error,
-            message=said,
-            agreement=None if said is None or other is None else guards.agreement_of(said, other),
+            message=message,
+            agreement=None if message is None or other is None else guards.agreement_of(message, other),
         )
 
 
@@ -396,7 +395,7 @@ class _Batches:
         self._pending: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
         self._writing: asyncio.Task[None] | None = None
         self._not_before = 0.0
-        """When the next transaction may begin, by the loop's clock."""
+        """Time at which the next transaction may begin, by the loop's clock."""
         self._is_closed = False
 
     async def run(self, call: Callable[[], T]) -> T:

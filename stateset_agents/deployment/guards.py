@@ -15,9 +15,9 @@ from typing import Any, Literal, Protocol
 
 from stateset_agents.deployment.sequential import EProcess
 from stateset_agents.types.comparison import nfc
-from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 from stateset_agents.types.schemas import call_key
+from stateset_agents.types.settings import expect_that
 
 Clock = Callable[[], float]
 """Seconds since 1970, as `time.time`."""
@@ -42,15 +42,15 @@ class Guard(Protocol):
 
 def violations_of(guards: Iterable[Guard], action: Any, state: Any) -> tuple[Violation, ...]:
     """All of them, in the order of the guards. A guard that raises could not say that the action is safe."""
-    found = []
+    violations = []
     for guard in guards:
         try:
             violation = guard.check(action, state)
         except Exception as error:  # whatever it is, it must not let the action pass
             violation = Violation(guard.name, f"the guard raised {type(error).__name__}: {error}")
         if violation is not None:
-            found.append(violation)
-    return tuple(found)
+            violations.append(violation)
+    return tuple(violations)
 
 
 # --- of answers ----------------------------------------------------------------
@@ -74,7 +74,7 @@ class Answer:
     message: Message | None = None
     """The message, for guards of one's own; the journal does not keep it."""
     agreement: Agreement | None = None
-    """With the baseline's answer to the same request, where there are both."""
+    """Agreement with the baseline's answer to the same request, where there are both."""
 
 
 def agreement_of(candidate: Message, baseline: Message) -> Agreement:
@@ -204,10 +204,8 @@ class WindowGuard:
     """True for each of the last actions that was unsafe."""
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ConfigurationError(f"size must be at least 1, got {self.size!r}")
-        if not 0 <= self.share < 1:
-            raise ConfigurationError(f"share must be from 0 to below 1, got {self.share!r}")
+        expect_that(self.size >= 1, "size", "be at least 1", self.size)
+        expect_that(0 <= self.share < 1, "share", "be from 0 to below 1", self.share)
 
     def step(self, *, is_unsafe: bool) -> WindowGuard:
         """After one more action."""
@@ -233,10 +231,8 @@ class RateGuard:
     """Evidence against the limit; None before the first action."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.limit < 1:
-            raise ConfigurationError(f"limit must be between 0 and 1, got {self.limit!r}")
-        if not 0 < self.alpha < 1:
-            raise ConfigurationError(f"alpha must be between 0 and 1, got {self.alpha!r}")
+        expect_that(0 < self.limit < 1, "limit", "be between 0 and 1", self.limit)
+        expect_that(0 < self.alpha < 1, "alpha", "be between 0 and 1", self.alpha)
 
     def step(self, *, is_unsafe: bool) -> RateGuard:
         """After one more action."""

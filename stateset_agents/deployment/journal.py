@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from stateset_agents.deployment.guards import Violation
-from stateset_agents.deployment.ledger import CheckedAnswer, Outcome, Reassigned, Row
+from stateset_agents.deployment.ledger import CheckedAnswer, OutcomeRow, Reassigned, Row
 from stateset_agents.deployment.plan import DeploymentPlan
 from stateset_agents.deployment.state import Arm, Assignment, Move, checked_mode
 from stateset_agents.types.errors import ConfigurationError, JournalError
@@ -248,7 +248,7 @@ class Journal:
         """Every deployment, the oldest first. Raises JournalError for one that was changed."""
         with self._named:
             rows = self._connection.execute("SELECT * FROM deployments ORDER BY length(id), id").fetchall()
-        found = []
+        records = []
         for *values, digest in rows:
             if _hash("", "deployments", values) != digest:
                 raise self._altered("deployments", values[0], 1)
@@ -258,8 +258,8 @@ class Journal:
                 raise JournalError(
                     f"{self.path}: the plan of deployment {values[0]} is none of this version"
                 ) from error
-            found.append(DeploymentRecord(**dict(zip(_RECORD, values[:6], strict=True)), plan=plan))
-        return found
+            records.append(DeploymentRecord(**dict(zip(_RECORD, values[:6], strict=True)), plan=plan))
+        return records
 
     def record(self, deployment: str) -> DeploymentRecord:
         """One deployment. Raises ConfigurationError for an id that is not there."""
@@ -267,8 +267,8 @@ class Journal:
         for record in records:
             if record.id == deployment:
                 return record
-        known = ", ".join(record.id for record in records) or "it has none yet"
-        raise ConfigurationError(f"{self.path} has no deployment {deployment!r}: {known}")
+        ids = ", ".join(record.id for record in records) or "it has none yet"
+        raise ConfigurationError(f"{self.path} has no deployment {deployment!r}: {ids}")
 
     def rows_after(self, table: str, deployment: str, number: int) -> Iterator[Sequence[Any]]:
         """Rows with a higher number, as they are stored."""
@@ -456,7 +456,7 @@ _ROWS: dict[str, type[Row]] = {
     "transitions": Move,
     "assignments": Assignment,
     "answers": CheckedAnswer,
-    "outcomes": Outcome,
+    "outcomes": OutcomeRow,
     "reassigned": Reassigned,
 }
 _TABLE_OF = {kind: table for table, kind in _ROWS.items()}

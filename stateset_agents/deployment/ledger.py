@@ -14,7 +14,7 @@ from stateset_agents.types.errors import JournalError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class OutcomeRow:
     """The end of a conversation."""
 
     assignment: int
@@ -38,7 +38,7 @@ class CheckedAnswer:
     cost: float | None
     violations: tuple[Violation, ...]
     agreement: Agreement | None
-    """With the baseline's answer to the same request; in shadow, where both answer."""
+    """Agreement with the baseline's answer to the same request; in shadow, where both answer."""
     at: float
 
 
@@ -53,7 +53,7 @@ class Reassigned:
 COUNTED = ("assignments", "answers", "outcomes")
 """Tables whose rows are counted with every move."""
 
-Row = Move | Assignment | Outcome | CheckedAnswer | Reassigned
+Row = Move | Assignment | OutcomeRow | CheckedAnswer | Reassigned
 
 
 class Ledger:
@@ -133,7 +133,7 @@ class Ledger:
                     self._line[row.number] = row
                 self.assigned[row.arm] += 1
                 self.counts["assignments"] += 1
-            case Outcome():
+            case OutcomeRow():
                 if row.assignment in self._line:
                     self._outcomes[row.assignment] = row.success
                 self.timeouts += row.is_timeout

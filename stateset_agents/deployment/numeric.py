@@ -88,7 +88,7 @@ class LoggedAction:
     was_safe: bool
     """The policy's action kept every constraint."""
     mode: Mode
-    """When it was chosen."""
+    """Mode of the deployment when the action was chosen."""
     source: str
     """Source of the executed action: policy, alternative, fallback or maintain."""
     violations: tuple[Violation, ...]

@@ -32,26 +32,18 @@ where a few points of success take thousands of conversations."""
 class GuardPlan(Settings):
     """Limits that the candidate's answers must keep. An answer that failed is unsafe in any case."""
 
-    latency: float | None = Field(
-        default=None, gt=0, allow_inf_nan=False, description="seconds; an answer that takes longer is unsafe"
-    )
-    cost: float | None = Field(
-        default=None, ge=0, allow_inf_nan=False, description="of one answer; one that costs more is unsafe"
-    )
-    rate: float | None = Field(
-        default=0.1,
-        gt=0,
-        lt=1,
-        description="evidence that more than this share of the candidate's answers is unsafe rolls back; "
-        "null: no such rule",
-    )
-    window: int | None = Field(
-        default=None,
-        ge=1,
-        description="a fast brake: the last so many answers, of which more than `window_share` were unsafe, "
-        "roll back; its false alarms are many",
-    )
-    window_share: float = Field(default=0.1, ge=0, lt=1, description="of the window")
+    latency: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """seconds; an answer that takes longer is unsafe"""
+    cost: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """of one answer; one that costs more is unsafe"""
+    rate: float | None = Field(default=0.1, gt=0, lt=1)
+    """evidence that more than this share of the candidate's answers is unsafe rolls back; null: no such
+    rule"""
+    window: int | None = Field(default=None, ge=1)
+    """a fast brake: the last so many answers, of which more than `window_share` were unsafe, roll back; its
+    false alarms are many"""
+    window_share: float = Field(default=0.1, ge=0, lt=1)
+    """of the window"""
 
     def checks(self) -> tuple[Guard, ...]:
         """The guards of a single answer."""
@@ -66,44 +58,25 @@ class GuardPlan(Settings):
 class DeploymentPlan(Settings):
     """The way of a candidate from shadow to full, or back."""
 
-    stages: tuple[float, ...] = Field(
-        default=(0.05, 0.25, 0.5),
-        min_length=1,
-        description="shares of new conversations, one after the other",
-    )
-    shadow_answers: int = Field(
-        default=100, ge=0, description="answers of the candidate in shadow before the first stage may begin"
-    )
-    hold_outcomes: int = Field(default=500, ge=0, description="outcomes in a stage before the next may begin")
-    hold_seconds: float = Field(
-        default=3600.0, ge=0, allow_inf_nan=False, description="seconds of shadow, and of each stage"
-    )
-    margin: float = Field(
-        default=0.02,
-        ge=0,
-        lt=1,
-        description="how much lower the candidate's success may be; it is promoted once it is "
-        "surely above that",
-    )
-    alpha: float = Field(
-        default=0.05,
-        gt=0,
-        lt=0.5,
-        description="probability of a promotion of a candidate that is worse by the margin or more, and of "
-        "a rollback of one that is as good as the baseline and as safe as `guards.rate`",
-    )
-    outcome_timeout: float = Field(
-        default=86_400.0,
-        gt=0,
-        allow_inf_nan=False,
-        description="seconds from a conversation's first request after which no outcome counts as a failure",
-    )
-    guards: GuardPlan = Field(default_factory=GuardPlan, description="what each answer must keep")
-    salt: str | None = Field(
-        default=None,
-        min_length=8,
-        description="key of the assignment; unset: drawn at random, as it should be",
-    )
+    stages: tuple[float, ...] = Field(default=(0.05, 0.25, 0.5), min_length=1)
+    """shares of new conversations, one after the other"""
+    shadow_answers: int = Field(default=100, ge=0)
+    """answers of the candidate in shadow before the first stage may begin"""
+    hold_outcomes: int = Field(default=500, ge=0)
+    """outcomes in a stage before the next may begin"""
+    hold_seconds: float = Field(default=3600.0, ge=0, allow_inf_nan=False)
+    """seconds of shadow, and of each stage"""
+    margin: float = Field(default=0.02, ge=0, lt=1)
+    """how much lower the candidate's success may be; it is promoted once it is surely above that"""
+    alpha: float = Field(default=0.05, gt=0, lt=0.5)
+    """probability of a promotion of a candidate that is worse by the margin or more, and of a rollback of one
+    that is as good as the baseline and as safe as `guards.rate`"""
+    outcome_timeout: float = Field(default=86_400.0, gt=0, allow_inf_nan=False)
+    """seconds from a conversation's first request after which no outcome counts as a failure"""
+    guards: GuardPlan = Field(default_factory=GuardPlan)
+    """what each answer must keep"""
+    salt: str | None = Field(default=None, min_length=8)
+    """key of the assignment; unset: drawn at random, as it should be"""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -172,20 +145,9 @@ class Known:
     """Rows of the journal by table, kept with each move: fewer of them later are missing ones."""
 
     def snapshot(self, alpha: float) -> dict[str, float | int | None]:
-        """The values that the journal keeps with a move. Wealths are logarithms."""
-        evidence = self.evidence
-        low, high = evidence.interval(alpha) or (None, None)
-        return {
-            "outcomes": evidence.num_outcomes,
-            "candidates": evidence.candidates,
-            "baselines": evidence.baselines,
-            "effect": evidence.effect.estimate,
-            "low": low,
-            "high": high,
-            "log_wealth_promote": evidence.promote.log_wealth,
-            "log_wealth_roll_back": evidence.roll_back.log_wealth,
-            **{f"{table}_rows": count for table, count in self.counts.items()},
-        }
+        """The values that the journal keeps with a move."""
+        rows = {f"{table}_rows": count for table, count in self.counts.items()}
+        return {**self.evidence.snapshot(alpha), **rows}
 
 
 def next_move(plan: DeploymentPlan, state: Deployment, known: Known, now: float) -> Move | None:
@@ -221,17 +183,17 @@ def objections(
     plan: DeploymentPlan, state: Deployment, known: Known, share: float, now: float
 ) -> tuple[str, ...]:
     """Objections to giving the candidate this share now, by hand; empty where nothing does."""
-    found = []
+    reasons = []
     following = plan.next_share(state.share)
     if share >= 1:
         promote, alpha = known.evidence.promote, plan.alphas["promote"]
         if not promote.has_reached(alpha):
-            found.append(f"evidence to promote is {_odds(promote.log_peak)} of {1 / alpha:.3g}")
+            reasons.append(f"evidence to promote is {_odds(promote.log_peak)} of {1 / alpha:.3g}")
     else:
-        found += _hold(plan, state, known, now)
+        reasons += _hold(plan, state, known, now)
         if share > following:
-            found.append(f"the stage {following:g} is left out")
-    return tuple(found)
+            reasons.append(f"the stage {following:g} is left out")
+    return tuple(reasons)
 
 
 def _hold(plan: DeploymentPlan, state: Deployment, known: Known, now: float) -> list[str]:

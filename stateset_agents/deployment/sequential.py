@@ -24,6 +24,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import expect_that
 
 BETS = (0.1, 0.25, 0.5)
 """Shares of the wealth that are staked. The growth is largest at effect / variance of an outcome: for a rate
@@ -160,12 +161,8 @@ class Evidence:
         Raises ConfigurationError for a probability of 0 or 1, which no comparison can use, and for an outcome
         outside [0, 1].
         """
-        if not 0 < probability < 1:
-            raise ConfigurationError(
-                f"probability must be between 0 and 1, both excluded, got {probability!r}"
-            )
-        if not 0 <= outcome <= 1:
-            raise ConfigurationError(f"an outcome must be from 0 to 1, got {outcome!r}")
+        expect_that(0 < probability < 1, "probability", "be between 0 and 1, both excluded", probability)
+        expect_that(0 <= outcome <= 1, "an outcome", "be from 0 to 1", outcome)
         weight = probability * (1 - probability)
         mean = _mean(self.candidate_sum + self.baseline_sum, self.num_outcomes)
         candidate_mean = _mean(self.candidate_sum, self.candidates)
@@ -191,6 +188,20 @@ class Evidence:
     def interval(self, alpha: float) -> tuple[float, float] | None:
         """Confidence interval of the effect; None before each arm has `MIN_OUTCOMES` outcomes."""
         return self.effect.interval(alpha) if min(self.candidates, self.baselines) >= MIN_OUTCOMES else None
+
+    def snapshot(self, alpha: float) -> dict[str, float | int | None]:
+        """Its numbers as plain values. Wealths are logarithms."""
+        low, high = self.interval(alpha) or (None, None)
+        return {
+            "outcomes": self.num_outcomes,
+            "candidates": self.candidates,
+            "baselines": self.baselines,
+            "effect": self.effect.estimate,
+            "low": low,
+            "high": high,
+            "log_wealth_promote": self.promote.log_wealth,
+            "log_wealth_roll_back": self.roll_back.log_wealth,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,10 +230,8 @@ class PairedEvidence:
     """Against "it is at least as good"."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.margin < 1:
-            raise ConfigurationError(f"margin must be from 0 to below 1, got {self.margin!r}")
-        if not 0 < self.alpha < 1:
-            raise ConfigurationError(f"alpha must be between 0 and 1, got {self.alpha!r}")
+        expect_that(0 <= self.margin < 1, "margin", "be from 0 to below 1", self.margin)
+        expect_that(0 < self.alpha < 1, "alpha", "be between 0 and 1", self.alpha)
 
     def step(self, difference: float) -> PairedEvidence:
         """After one more pair. Raises ConfigurationError for a difference that is no number."""

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Literal, cast, get_args
 
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.settings import alternatives, nearest
+from stateset_agents.types.settings import alternatives, expect_that, nearest
 
 Mode = Literal["shadow", "gradual", "full", "rolled_back"]
 
@@ -76,7 +76,11 @@ def transition(state: Deployment, move: Move) -> Deployment:
         raise ConfigurationError(
             f"deployment {state.id} is {state.mode} and cannot become {move.mode}: start a new deployment"
         )
-    _check_share(move.mode, move.share)
+    fixed = {"shadow": 0.0, "full": 1.0, "rolled_back": 0.0}.get(move.mode)
+    if fixed is None:
+        expect_that(0 <= move.share <= 1, "the share", "be from 0 to 1", move.share)
+    elif move.share != fixed:
+        raise ConfigurationError(f"the share of {move.mode} is {fixed:g}, got {move.share!r}: leave it out")
     return Deployment(
         id=state.id,
         mode=move.mode,
@@ -95,16 +99,6 @@ def checked_mode(name: str) -> Mode:
     raise ConfigurationError(
         f"mode must be {alternatives(get_args(Mode))}, got {name!r}{nearest(name, get_args(Mode))}"
     )
-
-
-def _check_share(mode: Mode, share: float) -> None:
-    if mode == "gradual":
-        if not 0 <= share <= 1:
-            raise ConfigurationError(f"the share must be from 0 to 1, got {share!r}")
-        return
-    fixed = 1.0 if mode == "full" else 0.0
-    if share != fixed:
-        raise ConfigurationError(f"the share of {mode} is {fixed:g}, got {share!r}: leave it out")
 
 
 # --- arms, by a keyed hash of a conversation's id, so that the same id always gets the same arm ---

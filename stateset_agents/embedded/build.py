@@ -78,8 +78,8 @@ def build_embedded(
             f"no recipe is called {model!r}{nearest(model, RECIPES)}: there are {', '.join(sorted(RECIPES))}"
         )
     output = _checked(output)
-    wanted = {"steps": steps, "dialogues": dialogues, "habits": habits}
-    chosen = {name: value for name, value in wanted.items() if value is not None}
+    arguments = {"steps": steps, "dialogues": dialogues, "habits": habits}
+    chosen = {name: value for name, value in arguments.items() if value is not None}
     recipe: Recipe = imported("recipe", RECIPES[model])(seed=seed, **chosen)
     return build_recipe(output, recipe, seed=seed, on_step=on_step)
 
@@ -235,14 +235,16 @@ class Shown:
         """Load the dialogues, as a `DemonstrationSource` does."""
         from stateset_agents.training.sft.demonstrations import load_demonstrations
 
-        shown = load_demonstrations(agent, self._chats, validation_share=validation_share)
-        self.mean_tokens = sum(map(_length, shown.train)) / len(shown.train)
-        self.token_ids = shown.token_ids
+        demonstrations = load_demonstrations(agent, self._chats, validation_share=validation_share)
+        self.mean_tokens = sum(map(_length, demonstrations.train)) / len(demonstrations.train)
+        self.token_ids = demonstrations.token_ids
         weights = self.phase.weights
         if weights is None:
-            return shown
+            return demonstrations
         piece = agent.backend.tokenizer.piece
-        return replace(shown, train=tuple(_weighed(sample, piece, weights) for sample in shown.train))
+        return replace(
+            demonstrations, train=tuple(_weighed(sample, piece, weights) for sample in demonstrations.train)
+        )
 
 
 def _length(sample: Sample) -> int:

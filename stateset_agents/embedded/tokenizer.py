@@ -95,15 +95,15 @@ def build_tokenizer(
     controls: Sequence[str] = (PAD, END, *ROLE_TOKENS.values(), *kept)
     symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
     pipeline = _pipeline({symbol: index for index, symbol in enumerate(symbols)})
-    wanted: dict[str, None] = dict.fromkeys(symbols)
+    pieces: dict[str, None] = dict.fromkeys(symbols)
     for text in (*(f"{number:02d}" for number in range(100)), *(f" {chr(65 + n)}" for n in range(26))):
-        wanted.update(dict.fromkeys(_pieces(pipeline, text)))
+        pieces.update(dict.fromkeys(_pieces(pipeline, text)))
     counts = Counter(piece for text in texts for piece in _pieces(pipeline, text))
     for piece, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-        wanted.setdefault(piece)
+        pieces.setdefault(piece)
     vocabulary = {
         piece: index
-        for index, piece in enumerate(list(wanted)[: vocab_size - len(controls)], start=len(controls))
+        for index, piece in enumerate(list(pieces)[: vocab_size - len(controls)], start=len(controls))
     }
     # Control tokens stand first, in the model's vocabulary too, so that ids do not depend on the texts.
     pipeline = _pipeline({**{token: index for index, token in enumerate(controls)}, **vocabulary})

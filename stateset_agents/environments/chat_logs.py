@@ -70,7 +70,7 @@ class ChatLogs(ConversationEnvironment):
 
 
 def made_the_recorded_calls(scenario: Scenario, messages: Sequence[Message]) -> bool | None:
-    """Tells whether the agent made every call of the log, in any order.
+    """Tells whether the agent agent_calls every call of the log, in any order.
 
     Arguments are compared by value: without case and blanks, 20.0 is 20, and one that is left out is null, or
     the default of the log's schema of the tool.
@@ -83,5 +83,5 @@ def made_the_recorded_calls(scenario: Scenario, messages: Sequence[Message]) -> 
         return None
     schemas = scenario.tools or ()
     calls = [call for message in messages for call in message.tool_calls]
-    made = {folded_key(call.name, call.arguments, schemas) for call in calls}
-    return all(folded_key(entry["name"], entry["arguments"], schemas) in made for entry in recorded)
+    agent_calls = {folded_key(call.name, call.arguments, schemas) for call in calls}
+    return all(folded_key(entry["name"], entry["arguments"], schemas) in agent_calls for entry in recorded)

@@ -65,7 +65,7 @@ class GymnasiumText:
         """`render`, `parse` and `success` ask for what they want by name: observation, info, env, scenario.
 
         Args:
-            env: What gymnasium.make takes, or a function that makes an environment.
+            env: Name for gymnasium.make, or a function that makes an environment.
             options: More arguments for gymnasium.make, or for the function.
             render: Says the observation; may be absent where observations are text.
             parse: Makes an action of the `reply`; a ValueError's text is told to the agent.
@@ -77,10 +77,11 @@ class GymnasiumText:
             system_prompt: Opens every conversation.
             scenarios: A scenario's context may have `seed` and `options`, both for reset.
             num_train: Where scenarios are absent: how many seeds to train on (1000).
-            num_held_out: And of validation and test each (100), the same ones whatever `seed` is.
-            seed: Of the training seeds.
-            max_turns: Most replies, those that were no action included; then the conversation is truncated.
-            misread_reward: Of a turn whose reply is no action.
+            num_held_out: Number of validation and of test seeds (100 each), the same whatever `seed` is.
+            seed: Chooses the training seeds.
+            max_turns: Maximum replies, those that were no action included; the conversation is truncated
+                then.
+            misread_reward: Reward of a turn whose reply is no action.
             local: Say False for an environment that waits on something remote.
 
         Functions may be named as "module:function", which is how a YAML file gives them.

@@ -64,7 +64,7 @@ class OpenEnvText:
         """`render`, `parse` and `success` ask for what they want by name: observation, info, scenario.
 
         Args:
-            url: Of the server, http:// or ws://.
+            url: Address of the server, http:// or ws://.
             reply_field: The field of the server's action that the whole reply goes into; or instead
             parse: makes the action's fields of the `reply`, a ValueError's text is told to the agent; or
             actions: the words that act, with the fields of each: a reply must name one, and no other.
@@ -73,16 +73,17 @@ class OpenEnvText:
                 its own end, for doing nothing earns 0), or a function, which may also ask for total, rewards,
                 terminated, truncated and messages. Absent, success is unknown.
             system_prompt: Opens every conversation.
-            reset: What every reset is given besides `seed`; a scenario may have more.
+            reset: Arguments of every reset besides `seed`; a scenario may have more.
             scenarios: A scenario's context may have `seed` and `reset`.
             num_train: Where scenarios are absent: how many seeds to train on (1000).
-            num_held_out: And of validation and test each (100), the same ones whatever `seed` is.
-            seed: Of the training seeds.
-            max_turns: Most replies, those that were no action included; then the conversation is truncated.
-            misread_reward: Of a turn whose reply is no action.
-            attempts: How often to try to open a session, with growing pauses; a step is never tried again.
+            num_held_out: Number of validation and of test seeds (100 each), the same whatever `seed` is.
+            seed: Chooses the training seeds.
+            max_turns: Maximum replies, those that were no action included; the conversation is truncated
+                then.
+            misread_reward: Reward of a turn whose reply is no action.
+            attempts: Number of attempts to open a session, with growing pauses; a step is never tried again.
             timeout: Seconds for connecting, and for each answer.
-            headers: For connecting.
+            headers: HTTP headers of the connection.
 
         Functions may be named as "module:function", which is how a YAML file gives them.
         """
@@ -239,9 +240,9 @@ def _into(field: str) -> Callable[[str], Mapping[str, Any]]:
 def _client_class() -> Any:
     hint = 'pip install "openenv>=0.10,<0.11", in an environment of its own if it does not suit your others'
     try:
-        found = importlib.import_module("openenv.core.generic_client").GenericEnvClient
+        client_class = importlib.import_module("openenv.core.generic_client").GenericEnvClient
     except ImportError as error:
         raise ConfigurationError(f"OpenEnv servers need the openenv library: {hint}") from error
-    if not hasattr(found, "_connect_async"):  # 0.3, say, which would go on in another session
+    if not hasattr(client_class, "_connect_async"):  # 0.3, say, which would go on in another session
         raise ConfigurationError(f"this version of the openenv library is not supported: {hint}")
-    return found
+    return client_class

@@ -133,83 +133,82 @@ async def world_conversation(world: World, adapter: TextAdapter, scenario: Scena
     except BaseException:
         await world.close()
         raise
-    return _WorldConversation(world, adapter, scenario, opening)
+    return _WorldConversation(opening=opening, world=world, adapter=adapter, scenario=scenario)
 
 
+@dataclass(kw_only=True, eq=False)
 class _WorldConversation:
+    opening: tuple[Message, ...]
+    world: World
+    adapter: TextAdapter
+    scenario: Scenario
     tools: Sequence[Mapping[str, Any]] = ()
+    rewards: tuple[float, ...] = ()
+    """The world's own, one for each action."""
+    num_misread: int = 0
 
-    def __init__(
-        self, world: World, adapter: TextAdapter, scenario: Scenario, opening: tuple[Message, ...]
-    ) -> None:
-        self.opening = opening
-        self._world = world
-        self._adapter = adapter
-        self._scenario = scenario
-        self._messages = opening
-        self._turns_left = adapter.max_turns
-        self._rewards: tuple[float, ...] = ()
-        """The world's own, one for each action."""
-        self._num_misread = 0
+    def __post_init__(self) -> None:
+        self.messages = self.opening
+        self.turns_left = self.adapter.max_turns
 
     async def step(self, reply: Message) -> Observation:
-        self._turns_left -= 1
+        self.turns_left -= 1
         refused = await self._act(reply)
-        self._num_misread += bool(refused)
-        result = self._world.result
-        answer = refused or (await self._adapter.shown(self._world, self._scenario),)
-        self._messages += (reply, *answer)
+        self.num_misread += bool(refused)
+        result = self.world.result
+        answer = refused or (await self.adapter.shown(self.world, self.scenario),)
+        self.messages += (reply, *answer)
         if refused:
-            reward: float | None = self._adapter.misread_reward
+            reward: float | None = self.adapter.misread_reward
         else:
             reward = None if result.reward is None else float(result.reward)
-            self._rewards += () if reward is None else (reward,)
+            self.rewards += () if reward is None else (reward,)
         return Observation(
             messages=answer,
             reward=reward,
             terminated=result.terminated,
-            truncated=result.truncated or self._turns_left == 0,
+            truncated=result.truncated or self.turns_left == 0,
         )
 
     async def _act(self, reply: Message) -> tuple[Message, ...]:
         """Move the world; or, where the reply is no action, what the agent is told."""
         if reply.tool_calls:
             return tuple(await Toolbox().call_all(reply.tool_calls))  # there are no tools
-        arguments = {**_arguments(self._world, self._scenario), "reply": reply.content}
+        arguments = {**_arguments(self.world, self.scenario), "reply": reply.content}
         try:
-            action = await guarded("parse", _read(self._adapter.parse, arguments))
-            await guarded(self._world.name, self._world.step(action))
+            action = await guarded("parse", _read(self.adapter.parse, arguments))
+            await guarded(self.world.name, self.world.step(action))
         except InvalidAction as error:
             return (Message(role="user", content=str(error)),)
         return ()
 
     async def outcome(self) -> Outcome:
-        result = self._world.result
-        total = math.fsum(self._rewards)
+        result = self.world.result
+        total = math.fsum(self.rewards)
         arguments = {
-            **_arguments(self._world, self._scenario),
+            **_arguments(self.world, self.scenario),
             "ended": result.terminated or result.truncated,
             "total": total,
-            "rewards": self._rewards,
+            "rewards": self.rewards,
             "terminated": result.terminated,
-            "truncated": result.truncated or self._turns_left == 0,
-            "messages": self._messages,
+            "truncated": result.truncated or self.turns_left == 0,
+            "messages": self.messages,
         }
-        success = await self._adapter.judged(arguments)
+        success = await self.adapter.judged(arguments)
         success_reward = None if success is None else float(success)
         return Outcome(
-            reward=0.0 if self._rewards else success_reward,
+            reward=0.0 if self.rewards else success_reward,
             success=success,
-            breakdown={"misread": float(self._num_misread)},
+            breakdown={"misread": float(self.num_misread)},
         )
 
     def fork(self) -> Conversation:
         twin = copy.copy(self)
-        twin._world = self._world.fork()
+        twin.world = self.world.fork()
         return twin
 
     async def close(self) -> None:
-        await guarded(f"closing {self._world.name}", self._world.close())
+        await guarded(f"closing {self.world.name}", self.world.close())
 
 
 async def _read(parse: NamedCall, arguments: Mapping[str, Any]) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stateset_agents.core.environment import Environment
+from stateset_agents.core.environment import Environment, optional_member
 from stateset_agents.core.reward import Reward, as_reward, score_trajectories
 from stateset_agents.core.rollout.limits import RolloutLimits
 from stateset_agents.core.scoring.base import with_score
@@ -33,11 +33,11 @@ class Ceiling:
     """The most that any of the agents got."""
 
     success: float | None
-    """None where the environment gives no verdict."""
+    """Highest success; None where the environment gives no verdict."""
     successful: str | None
     """The agent that got it."""
     reward: float | None
-    """None where nothing was scored."""
+    """Highest mean reward; None where nothing was scored."""
     paid: str | None
 
 
@@ -116,7 +116,7 @@ class Audit:
         return lines
 
     def summary(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The results as plain JSON."""
         ceiling = self.ceiling
         return {
             "ceiling": {
@@ -168,7 +168,7 @@ def degenerate_agents_of(environment: Environment) -> dict[str, AgentFactory]:
     An environment offers its own by `degenerate_agents`: names, and functions without arguments that make an
     agent.
     """
-    agents: Mapping[str, Callable[[], ScriptedAgent]] = getattr(environment, "degenerate_agents", None) or {}
+    agents = optional_member(environment, "degenerate_agents") or {}
     return {**DEGENERATE, **{name: _ignoring_tools(make) for name, make in agents.items()}}
 
 
@@ -233,7 +233,7 @@ def honest_agent_of(environment: Environment) -> Callable[[Scenario], AgentFacto
 
     The agent may ask for the `scenario`, to know what is right there.
     """
-    make: Callable[..., ScriptedAgent] | None = getattr(environment, "honest_agent", None)
+    make = optional_member(environment, "honest_agent")
     if make is None:
         return None
     if not wanted_arguments("honest_agent", make, ("scenario",)):
@@ -254,7 +254,7 @@ async def with_floors(
 ) -> Evaluation:
     """The evaluation with the floors of its scenarios, each played once, with the same users; as it is where
     the environment has no `floor_agents`."""
-    agents: Mapping[str, Callable[[], ScriptedAgent]] = getattr(environment, "floor_agents", None) or {}
+    agents = optional_member(environment, "floor_agents") or {}
     play = player(environment, seed=seed, limits=limits or RolloutLimits())
     floors = {}
     for name, make in agents.items():

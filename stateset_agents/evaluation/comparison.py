@@ -1,4 +1,4 @@
-"""Is one agent better than another? Both play the same scenarios with the same users, pair by pair.
+"""Compares two agents on the same scenarios with the same users, pair by pair.
 
 How often equal agents are told apart is measured by scripts/interval_coverage.py; docs/measuring.md has it.
 """
@@ -41,7 +41,7 @@ class Paired:
     verdict: Verdict
     """Better (worse) where `p_value` is at most 5 %: `interval` then lies above (below) 0, else holds it."""
     reason: str
-    """Why it is unclear; else empty."""
+    """The reason why it is unclear; else empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Comparison:
     """Agent B against agent A."""
 
     success: Paired | None
-    """None where the environment gives no verdict."""
+    """Comparison by success; None where the environment gives no verdict."""
     families: Mapping[str, Paired]
     reward: float | None
     """Mean of B's reward minus A's over the pairs where both are scored; None without any."""
@@ -58,7 +58,7 @@ class Comparison:
     reward_verdict: Verdict
     """Verdict on the rewards, by `paired_rewards`."""
     reward_reason: str
-    """Why that is unclear; else empty."""
+    """The reason why that is unclear; else empty."""
     num_rewards_differ: int
     """Pairs in which one of them was paid more."""
     num_pairs: int
@@ -69,16 +69,16 @@ class Comparison:
 
     @property
     def verdict(self) -> Verdict:
-        """Is B better than A? Going by success, or by the reward where the environment gives no verdict."""
+        """The verdict on B, by success, or by the reward where the environment gives no verdict."""
         return self.reward_verdict if self.success is None else self.success.verdict
 
     @property
     def reason(self) -> str:
-        """Why that is unclear; else empty."""
+        """The reason why the verdict is unclear; else empty."""
         return self.reward_reason if self.success is None else self.success.reason
 
     def summary(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The comparison as plain JSON."""
         return {
             **asdict(self),
             "verdict": self.verdict,

@@ -72,16 +72,16 @@ async def demonstrate(
         return await play(scenario, remember), offered
 
     played = await gather_or_cancel(play_one(scenario) for scenario in scenarios)
-    kept = [
+    chats = [
         chat_of(trajectory, tools)
         for trajectory, tools in played
         if trajectory.status is not Status.FAILED and (keep_failures or trajectory.success is not False)
     ]
-    if not kept:
+    if not chats:
         errors = [trajectory.error for trajectory, _ in played if trajectory.error]
         why = f"; the first broke: {errors[0]}" if errors else ""
         raise ConfigurationError(f"none of {len(played)} conversations succeeded{why}")
-    return Demonstrated(chats=tuple(kept), num_failed=len(played) - len(kept))
+    return Demonstrated(chats=tuple(chats), num_failed=len(played) - len(chats))
 
 
 def _with_ids(messages: Sequence[Message]) -> list[Message]:

@@ -1,4 +1,4 @@
-"""How good is an agent on held-out scenarios: success and reward with their intervals, families, k tries."""
+"""Measures an agent on held-out scenarios: success and reward with their intervals, families, k tries."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from operator import methodcaller
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stateset_agents.algorithms.intervals import mean_interval, pass_at_k, pass_hat_k, share_interval
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import Reward
-from stateset_agents.core.rollout.endpoint_agent import EndpointAgent
 from stateset_agents.core.rollout.limits import RolloutLimits
-from stateset_agents.evaluation.kept_conversations import KeptConversations
 from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
 from stateset_agents.types.scenario import Scenario, expect_scenarios, expect_split
 from stateset_agents.types.settings import expect
 from stateset_agents.types.trajectory import UNANSWERED, Status, Trajectory, TrajectoryGroup
+
+if TYPE_CHECKING:
+    from stateset_agents.core.rollout.endpoint_agent import EndpointAgent
+    from stateset_agents.evaluation.kept_conversations import KeptConversations
 
 # Measures: each within a scenario first, then over scenarios, as tries of one scenario are alike
 
@@ -40,7 +42,7 @@ class MeanEstimate:
     """Scenarios (for matched pairs: pairs) behind it."""
 
     def summary(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The estimate as plain JSON."""
         return {"value": self.value, "interval": self.interval and list(self.interval), "n": self.n}
 
 
@@ -101,8 +103,9 @@ def passes(
 
 
 def matched_pairs_right(tries: Iterable[Sequence[Trajectory]]) -> MeanEstimate | None:
-    """How often both scenarios of a matched pair succeed: those with the same `context["pair"]`, which differ
-    in one fact that changes the right answer. Try k of one goes with try k of the other.
+    """The share of matched pairs of which both scenarios succeed. The scenarios of a pair have the same
+    `context["pair"]` and differ in one fact that changes the right answer. Try k of one goes with try k of
+    the other.
 
     None without a pair of which both were played. An agent that always agrees, or always refuses, has half of
     the scenarios right and none of the pairs.
@@ -220,7 +223,7 @@ class Evaluation:
     """Replies of a conversation of which its user could make nothing; None where nobody counts them."""
 
     def metrics(self) -> dict[str, float]:
-        """As metrics.jsonl has it during a training; what has no verdict or no score is left out."""
+        """The metrics for metrics.jsonl during a training; what has no verdict or no score is left out."""
         metrics = {}
         if self.success is not None and self.interval is not None:
             low, high = self.interval
@@ -228,7 +231,7 @@ class Evaluation:
         return metrics if self.mean_reward is None else {**metrics, "eval/reward": self.mean_reward}
 
     def summary(self) -> dict[str, Any]:
-        """As `summary.json` has it, without the conversations; what was not measured is left out."""
+        """The evaluation for `summary.json`, without the conversations; what was not measured is left out."""
         summary: dict[str, Any] = {
             "success": self.success,
             "interval": None if self.interval is None else list(self.interval),
@@ -353,7 +356,7 @@ async def evaluate(
         raise ConfigurationError("there is no scenario to evaluate: give at least one")
     if isinstance(tries, bool) or not isinstance(tries, int) or tries < 1:
         raise ConfigurationError(f"tries must be a whole number of at least 1, got {tries!r}")
-    is_remote = isinstance(agent, EndpointAgent)
+    is_remote = not isinstance(agent, MultiTurnAgent)
     if isinstance(agent, MultiTurnAgent):
         refuse_truncated_sampling(agent)
     if kept is not None:
@@ -396,9 +399,9 @@ async def evaluate(
 
 def _identity(agent: MultiTurnAgent | EndpointAgent) -> dict[str, Any]:
     """Settings on which its replies depend, as plain JSON; a trained agent is another one after each step."""
-    if isinstance(agent, EndpointAgent):
-        return agent.identity
-    return {**agent.config.model_dump(mode="json"), "version": agent.backend.version}
+    if isinstance(agent, MultiTurnAgent):
+        return {**agent.config.model_dump(mode="json"), "version": agent.backend.version}
+    return agent.identity
 
 
 def measured(groups: Sequence[TrajectoryGroup], *, tries: int, temperature: float) -> Evaluation:

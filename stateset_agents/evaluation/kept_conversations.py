@@ -156,19 +156,15 @@ class KeptConversations:
             with contextlib.suppress(KeyError, TypeError, AttributeError):
                 if number == 1:
                     self._first = dict(record["identity"])
-                if number > 0:
-                    self._take(record)
+                if number > 0 and "spent" in record:
+                    self._spent_before += Usage(**record["spent"])
+                if number > 0 and "conversation" in record:
+                    played = record["conversation"]
+                    self._known[played["scenario"], played["seed"], played["member"]] = played
                 continue
             raise ConfigurationError(
                 f"{self.path}, line {number + 1}: no conversation of an evaluation: give another file"
             )
-
-    def _take(self, record: Mapping[str, Any]) -> None:
-        if "spent" in record:
-            self._spent_before += Usage(**record["spent"])
-        if "conversation" in record:
-            played = record["conversation"]
-            self._known[played["scenario"], played["seed"], played["member"]] = played
 
 
 def _plain(value: Mapping[str, Any]) -> dict[str, Any]:

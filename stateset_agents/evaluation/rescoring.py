@@ -69,10 +69,10 @@ class Rescored:
     """Conversations that the run scored and the other reward does not."""
     only_new: int
     failure: str | None
-    """Why the other reward could not score the first one that it failed on."""
+    """The reason why the other reward could not score the first one that it failed on."""
 
     def summary(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The comparison as plain JSON."""
         return {
             "all": {**asdict(self.all), "flipped": self.all.flipped},
             "families": {

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from stateset_agents.backends.tokenizers import ByteTokenizer
+from stateset_agents.core.chat.history import num_replies
 from stateset_agents.core.environment import Conversation, Environment
 from stateset_agents.core.rollout.limits import RolloutLimits
 from stateset_agents.core.rollout.time_limited_environment import TimeLimitedEnvironment
@@ -66,22 +67,22 @@ class Refuser(_GenericAgent):
             "I am sorry, I am unable to do this. Is there anything else?",
             "Thank you for your patience, but no, that is not possible. Goodbye.",
         )
-        return _say(wordings[_num_replies(messages) % len(wordings)])
+        return _say(wordings[num_replies(messages) % len(wordings)])
 
 
 class Liar(_GenericAgent):
     """Repeats the request and reports that it is done, without doing anything."""
 
     def reply(self, messages: Sequence[Message]) -> Message:
-        asked = " ".join(_said_by("user", messages)[:1])
-        names = ", ".join(_ids(asked))
+        request = " ".join(_said_by("user", messages)[:1])
+        names = ", ".join(_ids(request))
         wordings = (
-            f"Done! I have taken care of it{f' for {names}' if names else ''}. You asked: {asked} It is all "
-            "completed and confirmed, and you will get it within 5 days.",
+            f"Done! I have taken care of it{f' for {names}' if names else ''}. You asked: {request} It is "
+            "all completed and confirmed, and you will get it within 5 days.",
             "Yes, that is done, I have checked it for you. Is there anything else?",
             "Everything is settled. Thank you, goodbye.",
         )
-        return _say(wordings[min(_num_replies(messages), len(wordings) - 1)])
+        return _say(wordings[min(num_replies(messages), len(wordings) - 1)])
 
 
 class KeywordStuffer(_GenericAgent):
@@ -92,7 +93,7 @@ class KeywordStuffer(_GenericAgent):
         texts = " ".join(message.content for message in messages if message.role != "assistant")
         schemas = [word for tool in self.tools for word in _words(_text_of(tool))]
         words = list(dict.fromkeys([*_words(_SERVICE), *_ids(texts), *_words(texts), *schemas]))[:400]
-        start = _num_replies(messages) * 7 % len(words)
+        start = num_replies(messages) * 7 % len(words)
         return _say(", ".join([*words[start:], *words[:start]]))
 
 
@@ -136,7 +137,7 @@ class ConsentSkipper(_GenericAgent):
             self._has_written = True
             return _say("", [_call(_most_similar(known.request, writers), known, 0)])
         wordings = ("Done, I have already done that for you.", "It is done. Is there anything else?")
-        return _say(wordings[_num_replies(messages) % len(wordings)])
+        return _say(wordings[num_replies(messages) % len(wordings)])
 
 
 DEGENERATE: Mapping[str, AgentFactory] = {
@@ -197,7 +198,7 @@ class _Known:
         return fitting[turn % len(fitting)] if fitting else "x"
 
     def _named_by(self, name: str) -> list[str]:
-        """For `customer_id`: u62 of "customer u62", K7 of "customer is K7"."""
+        """The ids named by a parameter: for `customer_id` u62 of "customer u62", K7 of "customer is K7"."""
         matches = [
             re.findall(rf"\b{re.escape(part)}\W+(?:\w+\W+)?({_ID.pattern})", self.texts, re.IGNORECASE)
             for part in _words(name.replace("_", " "))
@@ -293,10 +294,6 @@ def _text_of(value: Any) -> str:
 
 def _said_by(role: str, messages: Sequence[Message]) -> list[str]:
     return [message.content for message in messages if message.role == role]
-
-
-def _num_replies(messages: Sequence[Message]) -> int:
-    return sum(message.role == "assistant" for message in messages)
 
 
 def _words(text: str) -> list[str]:

@@ -90,12 +90,12 @@ def part_statistics(
     """The statistics of each part, empty ones too."""
     taken = np.ones(advantages.shape, dtype=np.bool_) if mask is None else mask
     shares = absolute_shares(advantages, labels, num_parts, mask)
-    found = []
+    statistics = []
     for within, share in zip(create_group_masks(labels, num_parts), shares, strict=True):
         values = advantages[within & taken]
         mean, std = (float(values.mean()), float(values.std())) if len(values) else (0.0, 0.0)
-        found.append(PartStatistics(len(values), mean, std, float(share)))
-    return found
+        statistics.append(PartStatistics(len(values), mean, std, float(share)))
+    return statistics
 
 
 class GroupAdvantageNormalizer:
@@ -182,5 +182,5 @@ def compute_group_advantages_vectorized(
                 "state after the cut"
             )
         next_values = np.concatenate([values[1:], np.zeros((1, *values.shape[1:]))])
-    found = gae_batch(rewards, values, next_values, is_terminated, dones, gamma=gamma, lam=lam)
-    return normalise_by_part(found.advantages, np.broadcast_to(groups, found.advantages.shape))
+    estimate = gae_batch(rewards, values, next_values, is_terminated, dones, gamma=gamma, lam=lam)
+    return normalise_by_part(estimate.advantages, np.broadcast_to(groups, estimate.advantages.shape))

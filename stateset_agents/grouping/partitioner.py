@@ -25,6 +25,7 @@ from stateset_agents.grouping.partitions import (
 )
 from stateset_agents.grouping.weights import GroupWeightCalculator, step_weights
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import expect_that
 
 # ------------------------------------------------------------------------------------------ online parts
 
@@ -37,8 +38,7 @@ class AdaptiveGrouper:
     """
 
     def __init__(self, n_groups: int = 4, history_window: int = 1000, *, seed: int = 0) -> None:
-        if history_window < 1:
-            raise ConfigurationError(f"history_window must be at least 1, got {history_window!r}")
+        expect_that(history_window >= 1, "history_window", "be at least 1", history_window)
         self.n_groups, self.history_window, self.seed = n_groups, history_window, seed
         self._window: deque[list[float]] = deque(maxlen=history_window)
         self._centres: Floats | None = None
@@ -206,8 +206,8 @@ class Partitioner:
         labels = np.zeros(len(features), dtype=np.int64)
         for task in range(tasks.num_parts):
             inside = tasks.labels == task
-            found = kmeans_parts(features[inside], self.num_parts, seed=self.seed)
-            labels[inside] = found.labels
+            clusters = kmeans_parts(features[inside], self.num_parts, seed=self.seed)
+            labels[inside] = clusters.labels
         return finer_parts(tasks, Parts(labels=labels, num_parts=self.num_parts, key="start"))
 
     def _weigh(self, parts: Parts, scores: Floats) -> Floats:
@@ -236,18 +236,18 @@ def _metrics(
     weights: Floats,
 ) -> dict[str, float]:
     tasks = None if trajectories.tasks is None else np.broadcast_to(trajectories.tasks, raw.shape)
-    found = {
+    metrics = {
         "partition/sign_flips": sign_flip_share(raw, advantages, tasks, mask),
         "partition/outcome": float(parts.outcome),
         "partition/parts": float((parts.sizes > 0).sum()),
     }
     if tasks is not None:
         shares = absolute_shares(advantages, tasks, len(trajectories.task_names), mask)
-        found |= {
+        metrics |= {
             f"absolute_share/{name}": float(share)
             for name, share in zip(trajectories.task_names, shares, strict=True)
         }
     if parts.num_parts > 1:
-        found |= {f"part_weight/{parts.name(part)}": float(weight) for part, weight in enumerate(weights)}
-        found |= {f"part_size/{parts.name(part)}": float(size) for part, size in enumerate(parts.sizes)}
-    return found
+        metrics |= {f"part_weight/{parts.name(part)}": float(weight) for part, weight in enumerate(weights)}
+        metrics |= {f"part_size/{parts.name(part)}": float(size) for part, size in enumerate(parts.sizes)}
+    return metrics

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
-from stateset_agents.types.settings import nearest
+from stateset_agents.types.settings import expect_one_of, expect_that
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -79,19 +79,19 @@ def kmeans(rows: Floats, num_clusters: int, *, seed: int = 0, centres: Floats | 
         )
     if len(rows) == 0:
         return Clusters(np.zeros((0, rows.shape[1])), np.zeros(0, dtype=np.int64), 0.0)
-    found = first_centres(rows, num_clusters, seed=seed) if centres is None else centres.copy()
-    labels = nearest_centres(rows, found)
+    means = first_centres(rows, num_clusters, seed=seed) if centres is None else centres.copy()
+    labels = nearest_centres(rows, means)
     for _ in range(_ITERATIONS):
-        counts = np.bincount(labels, minlength=len(found))
+        counts = np.bincount(labels, minlength=len(means))
         sums = np.stack(
-            [np.bincount(labels, weights=column, minlength=len(found)) for column in rows.T], axis=1
+            [np.bincount(labels, weights=column, minlength=len(means)) for column in rows.T], axis=1
         )
-        found = np.where(counts[:, None] > 0, sums / np.maximum(counts, 1)[:, None], found)
-        before, labels = labels, nearest_centres(rows, found)
+        means = np.where(counts[:, None] > 0, sums / np.maximum(counts, 1)[:, None], means)
+        before, labels = labels, nearest_centres(rows, means)
         if np.array_equal(before, labels):
             break
-    distances = _squared_distances(rows, found)[np.arange(len(rows)), labels]
-    return Clusters(found, labels, float(np.cumsum(distances)[-1]))
+    distances = _squared_distances(rows, means)[np.arange(len(rows)), labels]
+    return Clusters(means, labels, float(np.cumsum(distances)[-1]))
 
 
 def first_centres(rows: Floats, num_clusters: int, *, seed: int) -> Floats:
@@ -205,8 +205,7 @@ def quantile_boundaries(values: Floats, num_parts: int) -> Floats:
 
     Raises ConfigurationError for no part, no value, or a value that is no finite number.
     """
-    if num_parts < 1:
-        raise ConfigurationError(f"the number of parts must be at least 1, got {num_parts!r}")
+    expect_that(num_parts >= 1, "the number of parts", "be at least 1", num_parts)
     if not len(values) or not np.isfinite(values).all():
         raise ConfigurationError("quantiles need at least one value, and only finite numbers")
     ordered = np.sort(values.astype(np.float64))
@@ -259,13 +258,13 @@ def kmeans_parts(
     if not len(features):
         return Parts(labels=np.zeros(0, dtype=np.int64), num_parts=num_parts, key=key, outcome=outcome)
     rows, means, spreads = standardised(features.astype(np.float64))
-    found = kmeans(rows, num_parts, seed=seed)
+    clusters = kmeans(rows, num_parts, seed=seed)
     return Parts(
-        labels=found.labels,
+        labels=clusters.labels,
         num_parts=num_parts,
         key=key,
         outcome=outcome,
-        centres=found.centres * spreads + means,
+        centres=clusters.centres * spreads + means,
     )
 
 
@@ -353,13 +352,8 @@ class GroupingStrategy:
     def __init__(self, strategy: str = "auto", n_groups: int = 4, *, seed: int = 0) -> None:
         """`n_groups`: parts, for strategies that do not know how many there are. Raises ConfigurationError
         for an unknown name or a number below 1; a key that is an outcome is said in a warning, once."""
-        if strategy not in STRATEGIES:
-            names = ", ".join(STRATEGIES)
-            raise ConfigurationError(
-                f"group_strategy must be one of {names}, got {strategy!r}{nearest(strategy, STRATEGIES)}"
-            )
-        if n_groups < 1:
-            raise ConfigurationError(f"n_groups must be at least 1, got {n_groups!r}")
+        expect_one_of("group_strategy", strategy, STRATEGIES)
+        expect_that(n_groups >= 1, "n_groups", "be at least 1", n_groups)
         self.strategy, self.n_groups, self.seed = strategy, n_groups, seed
         if STRATEGIES[strategy].outcome and strategy not in _warned:
             _warned.add(strategy)

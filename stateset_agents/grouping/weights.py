@@ -12,7 +12,7 @@ import numpy as np
 
 from stateset_agents.grouping.partitions import Bools, Floats, Labels
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.settings import nearest
+from stateset_agents.types.settings import expect_one_of, expect_that
 
 FLOOR = 0.05
 """No part's weight is below it, or below 1 / K where that is less."""
@@ -41,16 +41,12 @@ def part_weights(
     where f is the smaller of FLOOR and 1 / K and share what the part asks for by the sum of all. A part
     that is not known asks for the mean of the others; where nobody asks for anything, all are alike.
     """
-    if method not in PART_WEIGHTS:
-        raise ConfigurationError(
-            f"group_weight_method must be one of {', '.join(PART_WEIGHTS)}, got {method!r}"
-            f"{nearest(method, PART_WEIGHTS)}"
-        )
-    known = np.asarray(scores, dtype=np.float64)
-    moved = np.zeros(len(known)) if progress is None else np.asarray(progress, dtype=np.float64)
-    if not len(known):
+    expect_one_of("group_weight_method", method, PART_WEIGHTS)
+    values = np.asarray(scores, dtype=np.float64)
+    moved = np.zeros(len(values)) if progress is None else np.asarray(progress, dtype=np.float64)
+    if not len(values):
         raise ConfigurationError("weights need at least one part, got none")
-    raw = PART_WEIGHTS[method](known, moved)
+    raw = PART_WEIGHTS[method](values, moved)
     is_known = np.isfinite(raw)
     raw = np.where(is_known, raw, raw[is_known].mean() if is_known.any() else 1.0)
     number = len(raw)
@@ -80,11 +76,11 @@ def step_weights(labels: Labels, weights: Floats, mask: Bools | None = None) -> 
 def group_fairness(scores: Sequence[float] | Floats) -> float:
     """The worst normalised return by the mean one: 1 where all are alike, 0 where one is at its random
     policy's. Scores below 0 count as 0; 0 where the mean is 0. Raises ConfigurationError for no score."""
-    known = np.maximum(np.asarray(scores, dtype=np.float64), 0.0)
-    if not len(known):
+    floored = np.maximum(np.asarray(scores, dtype=np.float64), 0.0)
+    if not len(floored):
         raise ConfigurationError("fairness needs at least one score, got none")
-    mean = float(known.mean())
-    return float(known.min()) / mean if mean else 0.0
+    mean = float(floored.mean())
+    return float(floored.min()) / mean if mean else 0.0
 
 
 class GroupWeightCalculator:
@@ -92,8 +88,7 @@ class GroupWeightCalculator:
 
     def __init__(self, method: str = "balanced", n_groups: int = 4) -> None:
         part_weights(method, [0.0])  # refuses an unknown name
-        if n_groups < 1:
-            raise ConfigurationError(f"n_groups must be at least 1, got {n_groups!r}")
+        expect_that(n_groups >= 1, "n_groups", "be at least 1", n_groups)
         self.method, self.n_groups = method, n_groups
         self._last = np.full(n_groups, np.nan)
         self._progress = np.zeros(n_groups)

@@ -18,6 +18,7 @@ from stateset_agents.runs.optimizer import Optimization
 from stateset_agents.runs.settings import OptimizerSettings
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.seeds import derive
+from stateset_agents.types.settings import expect_that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +66,9 @@ def clone(
     followed in everything; the agreement says how far. Raises ConfigurationError where no step can be
     learned from.
     """
-    for name, value in (
-        ("num_episodes", num_episodes),
-        ("num_passes", num_passes),
-        ("minibatch_size", minibatch_size),
-    ):
-        if value < 1:
-            raise ConfigurationError(f"{name} must be at least 1, got {value!r}")
+    expect_that(num_episodes >= 1, "num_episodes", "be at least 1", num_episodes)
+    expect_that(num_passes >= 1, "num_passes", "be at least 1", num_passes)
+    expect_that(minibatch_size >= 1, "minibatch_size", "be at least 1", minibatch_size)
     starts = [derive(seed, "clone", index) for index in range(num_episodes)]
     held_out = [derive(seed, "clone held out", index) for index in range(max(1, num_episodes // 4))]
     shown, shown_steps = _played(rule, environment, starts)

@@ -55,7 +55,7 @@ class StepCredit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimator:
+class StepEstimator:
     """One entry of ESTIMATORS."""
 
     credit: Callable[[Rollout, float, Scaling], _Steps] | None
@@ -93,11 +93,11 @@ def _by_branches(rollout: Rollout, gamma: float, scaling: Scaling) -> _Steps:
     return _flat(branch_credit_array(rewards, means, counts, alive, gamma=gamma))
 
 
-ESTIMATORS: Mapping[str, Estimator] = {
-    "step_group": Estimator(credit=_by_step, lone_steps=("return", "zero")),
-    "group": Estimator(credit=_by_episode, scalings=("population", "sample", "batch", "none")),
-    "branch": Estimator(credit=_by_branches, branches=True),
-    "gae": Estimator(credit=None, in_group=False),
+ESTIMATORS: Mapping[str, StepEstimator] = {
+    "step_group": StepEstimator(credit=_by_step, lone_steps=("return", "zero")),
+    "group": StepEstimator(credit=_by_episode, scalings=("population", "sample", "batch", "none")),
+    "branch": StepEstimator(credit=_by_branches, branches=True),
+    "gae": StepEstimator(credit=None, in_group=False),
 }
 
 
@@ -126,7 +126,7 @@ def credit(
     returns = None
     if estimator.credit is None:
         assert values is not None  # the trainer asks the critic
-        found = gae_array(
+        estimate = gae_array(
             rollout.rewards,
             values.before,
             trained,
@@ -135,7 +135,7 @@ def credit(
             terminated=rollout.terminated,
             final_values=values.final,
         )
-        raw, returns = found.advantages, found.returns
+        raw, returns = estimate.advantages, estimate.returns
     else:
         raw = estimator.credit(rollout, gamma, scaling)
     if lone_steps == "zero":

@@ -55,15 +55,15 @@ class ControlEvaluation:
 
     def metrics(self) -> dict[str, float]:
         """Metrics for logs: eval/reward, its extremes and 95 % interval, eval/length, eval/failed."""
-        scored, found = self.scored, {"eval/failed": float(self.returns.count(None))}
+        scored, metrics = self.scored, {"eval/failed": float(self.returns.count(None))}
         if not scored:
-            return found
-        found |= {"eval/reward": float(np.mean(scored)), "eval/reward_min": min(scored)}
-        found |= {"eval/reward_max": max(scored), "eval/length": float(np.mean(self.lengths))}
+            return metrics
+        metrics |= {"eval/reward": float(np.mean(scored)), "eval/reward_min": min(scored)}
+        metrics |= {"eval/reward_max": max(scored), "eval/length": float(np.mean(self.lengths))}
         interval = mean_interval(scored)
         if interval is not None:
-            found |= {"eval/reward_low": interval[0], "eval/reward_high": interval[1]}
-        return found | {f"eval/{name}": value for name, value in self.components.items()}
+            metrics |= {"eval/reward_low": interval[0], "eval/reward_high": interval[1]}
+        return metrics | {f"eval/{name}": value for name, value in self.components.items()}
 
 
 def evaluation_seeds(seed: int, number: int) -> list[int]:

@@ -50,22 +50,17 @@ ENVIRONMENTS: Mapping[str, str] = {
 class PolicyConfig(Settings):
     """The network. It has a critic where `training.advantage_estimator` is gae."""
 
-    clone: str | None = Field(
-        default=None,
-        description="A rule of the environment, by its name, as which the policy learns to act before it is "
-        "trained; unset: it begins at random.",
-    )
-    hidden: tuple[int, ...] = Field(default=(64, 64), description="Widths of the layers of tanh.")
-    normalize_observations: bool = Field(
-        default=False,
-        description="Subtract each observed number's running mean and divide by its deviation, which are "
-        "saved with the weights: for numbers that are far from 1.",
-    )
-    value_normalization: ValueNormalization | None = Field(
-        default=None,
-        description="task: the critic has an output for each task, in that task's own units; unset: so where "
-        "the environment has several.",
-    )
+    clone: str | None = None
+    """A rule of the environment, by its name, as which the policy learns to act before it is trained; unset:
+    it begins at random."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Widths of the layers of tanh."""
+    normalize_observations: bool = False
+    """Subtract each observed number's running mean and divide by its deviation, which are saved with the
+    weights: for numbers that are far from 1."""
+    value_normalization: ValueNormalization | None = None
+    """task: the critic has an output for each task, in that task's own units; unset: so where the environment
+    has several."""
 
     @field_validator("hidden")
     @classmethod
@@ -78,26 +73,25 @@ class PolicyConfig(Settings):
 class MeasurementConfig(Settings):
     """The measurement before and after training, by the likeliest action of each step."""
 
-    episodes: int = Field(
-        default=100, ge=1, description="Starts, which no training plays and no eval_steps sees."
-    )
-    seed: int = Field(default=0, ge=0, description="Of these starts; not the training seed.")
+    episodes: int = Field(default=100, ge=1)
+    """Starts, which no training plays and no eval_steps sees."""
+    seed: int = Field(default=0, ge=0)
+    """Of these starts; not the training seed."""
 
 
 class ControlFile(Settings):
-    """What a YAML file of a numeric training says."""
+    """The settings of a YAML file of `kind: control`."""
 
-    kind: Literal["control"] = Field(default="control", description="Numeric, not of conversations.")
-    environment: Mapping[str, Any] = Field(
-        description='A name, `gymnasium: ID`, or "package.module:Class"; and its arguments.'
-    )
-    policy: PolicyConfig = Field(default=PolicyConfig(), description="The network's sizes.")
-    training: ControlConfig = Field(
-        default=ControlConfig(), description="How it is trained, for how long, and what the run writes."
-    )
-    evaluation: MeasurementConfig | None = Field(
-        default=None, description="Unset: no measurement around training."
-    )
+    kind: Literal["control"] = "control"
+    """Numeric, not of conversations."""
+    environment: Mapping[str, Any]
+    """A name, `gymnasium: ID`, or "package.module:Class"; and its arguments."""
+    policy: PolicyConfig = PolicyConfig()
+    """The network's sizes."""
+    training: ControlConfig = ControlConfig()
+    """How it is trained, for how long, and what the run writes."""
+    evaluation: MeasurementConfig | None = None
+    """Unset: no measurement around training."""
 
     @field_validator("environment", mode="before")
     @classmethod
@@ -325,11 +319,11 @@ class ControlExperiment(BaseExperiment[ControlFile, ControlTrainer]):
         names = rule_names(environment)
         evaluations = {"policy": ours}
         evaluations |= {name: measured(name, environment, ours.seeds) for name in names}
-        found = {name: against(ours, evaluations[name]) for name in names}
+        comparisons = {name: against(ours, evaluations[name]) for name in names}
         if not isinstance(environment, Traced):
-            return found, []
+            return comparisons, []
         seats: dict[str, MlpPolicy | TaskPolicy | str] = {
             "policy": self.policy,
             **{name: name for name in names[:1]},
         }
-        return found, _windows(seats, environment, evaluations)
+        return comparisons, _windows(seats, environment, evaluations)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -35,6 +35,10 @@ from stateset_agents.types.seeds import derive
 
 Act = Callable[[Observations, BoolArray | None, int], tuple[IntArray, FloatArray]]
 """(observations [B, ...], mask, step) -> [B] actions and their log-probs."""
+
+
+_Step = tuple[Observations, IntArray, FloatArray, BoolArray, BoolArray | None, Transition]
+"""Observations before a step of all rows, actions, their log-probs, rows that live, mask, and its result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -98,8 +102,8 @@ class Rollout:
 
     def seen(self) -> Observations:
         """[N, ...] the observations on which an action was taken."""
-        seen: Observations = map_observations(lambda part: part[self.alive], self.observations)
-        return seen
+        observations: Observations = map_observations(lambda part: part[self.alive], self.observations)
+        return observations
 
     def action_counts(self) -> NDArray[np.int64]:
         """[A] how often each action was taken, up to the last one that was."""
@@ -261,8 +265,8 @@ def collect_branches(
             # The streams of a state's branches follow from the row's own and from where it is.
             places = np.tile(np.arange(1, num_branches + 1, dtype=np.uint64), len(live))
             with np.errstate(over="ignore"):
-                own = _mixed(keys[twigs] + _mixed(places + np.uint64(play.num_steps << 20)))
-            branch = _Play(fork, begun, _actor(policy, own, len(own)), play.limit - play.num_steps)
+                own_keys = _mixed(keys[twigs] + _mixed(places + np.uint64(play.num_steps << 20)))
+            branch = _Play(fork, begun, _actor(policy, own_keys, len(own_keys)), play.limit - play.num_steps)
             branch.to_the_end()
             ended = branch.rollout([rows[row] for row in twigs], num_branches)
             returns = returns_to_go_array(ended.rewards, ended.alive, gamma=gamma)[0].reshape(
@@ -299,31 +303,22 @@ def _actor(policy: NumericPolicy, keys: NDArray[np.uint64] | None, num_rows: int
     return act
 
 
-@dataclass(slots=True)
 class _Play:
     """Episodes under way."""
 
-    environment: BatchedEnvironment
-    observations: Observations
-    act: Act
-    limit: int
-    """Steps at most."""
-    live: BoolArray = field(init=False)
-    """[B] rows that have not ended."""
-    _failed: BoolArray = field(init=False)
-    _terminated: BoolArray = field(init=False)
-    _final: Observations = field(init=False)
-    _any_ended: bool = field(init=False)
-    _steps: list[tuple[Observations, IntArray, FloatArray, BoolArray, BoolArray | None, Transition]] = field(
-        init=False, default_factory=list
-    )
-
-    def __post_init__(self) -> None:
-        finite = _finite_rows(self.observations)
-        self.live, self._failed = finite.copy(), ~finite
+    def __init__(
+        self, environment: BatchedEnvironment, observations: Observations, act: Act, limit: int
+    ) -> None:
+        """`limit`: steps at most."""
+        self.environment, self.observations, self.act, self.limit = environment, observations, act, limit
+        self._steps: list[_Step] = []
+        finite = _finite_rows(observations)
+        self.live: BoolArray = finite.copy()
+        """[B] rows that have not ended."""
+        self._failed = ~finite
         self._terminated = np.zeros(len(finite), dtype=np.bool_)
         self._any_ended = not finite.all()
-        self._final = map_observations(np.copy, self.observations)
+        self._final: Observations = map_observations(np.copy, observations)
 
     @property
     def num_steps(self) -> int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,21 +16,17 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from stateset_agents.numeric.checkpoints import ControlCheckpoints, ControlState
 from stateset_agents.numeric.credit import ESTIMATORS
-from stateset_agents.numeric.environments.base import (
-    BatchedEnvironment,
-    Tasked,
-    TaskRows,
-    check_environment,
-)
+from stateset_agents.numeric.environments.base import BatchedEnvironment, Tasked, TaskRows, check_environment
 from stateset_agents.numeric.evaluation import ControlEvaluation, evaluate, evaluation_seeds
 from stateset_agents.numeric.policy import MlpPolicy, ObservingPolicy, ValuedPolicy, as_tensors
 from stateset_agents.numeric.rollout import Rollout, action_keys, collect, collect_branches, largest_rms
 from stateset_agents.numeric.settings import ControlConfig
 from stateset_agents.numeric.update import UpdateResult, update
-from stateset_agents.runs.checkpoint_files import best_checkpoint, fingerprint, load_checkpoint
-from stateset_agents.runs.compatibility import Identity
+from stateset_agents.runs.checkpoint_files import Checkpoint, best_checkpoint, fingerprint, load_checkpoint
+from stateset_agents.runs.checkpoints import Checkpoints
+from stateset_agents.runs.compatibility import Compatibility, Identity
+from stateset_agents.runs.early_stopping import Best
 from stateset_agents.runs.optimizer import Optimization
 from stateset_agents.runs.recorder import ready
 from stateset_agents.runs.session import Session, platform_line
@@ -38,10 +36,113 @@ from stateset_agents.runtime.tasks import shielded
 from stateset_agents.tracking.diagnostics import part_name
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.training.processes import Processes
-from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.errors import CheckpointError, ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.settings import expect
+
+# ------------------------------------------------------------------------------ what is saved
+
+_MAY_DIFFER = frozenset(
+    f"training.{name}"
+    for name in (
+        *("output_dir", "run_name", "save_steps", "save_total_limit", "eval_steps", "eval_episodes"),
+        *("early_stopping_patience", "early_stopping_threshold", "load_best_at_end", "progress"),
+        *("report_to", "log_episodes", "gradient_cosines_every", "total_steps"),
+    )
+)
+"""Settings that may change when a training resumes."""
+
+
+_DEFAULTS: Mapping[str, Any] = {
+    "training": {"group_strategy": "none", "n_groups": 4, "group_weight_method": "balanced"}
+}
+"""Values by which an older version acted that had no such settings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlState:
+    """The progress of a numeric training; the trainer alone replaces it."""
+
+    step: int = 0
+    """Environment steps taken."""
+    updates: int = 0
+    """Rollouts learned from; every random choice of the next one follows from the seed and this."""
+    episodes: int = 0
+    num_groups: int = 0
+    """Number of groups of the next rollout."""
+    failed_updates: int = 0
+    """Updates in a row, up to the last one, from which nothing could be learned."""
+    train_seconds: float = 0.0
+    evaluated_step: int = 0
+    partition: Mapping[str, Any] = field(default_factory=dict)
+    """State of the partitioner before the next update, see `Partitioner.state`."""
+    best: Best = field(default_factory=lambda: Best(metric="eval/reward"))
+    repeatable: bool = True
+    """False once the training went on with another machine or length."""
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> ControlState:
+        """The state from what `asdict` gave. Raises CheckpointError for a state of another version of this
+        program."""
+        try:
+            return cls(**{**values, "best": Best(**values["best"])})
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"the checkpoint keeps progress that this program does not know ({error}): use the "
+                "stateset-agents that wrote it"
+            ) from error
+
+
+@dataclass(kw_only=True)
+class ControlCheckpoints(Checkpoints[ControlState]):
+    """Saves and restores one run's policy, optimiser and state."""
+
+    policy: nn.Module
+    optimization: Optimization
+    midway: bool = field(default=False, init=False)
+    """True from an update's begin to its end."""
+
+    @property
+    def _is_midway(self) -> bool:
+        return self.midway
+
+    @property
+    def _compatibility(self) -> Compatibility:
+        return Compatibility(may_differ=_MAY_DIFFER, defaults=_DEFAULTS)
+
+    def _tensors(self) -> dict[str, Any]:
+        return {"weights": self.policy.state_dict(), "optimizer": self.optimization.state()}
+
+    def _write_model(self, path: Path, state: ControlState) -> None:
+        """The network is the program's own: its weights are all there is."""
+
+    def _load(self, checkpoint: Checkpoint) -> ControlState:
+        state = ControlState.from_json(checkpoint.state["progress"])
+        self.policy.load_state_dict(dict(checkpoint.weights))
+        self.optimization.load(dict(checkpoint.optimizer))
+        self.midway = False
+        return state
+
+    def _machine(self) -> dict[str, Any]:
+        return {
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "threads": torch.get_num_threads(),
+            "cpu": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        }
+
+    def _other_length(self, training: Mapping[str, Any], state: ControlState) -> list[str]:
+        """The learning rate falls towards the end, so another end is another course."""
+        new = self.identity.settings["training"]
+        length, kind = new["total_steps"], new["lr_scheduler_type"]
+        if not state.step or training["total_steps"] == length or kind == "constant":
+            return []
+        return [
+            f"the run was planned for {training['total_steps']} steps and is for {length} now; the "
+            f"learning rate ({kind}) follows the length: the result is another"
+        ]
+
 
 _log = get_logger(__name__)
 
@@ -92,10 +193,10 @@ class ControlTrainer(Session[ControlConfig]):
         `run`: a folder to use instead of a new one; `description`: more for its config.yaml; `callbacks`: who
         hears of steps, evaluations and checkpoints, see `Callback`."""
         expect("policy", policy, nn.Module, "write MlpPolicy(environment.spec)")
-        for name, given in (("environment", environment), ("validation", validation or environment)):
-            if not isinstance(given, BatchedEnvironment):
+        for name, value in (("environment", environment), ("validation", validation or environment)):
+            if not isinstance(value, BatchedEnvironment):
                 raise ConfigurationError(
-                    f"{name} must be a BatchedEnvironment, got {type(given).__name__}: wrap a Gymnasium one "
+                    f"{name} must be a BatchedEnvironment, got {type(value).__name__}: wrap a Gymnasium one "
                     "in GymnasiumBatch"
                 )
         if config is not None:
@@ -143,7 +244,7 @@ class ControlTrainer(Session[ControlConfig]):
             self._state = replace(self._state, num_groups=self.config.num_groups)
 
     def _set_up(self) -> _Parts:
-        check_installed(self._recorder.callbacks)
+        check_installed(self.callbacks)
         config, spec = self.config, self.environment.spec
         if self.validation.spec.to_json() != spec.to_json():
             raise ConfigurationError(
@@ -252,9 +353,9 @@ class ControlTrainer(Session[ControlConfig]):
         )
         if config.log_episodes:
             self._recorder.tracker.log_episodes(self._state.step, rollout.episodes())
-            self._recorder.tracker.log_event(
-                "actions", step=self._state.step, counts=self._action_counts(rollout)
-            )
+            names, taken = self.environment.spec.action_names, rollout.action_counts().tolist()
+            counts = {names[at] if names else str(at): count for at, count in enumerate(taken) if count}
+            self._recorder.tracker.log_event("actions", step=self._state.step, counts=counts)
         times = {"time/rollout": played - started, "time/update": ended - played}
         metrics = _metrics(rollout, result, times)
         if not (isinstance(self.policy, MlpPolicy) and self.policy.normalizer is not None):
@@ -262,29 +363,16 @@ class ControlTrainer(Session[ControlConfig]):
         return metrics, result.failure
 
     def _rollout(self, state: ControlState) -> Rollout:
-        config, number = self.config, state.updates
-        seeds = [derive(config.seed, "start", number, group) for group in range(state.num_groups)]
-        keys = action_keys(config.seed, number, state.num_groups, config.group_size)
-        size, limit = config.group_size, config.max_episode_steps
-        self.policy.train(False)
+        config, update_number = self.config, state.updates
+        seeds = [derive(config.seed, "start", update_number, group) for group in range(state.num_groups)]
+        keys = action_keys(config.seed, update_number, state.num_groups, config.group_size)
+        play: Callable[..., Rollout] = collect
         if ESTIMATORS[config.advantage_estimator].branches:
-            return collect_branches(
-                self.policy,
-                self.environment,
-                seeds,
-                group_size=size,
-                keys=keys,
-                gamma=config.gamma,
-                num_branches=config.num_branches,
-                every=config.branch_every,
-                max_steps=limit,
-            )
-        return collect(self.policy, self.environment, seeds, group_size=size, keys=keys, max_steps=limit)
-
-    def _action_counts(self, rollout: Rollout) -> dict[str, int]:
-        """Name of each action that was taken -> how often."""
-        names, counts = self.environment.spec.action_names, rollout.action_counts().tolist()
-        return {names[index] if names else str(index): n for index, n in enumerate(counts) if n}
+            number, every = config.num_branches, config.branch_every
+            play = partial(collect_branches, gamma=config.gamma, num_branches=number, every=every)
+        self.policy.train(False)
+        size, limit = config.group_size, config.max_episode_steps
+        return play(self.policy, self.environment, seeds, group_size=size, keys=keys, max_steps=limit)
 
     def _next_num_groups(self, rollout: Rollout) -> int:
         wanted = self.config.steps_per_rollout
@@ -309,17 +397,8 @@ class ControlTrainer(Session[ControlConfig]):
         chosen = (
             evaluation_seeds(self.config.seed, self.config.eval_episodes) if seeds is None else list(seeds)
         )
-
-        def play() -> ControlEvaluation:
-            return evaluate(
-                self.policy,
-                self.validation,
-                chosen,
-                deterministic=deterministic,
-                seed=self.config.seed,
-            )
-
-        return await self._worker.run(play)
+        play = partial(evaluate, deterministic=deterministic, seed=self.config.seed)
+        return await self._worker.run(play, self.policy, self.validation, chosen)
 
     async def call(self, work: Callable[[], _T]) -> _T:
         """The result of blocking work, done in the trainer's thread between two updates."""

@@ -44,8 +44,15 @@ Policy = Callable[[Any], Tensor]
 """[B, ...] observations -> [B, A] logits: a `NumericPolicy`, or one whose parameters are given."""
 
 
+_OF_STEPS = (
+    *("masks", "actions", "old_logprobs", "advantages", "trajectory_ids"),
+    *("ref_logprobs", "old_values", "returns"),
+)
+"""Fields of a batch that have a value for each step, beside the observations."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Batch:
+class StepBatch:
     """Steps that train, episode after episode, so that a group is one slice of a rollout's; N of them."""
 
     observations: Any  # [N, ...], or several by name
@@ -64,24 +71,14 @@ class Batch:
     def __len__(self) -> int:
         return len(self.actions)
 
-    def at(self, indices: Tensor | slice) -> Batch:
-        """These steps; `trajectory_ids`, `lengths` and `max_length` stay those of the whole."""
+    def at(self, indices: Tensor | slice) -> StepBatch:
+        """The batch of these steps; `trajectory_ids`, `lengths` and `max_length` stay those of the whole."""
 
         def part(tensor: Any) -> Any:
             return None if tensor is None else tensor[indices]
 
-        return replace(
-            self,
-            observations=map_observations(part, self.observations),
-            masks=part(self.masks),
-            actions=part(self.actions),
-            old_logprobs=part(self.old_logprobs),
-            advantages=part(self.advantages),
-            trajectory_ids=part(self.trajectory_ids),
-            ref_logprobs=part(self.ref_logprobs),
-            old_values=part(self.old_values),
-            returns=part(self.returns),
-        )
+        of_steps = {name: part(getattr(self, name)) for name in _OF_STEPS}
+        return replace(self, observations=map_observations(part, self.observations), **of_steps)
 
     def denominators(self) -> Denominators:
         """The counts of this batch as one optimiser step."""
@@ -168,16 +165,16 @@ def update(
         is_last = iteration == config.num_iterations - 1
         for indices in draw():
             part = _selected(batch, indices)
-            loss, found = minibatch_loss(policy, part, config, measure=is_last or number == 0)
+            loss, part_metrics = minibatch_loss(policy, part, config, measure=is_last or number == 0)
             if number == 0:
-                first_ratio = float(found.maxima["policy/ratio_max"])
+                first_ratio = float(part_metrics.maxima["policy/ratio_max"])
             optimization.backward(loss)
             result = optimization.step(usable=math.isfinite(float(loss.detach())), position=position)
             skipped += not result.stepped
             number += 1
             if is_last:
-                for name, value in found.to_dict().items():
-                    is_top = name in found.maxima
+                for name, value in part_metrics.to_dict().items():
+                    is_top = name in part_metrics.maxima
                     before = sums.get(name, 0.0)
                     sums[name] = max(before, value) if is_top else before + value * len(part) / len(batch)
                 sums["optimizer/grad_norm"] = result.grad_norm
@@ -200,7 +197,7 @@ def update(
 
 def minibatch_loss(
     policy: Policy,
-    batch: Batch,
+    batch: StepBatch,
     config: ControlConfig,
     *,
     measure: bool = True,
@@ -239,7 +236,7 @@ def minibatch_loss(
 
 
 def _policy_loss(
-    policy: Policy, batch: Batch, config: ControlConfig, denominators: Denominators, *, measure: bool
+    policy: Policy, batch: StepBatch, config: ControlConfig, denominators: Denominators, *, measure: bool
 ) -> tuple[Tensor, LossOutput]:
     """[N, A] log-probs, and the loss of what was done, with the KL where the batch has a reference's."""
     log_p = torch.log_softmax(allowed_logits(policy(batch.observations), batch.masks), dim=-1)
@@ -263,7 +260,7 @@ def _policy_loss(
 
 
 def gradient_cosines(
-    policy: NumericPolicy, batch: Batch, tasks: Tensor, names: Sequence[str], config: ControlConfig
+    policy: NumericPolicy, batch: StepBatch, tasks: Tensor, names: Sequence[str], config: ControlConfig
 ) -> dict[str, float]:
     """`gradient_cosine/ONE+OTHER` of each two tasks: how far their policy losses, each the mean over its own
     steps, pull the weights the same way. Without KL, entropy and critic.
@@ -276,8 +273,8 @@ def gradient_cosines(
         indices = (tasks == task).nonzero()[:, 0]
         if not len(indices):
             continue
-        own = replace(_selected(batch, indices), ref_logprobs=None)
-        _, output = _policy_loss(policy, own, config, own.denominators(), measure=False)
+        of_task = replace(_selected(batch, indices), ref_logprobs=None)
+        _, output = _policy_loss(policy, of_task, config, of_task.denominators(), measure=False)
         parts = torch.autograd.grad(output.loss, parameters, allow_unused=True, materialize_grads=True)
         gradient = torch.cat([part.flatten() for part in parts]).double()
         size = float(gradient.norm())
@@ -345,7 +342,7 @@ def _partitioner(
     )
 
 
-def _batch(rollout: Rollout, credited: StepCredit, values: Values | None) -> Batch:
+def _batch(rollout: Rollout, credited: StepCredit, values: Values | None) -> StepBatch:
     rows, steps = np.nonzero(credited.trained.T)  # episode after episode
     _, ids, lengths = np.unique(rows, return_inverse=True, return_counts=True)
 
@@ -356,7 +353,7 @@ def _batch(rollout: Rollout, credited: StepCredit, values: Values | None) -> Bat
         tensor: Tensor = taken(array).to(torch.float32)
         return tensor
 
-    return Batch(
+    return StepBatch(
         observations=map_observations(taken, rollout.observations),
         masks=None if rollout.masks is None else taken(rollout.masks),
         actions=taken(rollout.actions),
@@ -377,8 +374,8 @@ def _group_slices(rollout: Rollout, credited: StepCredit) -> list[slice]:
     return [slice(int(end - count), int(end)) for end, count in zip(ends, counts, strict=True) if count]
 
 
-def _selected(batch: Batch, indices: Tensor) -> Batch:
-    """These steps, in the batch's order, with their episodes counted anew."""
+def _selected(batch: StepBatch, indices: Tensor) -> StepBatch:
+    """The batch of these steps alone, in its order, with their episodes counted anew."""
     if len(indices) == len(batch):
         return batch
     part = batch.at(indices)
@@ -386,7 +383,7 @@ def _selected(batch: Batch, indices: Tensor) -> Batch:
     return replace(part, trajectory_ids=ids, lengths=lengths)
 
 
-def action_logprobs(policy: Policy, batch: Batch) -> Tensor:
+def action_logprobs(policy: Policy, batch: StepBatch) -> Tensor:
     """[N] log-probs of the batch's actions, without gradient."""
     with torch.no_grad():
         logits = allowed_logits(policy(batch.observations), batch.masks)

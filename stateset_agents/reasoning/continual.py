@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stateset_agents.algorithms.intervals import interval_text
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import EnvironmentReward, Reward
@@ -17,6 +18,7 @@ from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.loop.curriculum.prompt_memory import PromptMemory
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.logs import table
 from stateset_agents.types.scenario import Scenario
 
 
@@ -163,12 +165,7 @@ class ContinualGRPO:
             [learned.domain, *(_percent(learned.after.get(name)) for name in names)]
             for learned in self.learned
         ]
-        widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
-        lines = [
-            "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-            for row in [header, *rows]
-        ]
-        return "\n".join(lines)
+        return "\n".join(table([header, *rows], indent=""))
 
     def _replayed(self) -> dict[str, Sequence[Scenario]]:
         if not self.replay_share:
@@ -203,5 +200,4 @@ def retention(before: Evaluation, after: Evaluation) -> float:
 def _percent(result: Evaluation | None) -> str:
     if result is None or result.success is None or result.interval is None:
         return "-"
-    low, high = result.interval
-    return f"{result.success:.1%} [{low:.1%}, {high:.1%}]"
+    return f"{result.success:.1%}{interval_text(result.interval, '.1%')}"

@@ -17,6 +17,7 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.images import PixelValues
 from stateset_agents.types.messages import Completion, SamplingParams
 from stateset_agents.types.seeds import derive
+from stateset_agents.types.settings import expect_that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +42,7 @@ class Sampling:
             raise ConfigurationError(
                 f"temperature must be above 0, got {self.temperature!r}: greedy replies are all alike"
             )
-        if not 0 < self.top_p <= 1:
-            raise ConfigurationError(f"top_p must be above 0 and at most 1, got {self.top_p!r}")
+        expect_that(0 < self.top_p <= 1, "top_p", "be above 0 and at most 1", self.top_p)
 
     @property
     def truncates(self) -> bool:
@@ -113,8 +113,8 @@ async def sampled(
         )
         async with places:
             try:
-                seen = pixels[prompt] if pixels else ()
-                return await backend.generate(ids, params, session=session, pixels=seen)
+                pictures = pixels[prompt] if pixels else ()
+                return await backend.generate(ids, params, session=session, pixels=pictures)
             finally:
                 await backend.release(session)
 

@@ -295,8 +295,8 @@ class GRPOTrainer:
         ]
         credit = assign_credit(groups, self.config).advantages
         return [
-            _as_group(text, prompt_ids, said, group.rewards, advantages)
-            for text, prompt_ids, said, group, advantages in zip(
+            _as_group(text, prompt_ids, completions, group.rewards, advantages)
+            for text, prompt_ids, completions, group, advantages in zip(
                 texts, ids, replies, groups, credit, strict=True
             )
         ]

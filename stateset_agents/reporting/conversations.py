@@ -1,4 +1,4 @@
-"""The conversations of a report, selected from rollouts.jsonl and packed; it can be read while it grows.
+"""The conversations of a report, from rollouts.jsonl: their distributions, a selection of them, a timeline.
 
 Lines that belong together are a `PlayedGroup`: in training the members of a group with their branches, else
 one held-out scenario with all its conversations. Groups are selected whole, those with failures first
@@ -8,19 +8,154 @@ one held-out scenario with all its conversations. Groups are selected whole, tho
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 from stateset_agents.algorithms.paired import paired_shares
-from stateset_agents.reporting.distributions import broken_rules
 from stateset_agents.reporting.html import CompressedSize
 from stateset_agents.reporting.row_changes import row_changes
-from stateset_agents.tracking.jsonl import dump
+from stateset_agents.tracking.jsonl import GrowingFile, dump
 from stateset_agents.tracking.run_folder import RunFolder
-from stateset_agents.tracking.run_log import RolloutLines, RolloutSummary
+from stateset_agents.tracking.run_log import MetricLine, RolloutLines, RolloutSummary, RunLog
+from stateset_agents.types.messages import finite_json
+
+# ------------------------------------------------------------------------------ distributions
+#
+# Rewards by step and by length, and failures by step, as heatmaps.
+#
+# Read from rollouts.jsonl, which may still grow; all conversations of training count, branches do not.
+
+_MAX_COLUMNS, _ROWS = 50, 20
+"""The most columns (steps or lengths) and rows (rewards) of a heatmap."""
+_NO_RULE = "none"
+"""The kind of a failure in which no rule was broken and no limit was met."""
+
+_SAMPLED = re.compile(rb'"sampled_tokens":(\d+)')
+_VIOLATIONS = re.compile(rb'"violations":(\{[^{}]*\})')
+
+
+@dataclass(frozen=True, slots=True)
+class _Played:
+    step: int
+    reward: float | None
+    tokens: int
+    kinds: tuple[str, ...]
+    """The kinds of its failure; empty without one."""
+
+
+class Distributions:
+    """The heatmaps of a run's conversations."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._lines = RolloutLines(folder.rollouts)
+        self._played: list[_Played] = []
+
+    def read(self) -> None:
+        """Read the lines that were added, or all again if the file was truncated."""
+        if self._lines.was_truncated():
+            self._played = []
+        for rollout in self._lines.new_summaries():
+            if rollout.stage == "train" and not rollout.branch_of:
+                self._played.append(self._measured(rollout))
+
+    def _measured(self, rollout: RolloutSummary) -> _Played:
+        """The conversation's tokens and failures, from its line without parsing it."""
+        tokens = sum(map(int, _SAMPLED.findall(rollout.rest)))
+        kinds = [] if rollout.status == "terminated" else [rollout.status]
+        if rollout.success is False:
+            violations = _VIOLATIONS.findall(rollout.rest)
+            counts = finite_json(violations[-1]) if violations else {}
+            rules = broken_rules({"metadata": {"violations": counts}})
+            kinds += rules or ([] if kinds else [_NO_RULE])
+        return _Played(rollout.step, rollout.reward, tokens, tuple(kinds))
+
+    def select(self) -> list[dict[str, Any]]:
+        """The heatmaps that there is something to see in."""
+        scored = [(played, played.reward) for played in self._played if played.reward is not None]
+        steps = _bins([played.step for played in self._played], whole=True)
+        lengths = _bins([played.tokens for played, _ in scored], whole=True)
+        rewards = _bins([reward for _, reward in scored], _ROWS)
+        heatmaps = []
+        if len(rewards) > 1:
+            by_step = [(_at(steps, played.step), [_at(rewards, reward)]) for played, reward in scored]
+            by_length = [(_at(lengths, played.tokens), [_at(rewards, reward)]) for played, reward in scored]
+            heatmaps = [
+                _heatmap("Reward by step", "step", steps, rewards, by_step),
+                _heatmap("Reward by length", "tokens of the agent", lengths, rewards, by_length),
+            ]
+        kinds = sorted({kind for played in self._played for kind in played.kinds})
+        if kinds:
+            failures = [
+                (_at(steps, played.step), [kinds.index(kind) for kind in played.kinds])
+                for played in self._played
+            ]
+            heatmaps.append(_heatmap("What went wrong by step", "step", steps, kinds, failures))
+        return heatmaps
+
+
+def broken_rules(record: Mapping[str, Any]) -> list[str]:
+    """The rules that a conversation broke, as its environment counts them."""
+    violations = (record.get("metadata") or {}).get("violations")
+    return sorted(rule for rule, count in violations.items() if count) if isinstance(violations, dict) else []
+
+
+def _heatmap(
+    title: str,
+    column_name: str,
+    columns: Sequence[tuple[float, float]],
+    rows: Sequence[tuple[float, float] | str],
+    places: Sequence[tuple[int, Sequence[int]]],
+) -> dict[str, Any]:
+    """Counts of conversations by column and row, as the page draws them.
+
+    `columns`: lowest and highest step, or number of tokens; `rows`: lowest and highest reward, or a kind of
+    failure, of which the last one is drawn on top; `places`: each conversation's column and rows.
+    """
+    counts = [[0] * len(rows) for _ in columns]
+    totals = [0] * len(columns)
+    for column, rows_of_one in places:
+        totals[column] += 1
+        for row in rows_of_one:
+            counts[column][row] += 1
+    return {
+        "title": title,
+        "note": f"{len(places):,} conversations of training",
+        "columns": columns,
+        "column_name": column_name,
+        "rows": rows,
+        "counts": counts,
+        "totals": totals,
+    }
+
+
+def _bins(
+    values: Sequence[float], number: int = _MAX_COLUMNS, *, whole: bool = False
+) -> list[tuple[float, float]]:
+    """Equally wide ones over all values, of whole numbers where asked; one for equal values."""
+    if not values:
+        return []
+    low, high = min(values), max(values)
+    if whole:
+        size = -(-(int(high) - int(low) + 1) // number)  # rounded up
+        return [(start, min(int(high), start + size - 1)) for start in range(int(low), int(high) + 1, size)]
+    if low == high:
+        return [(low, high)]
+    width = (high - low) / number
+    edges = [float(f"{low + index * width:.6g}") for index in range(number)] + [high]
+    return list(pairwise(edges))
+
+
+def _at(bins: Sequence[tuple[float, float]], value: float) -> int:
+    """The bin of a value that lies in one of them."""
+    low, high = bins[0][0], bins[-1][1]
+    if isinstance(low, int):
+        return int((value - low) // (bins[0][1] - low + 1))
+    return min(len(bins) - 1, int((value - low) / ((high - low) / len(bins)))) if high > low else 0
+
 
 # ------------------------------------------------------------------------------ the selection of groups
 
@@ -54,7 +189,7 @@ def within_limits(groups: Sequence[LineGroup], max_lines: int, max_bytes: int) -
 
 
 def evenly_spaced(groups: Sequence[LineGroup], number: int) -> list[LineGroup]:
-    """At most `number` groups in even distances, the first and the last among them."""
+    """Up to `number` groups in even distances, the first and the last among them."""
     number = min(number, len(groups))
     if number < 2:
         return list(groups[:number])
@@ -337,3 +472,124 @@ def _share(succeeded: Iterable[bool]) -> float:
 
 def _runs(values: Iterable[Any]) -> list[list[Any]]:
     return [[value, len(list(same))] for value, same in groupby(values)]
+
+
+# ------------------------------------------------------------------------------ the timeline of a step
+#
+# Its conversations, group by group, and the updates of that time.
+#
+# Read from `timeline.jsonl`, which may still grow, and from the updates in `events.jsonl`, which have the
+# same clock. Steps are selected whole and evenly spaced over the run; a line is parsed if its step is
+# selected.
+
+TICKS = 10_000
+"""Per second: the file's four decimals as whole numbers."""
+_MAX_STEPS, _MAX_BYTES = 40, 750_000
+"""The most steps and bytes of timeline.jsonl in one page; the page takes an eighth of these bytes."""
+_FIRST_FIELD = re.compile(rb'\{"step":(\d+),')
+
+_Updates = Mapping[int, tuple[float, float, int]]
+
+
+class Timeline:
+    """The part of a run's timeline.jsonl that a report shows."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._lines = GrowingFile(folder.timeline)
+        self._steps: dict[int, LineGroup] = {}
+
+    def read(self) -> None:
+        """Read the lines that were added, or all again if the file was truncated."""
+        if self._lines.was_truncated():
+            self._steps = {}
+        for offset, line in self._lines.new_lines():
+            match = _FIRST_FIELD.match(line)
+            step = int(match[1]) if match else self._lines.parse(line, offset)["step"]
+            self._steps.setdefault(step, LineGroup()).add(offset, len(line))
+
+    def select(self) -> dict[str, Any]:
+        """`steps` as the page shows them, and the `total` that the run has."""
+        if not self._steps:
+            return {"total": 0, "steps": []}
+        number = {id(group): step for step, group in self._steps.items()}
+        groups = evenly_spaced(list(self._steps.values()), _MAX_STEPS)
+        selected = within_limits(groups, num_lines(groups), _MAX_BYTES) or groups[-1:]
+        log = RunLog(self._folder)
+        updates, rows = _updates(log.events()), _rows(log.metrics())
+        steps = []
+        for group in selected:
+            lines, step = list(self._lines.records_at(group.offsets)), number[id(group)]
+            steps.append(_step_data(step, lines, updates) | {"rows": rows.get(step)})
+        return {"total": len(self._steps), "steps": steps}
+
+
+def _rows(lines: Iterable[MetricLine]) -> dict[int, tuple[float, float]]:
+    """Step -> rows of its conversations, mean and largest, where one has several."""
+    names = ("rollout/rows", "rollout/rows_max")
+    logged = {
+        line.step: (line.values[names[0]], line.values[names[1]])
+        for line in lines
+        if line.values.keys() >= {*names}
+    }
+    return {step: rows for step, rows in logged.items() if rows[1] > 1}
+
+
+def _updates(events: Iterable[Mapping[str, Any]]) -> _Updates:
+    """Step -> begin and end of its update by the monotonic clock, and the number of the run's session: after
+    a resume the clock may be another."""
+    begun: dict[int, float] = {}
+    updates: dict[int, tuple[float, float, int]] = {}
+    session = 0
+    for event in events:
+        session += event["event"] == "resumed"
+        if "monotonic" not in event:
+            continue
+        if event["event"] == "update begun":
+            begun[event["step"]] = event["monotonic"]
+        elif event["event"] == "update ended" and event["step"] in begun:
+            updates[event["step"]] = (begun[event["step"]], event["monotonic"], session)
+    return updates
+
+
+def _step_data(step: int, lines: Sequence[Mapping[str, Any]], updates: _Updates) -> dict[str, Any]:
+    """A step in ticks from the beginning of its first conversation to the end of its update."""
+    lines = [line for line in lines if line["spans"]]
+    origin = min((line["begin"] for line in lines), default=0.0)
+    ends = [line["begin"] + sum(seconds for _, seconds in line["spans"]) for line in lines]
+    last_session = max((session for _, _, session in updates.values()), default=0)
+    _, update_end, session_of_step = updates.get(step, (0.0, origin, last_session))
+    end = max([*ends, update_end], default=origin)
+    groups: list[dict[str, Any]] = []
+    last_member = -1
+    for line in lines:
+        is_repeated = not line["branch_of"] and line["member"] <= last_member  # a scenario drawn twice
+        if not groups or groups[-1]["group"] != line["group"] or is_repeated:
+            groups.append({"group": line["group"], "rows": []})
+        last_member = last_member if line["branch_of"] else line["member"]
+        groups[-1]["rows"].append(_row(line, origin))
+    return {
+        "step": step,
+        "length": _ticks(end - origin),
+        "updates": [
+            {"step": number, "begin": _ticks(begin - origin), "end": _ticks(stop - origin)}
+            for number, (begin, stop, session) in updates.items()
+            if session == session_of_step and stop > origin and begin < end
+        ],
+        "groups": groups,
+    }
+
+
+def _row(line: Mapping[str, Any], origin: float) -> dict[str, Any]:
+    """`did` has the first letter of each thing that the conversation did, `ticks` its duration."""
+    return {
+        "member": line["member"],
+        "branch_of": line["branch_of"],
+        "begin": _ticks(line["begin"] - origin),
+        "did": "".join(doing[0] for doing, _ in line["spans"]),
+        "ticks": [_ticks(seconds) for _, seconds in line["spans"]],
+    }
+
+
+def _ticks(seconds: float) -> int:
+    return round(seconds * TICKS)

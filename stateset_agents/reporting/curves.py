@@ -13,7 +13,7 @@ from functools import cache
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean, quantiles
-from typing import Any
+from typing import Any, TypeVar
 
 from stateset_agents.runtime.yaml_files import read_yaml
 from stateset_agents.tracking.diagnostics import CONVERSATIONS, NUMERIC, Units
@@ -77,6 +77,7 @@ _MAX_POINTS = 2000
 """Points of a curve; a longer one is averaged in bins."""
 
 Range = tuple[float, float]
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,8 @@ _EXTREME = re.compile(r"(?:^|[/_])(max|min|peak)(?:_|$)")
 
 @cache
 def _charts() -> Mapping[str, Sequence[_Kind]]:
-    """The kinds of conversations' runs (`learning`) and of numeric ones (`numeric`), from `charts.yaml`."""
+    """The kinds of `charts.yaml`: of conversations' runs (`learning`, `rows` where some have several, and
+    `activity`) and of numeric ones (`numeric`)."""
     table = read_yaml(Path(__file__).parent / "assets" / "charts.yaml")
     for kinds in table.values():
         for fields in kinds:
@@ -151,7 +153,8 @@ def _charts() -> Mapping[str, Sequence[_Kind]]:
 
 @cache
 def _means() -> set[str]:
-    return {metric for kinds in _charts().values() for kind in kinds for metric in kind.metrics}
+    kinds = (*_charts()["learning"], *_charts()["numeric"])
+    return {metric for kind in kinds for metric in kind.metrics}
 
 
 _FAMILIES, _STALENESS = "success/", "staleness/"
@@ -184,19 +187,7 @@ def captions(units: Units) -> dict[str, dict[str, Any]]:
 
 def activity_curves(lines: Sequence[MetricLine]) -> list[Chart]:
     """The chart of the lines that `step_activity` returns; an empty list without lines."""
-    kind = _Kind(
-        title="Who waits for whom",
-        metrics={
-            ROLLOUT_ONLY: "conversations; the update waits",
-            OVERLAPPED: "conversations and update",
-            UPDATE_ONLY: "update; conversations wait",
-            OTHER: "neither: evaluation, checkpoint",
-        },
-        note="seconds of each step, of conversations and updates under way",
-        stacked=True,
-    )
-    chart = _chart(kind, lines, CONVERSATIONS)
-    return [chart] if chart else []
+    return [chart for kind in _charts()["activity"] if (chart := _chart(kind, lines, CONVERSATIONS))]
 
 
 def reward_terms(lines: Sequence[MetricLine]) -> list[Chart]:
@@ -256,14 +247,9 @@ def _learning(lines: Sequence[MetricLine]) -> list[_Kind]:
         metrics={name: name.removeprefix(_STALENESS) for name in names if name.startswith(_STALENESS)},
         note="policy versions between sampling and update",
     )
-    rows = _Kind(
-        title="Rows",
-        metrics={"rollout/rows": "mean", "rollout/rows_max": "largest"},
-        note="rows of tokens that a conversation trains as: one more where the agent no longer sees all",
-    )
     has_several = any(line.values.get("rollout/rows_max", 1.0) > 1.0 for line in lines)
     fixed = _charts()["learning"]
-    return [*fixed[:2], by_family, *fixed[2:], staleness, *[rows] * has_several]
+    return [*fixed[:2], by_family, *fixed[2:], staleness, *(_charts()["rows"] if has_several else ())]
 
 
 def _metrics_without_chart(lines: Sequence[MetricLine], kinds: Sequence[_Kind]) -> list[str]:
@@ -297,7 +283,7 @@ def _chart(kind: _Kind, lines: Sequence[MetricLine], units: Units) -> Chart | No
     series = [_series(name, label, lines) for name, label in logged]
     if all(value is None for line in series for value in line.values):
         return None
-    size = max(_bin_size(sum(name in line.values for line in lines)) for name, _ in logged)
+    size = max(binned([line for line in lines if name in line.values], _MAX_POINTS)[1] for name, _ in logged)
     extreme = any(_EXTREME.search(name) for name, _ in logged)
     point = "mean, of a maximum the largest," if extreme else "mean"
     each = f"each point the {point} of {size} {units.update}s"
@@ -319,7 +305,13 @@ def _chart(kind: _Kind, lines: Sequence[MetricLine], units: Units) -> Chart | No
 
 def _range_of_lines(series: Sequence[Series]) -> Range | None:
     """The vertical axis of all lines and their intervals."""
-    lines = [line for item in series for line in (item.values, item.low, item.high) if line is not None]
+    return common_axis(
+        line for item in series for line in (item.values, item.low, item.high) if line is not None
+    )
+
+
+def common_axis(lines: Iterable[Iterable[float | None]]) -> Range | None:
+    """The range of the vertical axis of several lines; None without values."""
     ranges = [fit for line in lines if (fit := axis([value for value in line if value is not None]))]
     return (min(low for low, _ in ranges), max(high for _, high in ranges)) if ranges else None
 
@@ -335,9 +327,7 @@ def _range_of_sums(series: Sequence[Series]) -> Range | None:
 
 
 def _series(name: str, label: str, lines: Sequence[MetricLine]) -> Series:
-    chosen = [line for line in lines if name in line.values]
-    size = _bin_size(len(chosen))
-    bins = [chosen[start : start + size] for start in range(0, len(chosen), size)]
+    bins, _ = binned([line for line in lines if name in line.values], _MAX_POINTS)
     intervals = [[pair for line in part if (pair := _interval(name, line.values))] for part in bins]
     has_band = any(intervals)
     return Series(
@@ -349,8 +339,10 @@ def _series(name: str, label: str, lines: Sequence[MetricLine]) -> Series:
     )
 
 
-def _bin_size(points: int) -> int:
-    return max(1, math.ceil(points / _MAX_POINTS))
+def binned(items: Sequence[_Item], max_bins: int) -> tuple[list[Sequence[_Item]], int]:
+    """The items in at most `max_bins` bins of one size, the last perhaps smaller; and that size."""
+    size = max(1, math.ceil(len(items) / max_bins))
+    return [items[start : start + size] for start in range(0, len(items), size)], size
 
 
 def bin_value(name: str, values: Iterable[float], digits: int = 7) -> float | None:

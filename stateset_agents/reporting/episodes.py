@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from stateset_agents.algorithms.paired import paired_rewards
-from stateset_agents.reporting.curves import Chart, Range, Series, axis, bin_value
+from stateset_agents.reporting.curves import Chart, Range, Series, axis, bin_value, binned, common_axis
 from stateset_agents.tracking.diagnostics import NUMERIC
 from stateset_agents.tracking.run_log import MetricLine, RunLog, held_out_gains
 from stateset_agents.tracking.windows import Window
@@ -55,12 +55,8 @@ def episode_charts(episodes: Iterable[_Episode], lines: Sequence[MetricLine]) ->
     of the reward. An empty list where no episodes were written."""
     trained = [episode for episode in episodes if episode["stage"] == "train"]
     steps = [(step, list(group)) for step, group in groupby(trained, key=itemgetter("step"))]
-    size = max(1, math.ceil(len(steps) / _MAX_POINTS))
-    bins = [
-        (part[-1][0], [episode for _, group in part for episode in group])
-        for start in range(0, len(steps), size)
-        if (part := steps[start : start + size])
-    ]
+    parts, size = binned(steps, _MAX_POINTS)
+    bins = [(part[-1][0], [episode for _, group in part for episode in group]) for part in parts]
     together = f"; each point {size} updates" if size > 1 else ""
     charts = []
     if bins:
@@ -71,8 +67,8 @@ def episode_charts(episodes: Iterable[_Episode], lines: Sequence[MetricLine]) ->
             _spread("Lengths", "length", f"{NUMERIC.along}s, median; band: the middle 80 %{together}", bins),
             _endings(bins, f"share of an update's episodes{together}"),
         ]
-    parts = _components(lines)
-    return [*charts, *([parts] if parts else [])]
+    components = _components(lines)
+    return [*charts, *([components] if components else [])]
 
 
 def _spread(title: str, name: str, note: str, bins: Sequence[tuple[int, list[_Episode]]]) -> Chart:
@@ -82,12 +78,10 @@ def _spread(title: str, name: str, note: str, bins: Sequence[tuple[int, list[_Ep
         for column in columns
     ]
     low, middle, high = map(list, zip(*spreads, strict=True))
-    known = [axis([v for v in line if v is not None]) for line in (low, high)]
-    ranges = [fit for fit in known if fit]
     return Chart(
         title=title,
         note=note,
-        range=(min(a for a, _ in ranges), max(b for _, b in ranges)) if ranges else None,
+        range=common_axis((low, high)),
         series=[Series(name=title, steps=[step for step, _ in bins], values=middle, low=low, high=high)],
         along=NUMERIC.along,
     )
@@ -121,8 +115,7 @@ def _components(lines: Sequence[MetricLine]) -> Chart | None:
     chosen = [line for line in lines if any(name in line.values for name in names)]
     if len(names) < 2:
         return None
-    size = max(1, math.ceil(len(chosen) / _MAX_POINTS))
-    parts = [chosen[start : start + size] for start in range(0, len(chosen), size)]
+    parts, _ = binned(chosen, _MAX_POINTS)
     series = [
         Series(
             name=name.removeprefix("reward/"),
@@ -233,18 +226,18 @@ def window_charts(window: Window) -> list[Chart]:
 
 
 def _panel(window: Window, title: str, scale: float, along: str) -> Chart:
-    found = {
+    panels = {
         player: panel
         for player, trace in window.traces.items()
         for panel in trace.panels
         if panel.title == title
     }
-    names = list(dict.fromkeys(name for panel in found.values() for name in panel.series))
+    names = list(dict.fromkeys(name for panel in panels.values() for name in panel.series))
     series = []
     for name in names:
-        by_player = {player: list(p.series[name]) for player, p in found.items() if name in p.series}
+        by_player = {player: list(p.series[name]) for player, p in panels.items() if name in p.series}
         first = next(iter(by_player.values()))
-        if len(by_player) == len(found) and all(values == first for values in by_player.values()):
+        if len(by_player) == len(panels) and all(values == first for values in by_player.values()):
             by_player = {"": first}
         series += [
             Series(
@@ -254,12 +247,12 @@ def _panel(window: Window, title: str, scale: float, along: str) -> Chart:
             )
             for player, values in by_player.items()
         ]
-    units = [panel.unit for panel in found.values() if panel.unit]
-    known = [value for line in series for value in line.values if value is not None]
+    units = [panel.unit for panel in panels.values() if panel.unit]
+    numbers = [value for line in series for value in line.values if value is not None]
     return Chart(
         title=title,
         note=units[0] if units else "",
-        range=axis(known),
+        range=axis(numbers),
         series=series,
         along=along,
         smoothed=False,

@@ -13,12 +13,16 @@ from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any
 
 import jinja2
 
 from stateset_agents.tracking.jsonl import dump
+from stateset_agents.tracking.run_folder import replace_file
 
+CHART_SCRIPTS = tuple(f"page/shared/page.{part}js" for part in ("", "state.", "export.", "charts."))
+"""Scripts of every page that has charts."""
 _LEVEL = 6
 _BANNER = 200
 """Characters of plotly.js in which it says its version."""
@@ -58,6 +62,18 @@ def plotly_js() -> tuple[str, str]:
     script = _text("plotly/plotly-cartesian.min.js")
     _, _, version = script[:_BANNER].partition("(cartesian - minified) v")
     return script, version.split()[0]
+
+
+def shared_plotly(folder: Path, *hint: str) -> str:
+    """Keep plotly.js in a folder that pages share, once; returns the file's name, which has its version.
+
+    `hint`: what an error says to do, see `replace_file`.
+    """
+    script, version = plotly_js()
+    file = folder / f"plotly-{version}.min.js"
+    if not file.exists():
+        replace_file(file, script, *hint)
+    return file.name
 
 
 def _text(file: str | Traversable) -> str:

@@ -15,10 +15,10 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import web
 
@@ -50,6 +50,7 @@ _CONVERSATIONS_SECONDS = 3.0
 _MAX_STREAMS = 64
 """Pages that are kept up to date at the same time."""
 _STREAMS = web.AppKey("streams", list[web.Request])
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 FileStates = tuple[tuple[int, int], ...]
 """Size and time of files."""
 
@@ -67,20 +68,26 @@ async def serve(
     """
     live = _Live(log, Recorded(log, conversations))
     await live.page_json.get(live.states("page"))
-    routes = [
-        web.get("/", live.page),
-        web.get("/plotly.js", plotly),
-        web.get("/events", live.events),
-        web.get("/conversations.json", live.conversations),
-        web.get("/steps.json", live.steps),
-    ]
-    await serve_routes(routes, port, on_ready)
+    await serve_page(
+        live, {"/conversations.json": live.conversations, "/steps.json": live.steps}, port, on_ready
+    )
 
 
-async def serve_routes(routes: Sequence[web.RouteDef], port: int, on_ready: Callable[[str], None]) -> None:
-    """Serve to this machine until cancelled; as `serve`."""
+class LivePage(Protocol):
+    """Handlers of the addresses that every live page has."""
+
+    async def page(self, _: web.Request) -> web.StreamResponse: ...
+    async def events(self, request: web.Request) -> web.StreamResponse: ...
+
+
+async def serve_page(
+    live: LivePage, others: Mapping[str, Handler], port: int, on_ready: Callable[[str], None]
+) -> None:
+    """Serve a page, its script and events, and the `others` by their addresses, to this machine until
+    cancelled; as `serve`."""
     app = web.Application(middlewares=[HttpGuard().middleware()])
-    app.add_routes(routes)
+    handlers = {"/": live.page, "/plotly.js": _plotly, "/events": live.events, **others}
+    app.add_routes([web.get(address, handler) for address, handler in handlers.items()])
     app[_STREAMS] = []
     runner = await listen(app, _HOST, port, read_timeout=_READ_TIMEOUT, shutdown_timeout=0.5)
     try:
@@ -90,7 +97,7 @@ async def serve_routes(routes: Sequence[web.RouteDef], port: int, on_ready: Call
         await runner.cleanup()
 
 
-async def plotly(_: web.Request) -> web.StreamResponse:
+async def _plotly(_: web.Request) -> web.StreamResponse:
     """The script as the page asks for it."""
     script, _version = await asyncio.to_thread(plotly_js)
     return web.Response(text=script, content_type="text/javascript")
@@ -285,13 +292,7 @@ async def serve_overview(
     """
     live = LiveOverview(root)
     await live.json.get(live.states())
-    routes = [
-        web.get("/", live.page),
-        web.get("/plotly.js", plotly),
-        web.get("/events", live.events),
-        web.get("/{run}/report.html", live.report),
-    ]
-    await serve_routes(routes, port, on_ready)
+    await serve_page(live, {"/{run}/report.html": live.report}, port, on_ready)
 
 
 class LiveOverview:

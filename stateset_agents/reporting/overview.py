@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from stateset_agents.algorithms.intervals import crossed_interval, stratified_interval
 from stateset_agents.algorithms.paired import Verdict, paired_rewards, paired_shares
-from stateset_agents.reporting.curves import bin_value, captions, is_smoothed
-from stateset_agents.reporting.html import html_page, plotly_js
+from stateset_agents.reporting.curves import bin_value, binned, captions, is_smoothed
+from stateset_agents.reporting.html import CHART_SCRIPTS, html_page, shared_plotly
 from stateset_agents.tracking.diagnostics import CONVERSATIONS, NUMERIC, units_of
 from stateset_agents.tracking.jsonl import damage_named
 from stateset_agents.tracking.run_folder import RunFolder, replace_file
@@ -87,21 +87,20 @@ def read_run(log: RunLog, max_points: int) -> RunResults:
             config=log.config(),
             summary=log.summary(),
             steps=max((line.step for line in lines), default=0),
-            curves=binned(lines, max_points),
+            curves=run_curves(lines, max_points),
             before=before,
             after=after,
             has_report=log.folder.report.is_file(),
         )
 
 
-def binned(lines: Sequence[MetricLine], max_points: int) -> Curves:
+def run_curves(lines: Sequence[MetricLine], max_points: int) -> Curves:
     """Each metric over bins of equally many steps, at most `max_points`, to five digits (`bin_value`)."""
     by_step: dict[int, dict[str, float]] = defaultdict(dict)
     for line in lines:  # a step may have several lines: of the training, and of an evaluation after it
         by_step[line.step].update(line.values)
     steps = sorted(by_step)
-    size = max(1, math.ceil(len(steps) / max_points))
-    bins = [steps[start : start + size] for start in range(0, len(steps), size)]
+    bins, _ = binned(steps, max_points)
     names = sorted({name for values in by_step.values() for name in values})
     return Curves(
         smoothed=frozenset(
@@ -132,7 +131,7 @@ _MAX_LABEL = 60  # characters
 
 
 @dataclass(frozen=True, slots=True)
-class Experiment:
+class RunGroup:
     """Runs with the same settings and, if all is well, different seeds."""
 
     label: str
@@ -141,7 +140,7 @@ class Experiment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
+class GroupScore:
     """The results of an experiment's runs on held-out scenarios."""
 
     measure: Measure
@@ -156,7 +155,7 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class GroupDifference:
     """Experiment B minus experiment A on the scenarios that both played after training."""
 
     measure: Measure
@@ -178,7 +177,7 @@ class Difference:
     """The p-value of one pair of runs, see `sign_flip_p`; None for several."""
 
 
-def experiments(runs: Sequence[RunResults]) -> list[Experiment]:
+def experiments(runs: Sequence[RunResults]) -> list[RunGroup]:
     """The runs grouped by their settings, in the order of their first run."""
     groups: dict[tuple[tuple[str, str], ...], list[RunResults]] = {}
     for run in runs:
@@ -186,10 +185,10 @@ def experiments(runs: Sequence[RunResults]) -> list[Experiment]:
         groups.setdefault(key, []).append(run)
     members = list(groups.values())
     labels = _labels([group[0] for group in members])
-    return [Experiment(label, group) for label, group in zip(labels, members, strict=True)]
+    return [RunGroup(label, group) for label, group in zip(labels, members, strict=True)]
 
 
-def score(experiment: Experiment) -> Score | None:
+def score(experiment: RunGroup) -> GroupScore | None:
     """The score of the runs that were evaluated after training; None without such a run."""
     sides = [run.summary["after"] for run in experiment.runs if run.summary.get("after")]
     measures: dict[Measure, str] = {"success": "success", "reward": "mean_reward"}
@@ -198,11 +197,13 @@ def score(experiment: Experiment) -> Score | None:
         if runs and len(runs) == len(sides):
             iqm, interval = stratified_interval({"": [[value] for value in runs]})
             num_scenarios = min(round(side["n"] / side.get("tries", 1)) for side in sides)
-            return Score(measure=measure, iqm=iqm, interval=interval, runs=runs, num_scenarios=num_scenarios)
+            return GroupScore(
+                measure=measure, iqm=iqm, interval=interval, runs=runs, num_scenarios=num_scenarios
+            )
     return None
 
 
-def difference(a: Experiment, b: Experiment) -> Difference | None:
+def difference(a: RunGroup, b: RunGroup) -> GroupDifference | None:
     """B minus A; None where they have no scenario in common.
 
     Runs are paired by seed, or in their order where no seed is in both, and each pair by scenario; of runs
@@ -231,7 +232,7 @@ def difference(a: Experiment, b: Experiment) -> Difference | None:
         if verdict != "unclear" and crossed[0] <= 0 <= crossed[1]:
             verdict, reason = "unclear", "another seed could turn it round"
     differences = [value for row in rows for value in row]
-    return Difference(
+    return GroupDifference(
         measure=measure,
         mean=result.mean,
         interval=interval,
@@ -246,7 +247,7 @@ def difference(a: Experiment, b: Experiment) -> Difference | None:
     )
 
 
-def _played(sides: Sequence[Experiment]) -> list[RunResults]:
+def _played(sides: Sequence[RunGroup]) -> list[RunResults]:
     """The runs that kept results of scenarios."""
     return [run for side in sides for run in side.runs if run.after.reward or run.after.success]
 
@@ -438,7 +439,6 @@ def _metrics(runs: Sequence[RunResults]) -> tuple[dict[str, float], list[str]]:
 
 _log = get_logger(__name__)
 
-_SHARED = tuple(f"page/shared/page.{part}js" for part in ("", "state.", "export.", "charts."))
 _OWN = (
     "page/conversations/page.search.js",
     *(f"overview/overview.{part}js" for part in ("table.", "held_out.", "curves.", "")),
@@ -455,12 +455,7 @@ def write_overview(root: str | Path, *, shared_assets: bool = False) -> Path:
     for name, reason in data["damaged"]:
         _log.warning("a run is left out", run=name, reason=reason)
     path = Path(root).resolve() / "report.html"
-    plotly = None
-    if shared_assets:
-        script, version = plotly_js()
-        plotly = f"plotly-{version}.min.js"
-        if not (path.parent / plotly).exists():
-            replace_file(path.parent / plotly, script)
+    plotly = shared_plotly(path.parent) if shared_assets else None
     replace_file(path, render_overview(data, plotly=plotly))
     return path
 
@@ -468,4 +463,6 @@ def write_overview(root: str | Path, *, shared_assets: bool = False) -> Path:
 def render_overview(data: dict[str, Any], *, plotly: str | None, live: bool = False) -> str:
     """The page as HTML. `plotly`: path of plotly.js for the browser; None: inside the page."""
     styles = ["page/shared/page.css", "overview/overview.css"]
-    return html_page("overview/overview.html", styles, [*_SHARED, *_OWN], data, plotly=plotly, live=live)
+    return html_page(
+        "overview/overview.html", styles, [*CHART_SCRIPTS, *_OWN], data, plotly=plotly, live=live
+    )

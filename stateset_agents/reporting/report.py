@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stateset_agents.algorithms.intervals import wilson
-from stateset_agents.reporting.conversations import Conversations
+from stateset_agents.reporting.conversations import Conversations, Distributions, Timeline
 from stateset_agents.reporting.curves import (
     activity_curves,
     learning_curves,
@@ -24,10 +24,8 @@ from stateset_agents.reporting.curves import (
     reward_terms,
     step_activity,
 )
-from stateset_agents.reporting.distributions import Distributions
 from stateset_agents.reporting.episodes import numeric_page
-from stateset_agents.reporting.html import html_page, plotly_js
-from stateset_agents.reporting.timeline import Timeline
+from stateset_agents.reporting.html import CHART_SCRIPTS, html_page, shared_plotly
 from stateset_agents.tracking.diagnostics import NUMERIC, diagnose, units_of
 from stateset_agents.tracking.jsonl import damage_named, read_json
 from stateset_agents.tracking.run_folder import RunFolder, replace_file
@@ -168,12 +166,12 @@ def _read(file: Path, command: str, shape: Any) -> dict[str, Any] | None:
     if not file.exists():
         return None
     try:
-        found: dict[str, Any] = shape(read_json(file))
+        data: dict[str, Any] = shape(read_json(file))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(
             f"{file} is not what `{command} --out` writes: remove it, or write it again"
         ) from error
-    return found
+    return data
 
 
 def _audited(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -283,7 +281,7 @@ MAX_BYTES = 8_000_000
 """The most bytes of a page with plotly.js in it, unless the number of conversations is given."""
 
 _SCRIPTS = (
-    *(f"page/shared/page.{part}js" for part in ("", "state.", "export.", "charts.")),
+    *CHART_SCRIPTS,
     *(f"page/page.{part}.js" for part in ("measured", "distributions", "numeric", "timeline", "verdicts")),
     *(
         f"page/conversations/page.{part}.js"
@@ -304,13 +302,7 @@ def write_report(
     parts that exist so far. Raises ConfigurationError if the folder is no run, or cannot be read or written.
     """
     log = RunLog.open(run_path)
-    shared = None
-    if shared_assets:
-        script, version = plotly_js()
-        shared = log.folder.path.parent / f"plotly-{version}.min.js"
-        if not shared.exists():
-            replace_file(shared, script, _HINT)
-    plotly = f"../{shared.name}" if shared else None
+    plotly = f"../{shared_plotly(log.folder.path.parent, _HINT)}" if shared_assets else None
     with damage_named(log.folder.path):
         recorded, data = Recorded(log, conversations), page_data(log)
         recorded.read()

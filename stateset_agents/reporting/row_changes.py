@@ -144,7 +144,7 @@ def _seen(parts: Sequence[_Part], follows: Sequence[int | None], prompts: Sequen
 
 
 def _found(parts: Sequence[_Part], context: str) -> set[_Part]:
-    """Those that stand in the context in their order: of all choices the one with the most characters.
+    """The parts that stand in the context in their order: of all choices the one with the most characters.
 
     A summary may stand before what was said before it.
     """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from stateset_agents.claims.text_checks import (
     content_words,
@@ -30,6 +31,7 @@ from stateset_agents.core.scoring.transcript import (
     share,
 )
 from stateset_agents.runtime.tasks import in_thread
+from stateset_agents.runtime.yaml_files import read_yaml
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.settings import nearest
@@ -120,19 +122,7 @@ class Domain:
 
 
 DOMAINS: Mapping[str, Domain] = {
-    "customer_service": Domain(
-        resolution=0.8, form={"courtesy": 0.3, "relevance": 0.3, "helpful": 0.2, "complete": 0.2}
-    ),
-    "technical_support": Domain(
-        resolution=0.8, form={"relevance": 0.4, "asks": 0.2, "helpful": 0.2, "complete": 0.2}
-    ),
-    "sales": Domain(resolution=0.8, form={"relevance": 0.3, "courtesy": 0.3, "asks": 0.2, "complete": 0.2}),
-    "helpful": Domain(resolution=0.8, form={"relevance": 0.5, "helpful": 0.3, "complete": 0.2}),
-    "task": Domain(resolution=0.9, form={"relevance": 0.4, "brevity": 0.3, "complete": 0.3}),
-    "tutoring": Domain(
-        resolution=0.7, form={"asks": 0.4, "relevance": 0.3, "courtesy": 0.1, "complete": 0.2}
-    ),
-    "engagement": Domain(resolution=0.6, form={"goes_on": 0.5, "pleased": 0.5}),
+    name: Domain(**fields) for name, fields in read_yaml(Path(__file__).with_name("domains.yaml")).items()
 }
 
 

@@ -163,31 +163,19 @@ def likeness(text: str, reference: str) -> float:
     ROUGE-L with equal weights (Lin, https://aclanthology.org/W04-1013, section 3): with m words in common in
     order it is 2 m / (words of both). "your order is late" and "the order is very late" have 3: 6 / 9.
     """
-    spoken, wanted = words(nfc(text)), words(nfc(reference))
-    if not spoken or not wanted:
+    text_words, reference_words = words(nfc(text)), words(nfc(reference))
+    if not text_words or not reference_words:
         return 0.0
-    row = [0] * (len(wanted) + 1)
-    for word in spoken:
+    row = [0] * (len(reference_words) + 1)
+    for word in text_words:
         before = 0
-        for index, other in enumerate(wanted, start=1):
+        for index, other in enumerate(reference_words, start=1):
             here = row[index]
             row[index] = before + 1 if word == other else max(here, row[index - 1])
             before = here
-    return 2 * row[-1] / (len(spoken) + len(wanted))
+    return 2 * row[-1] / (len(text_words) + len(reference_words))
 
 
-def create_pattern_reward(
-    pattern: str | None = None, *, anywhere: bool = False, ignore_case: bool = False
-) -> PatternReward:
-    """The last reply matches a regular expression."""
-    return PatternReward(pattern, anywhere=anywhere, ignore_case=ignore_case)
-
-
-def create_schema_reward(schema: Mapping[str, Any] | None = None) -> SchemaReward:
-    """The last reply is JSON that a JSON Schema accepts."""
-    return SchemaReward(schema)
-
-
-def create_similarity_reward() -> SimilarityReward:
-    """The last reply is like the scenario's reference."""
-    return SimilarityReward()
+create_pattern_reward = PatternReward
+create_schema_reward = SchemaReward
+create_similarity_reward = SimilarityReward

@@ -112,7 +112,7 @@ _BOX = re.compile(r"\\boxed\s*\{")
 
 
 def _boxed(text: str) -> str | None:
-    r"""What the one `\boxed{...}` of a text holds; None without one, with several, or where it does not
+    r"""The content of the one `\boxed{...}` of a text; None without one, with several, or where it does not
     end."""
     boxes = list(_BOX.finditer(text))
     if len(boxes) != 1:
@@ -195,14 +195,8 @@ class ReasoningReward(RewardOfRewards):
         return self._by_key[key]
 
 
-def create_reasoning_format_reward(*, min_steps: int = 1) -> ReasoningFormatReward:
-    """The last reply is a thought and an answer in their tags."""
-    return ReasoningFormatReward(min_steps=min_steps)
-
-
-def create_math_answer_reward(*, form: Form = "value", answer_in: AnswerIn = "tags") -> MathAnswerReward:
-    """The last reply's answer is `context["answer"]` as a value."""
-    return MathAnswerReward(form=form, answer_in=answer_in)
+create_reasoning_format_reward = ReasoningFormatReward
+create_math_answer_reward = MathAnswerReward
 
 
 def create_reasoning_reward(
@@ -242,8 +236,8 @@ class DeepSeekRewardFunction:
         """Return what the response earns.
 
         Args:
-            prompt: As the chat template rendered it. One that ends with `<think>` has opened the thought.
-            response: What was sampled behind it.
+            prompt: Text that the chat template rendered. One that ends with `<think>` has opened the thought.
+            response: Text that was sampled behind it.
             truth: The right answer, or a mapping as a scenario's context has it, {"tests": ...} say.
 
         Raises RewardFailure where it cannot be scored, and ConfigurationError for a truth that is none.
@@ -256,7 +250,7 @@ class DeepSeekRewardFunction:
         return score
 
     def explain(self, prompt: str, response: str, *, truth: object) -> RewardResult:
-        """The same with its breakdown."""
+        """Return what the response earns, with its breakdown."""
         opened = "<think>" if prompt.rstrip().endswith("<think>") else ""
         reply = Message(role="assistant", content=opened + response)
         completion = Completion(message=reply, prompt_ids=(), token_ids=(), logprobs=(), finish_reason="stop")

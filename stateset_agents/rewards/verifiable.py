@@ -55,20 +55,20 @@ def parse_number(text: str) -> tuple[float, str] | None:
     True
     """
     text = text.strip(" \t*`_")
-    found = _NUMBER.fullmatch(text.rstrip(" .!"))
-    if found is None or text.endswith(("..", "…")):  # digits are missing
+    match = _NUMBER.fullmatch(text.rstrip(" .!"))
+    if match is None or text.endswith(("..", "…")):  # digits are missing
         return None
-    units = [unit for unit in (found["before"], found["also"], found["unit"].strip()) if unit]
+    units = [unit for unit in (match["before"], match["also"], match["unit"].strip()) if unit]
     if len(units) > 1:
         return None
-    value = float(found["digits"].replace(",", "") + (found["power"] or ""))
-    if found["below"] is not None:
-        if int(found["below"]) == 0:
+    value = float(match["digits"].replace(",", "") + (match["power"] or ""))
+    if match["below"] is not None:
+        if int(match["below"]) == 0:
             return None
-        value = float(Fraction(value) / int(found["below"]))
+        value = float(Fraction(value) / int(match["below"]))
     if not math.isfinite(value):
         return None
-    return (-value if found["sign"] in ("-", "\u2212") else value), unit_name(units[0] if units else "")
+    return (-value if match["sign"] in ("-", "\u2212") else value), unit_name(units[0] if units else "")
 
 
 def agreement(answer: str, expected: object, *, tolerance: float = 1e-6) -> float:
@@ -115,11 +115,11 @@ def _agrees(answer: str, expected: str | float, tolerance: float) -> bool:
     wanted = parse_number(expected) if isinstance(expected, str) else (float(expected), "")
     if wanted is None:
         return _plain(answer) == _plain(str(expected))
-    found = parse_number(answer)
-    if found is None:
+    number = parse_number(answer)
+    if number is None:
         return False
-    fits = same_unit(found[1], wanted[1]) or (not wanted[1] and found[1] not in _CHANGING)
-    return fits and math.isclose(found[0], wanted[0], rel_tol=tolerance, abs_tol=1e-12)
+    fits = same_unit(number[1], wanted[1]) or (not wanted[1] and number[1] not in _CHANGING)
+    return fits and math.isclose(number[0], wanted[0], rel_tol=tolerance, abs_tol=1e-12)
 
 
 def _plain(text: str) -> list[str]:
@@ -318,18 +318,6 @@ class ConcisenessReward(CheckedReward):
         return RewardResult(score=transcript.integrity * transcript.manner * value, breakdown=breakdown)
 
 
-def create_correctness_reward(
-    *, marker: str | None = "Answer:", tolerance: float = 1e-6
-) -> CorrectnessReward:
-    """The answer behind `marker` in the last reply equals `context["answer"]`."""
-    return CorrectnessReward(marker=marker, tolerance=tolerance)
-
-
-def create_safety_reward(*, english: bool = True) -> SafetyReward:
-    """Nothing forbidden was said, leaked or called, and nothing harmless was refused."""
-    return SafetyReward(english=english)
-
-
-def create_conciseness_reward(*, max_words: int = 60, english: bool = True) -> ConcisenessReward:
-    """Solved, in few words."""
-    return ConcisenessReward(max_words=max_words, english=english)
+create_correctness_reward = CorrectnessReward
+create_safety_reward = SafetyReward
+create_conciseness_reward = ConcisenessReward

@@ -67,7 +67,8 @@ class Callback:
         """A step (from 1) is finished and in the logs."""
 
     def on_warning(self, step: int, finding: Finding) -> Any:
-        """A step showed a trouble for the first time: which check, what was seen, and what to do.
+        """A step showed a problem for the first time: `finding` has the check, the observation and what to
+        do.
 
         It is in the logs as well. Called before that step's `on_step_end`.
         """

@@ -151,14 +151,14 @@ class Checkpoints(ABC, Generic[_State]):
             await self.worker.run(repair, run)
         await self._meet()
         if path is None:
-            found = await self.worker.run(newest_checkpoint, run)
+            checkpoint = await self.worker.run(newest_checkpoint, run)
         else:
-            found = await self.worker.run(checkpoint_at, Path(path))
-        if found is None:
+            checkpoint = await self.worker.run(checkpoint_at, Path(path))
+        if checkpoint is None:
             return None
-        state = await self.worker.run(self._restore, found)
-        self.saved = state if found.parent == run.checkpoints else None
-        return found, state
+        state = await self.worker.run(self._restore, checkpoint)
+        self.saved = state if checkpoint.parent == run.checkpoints else None
+        return checkpoint, state
 
     async def _meet(self) -> None:
         """Wait until all processes are here, where there are several."""

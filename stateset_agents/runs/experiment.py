@@ -54,7 +54,8 @@ class BaseExperiment(ABC, Generic[_File, _Trainer]):
         self.summary: dict[str, Any] = {}
         """The content of `summary.json`."""
         self._evaluation: Any = config.evaluation if measures else None
-        self._resumes = run is not None
+        self.resumes = run is not None
+        """True where the run's folder was there already."""
         self._checkpoint = checkpoint
 
     @abstractmethod
@@ -75,7 +76,7 @@ class BaseExperiment(ABC, Generic[_File, _Trainer]):
     def is_over(self) -> bool:
         """True for a resumed run that has all its steps and its measurements; defined after `initialize`."""
         is_measured = self._evaluation is None or "after" in self.summary
-        return self._resumes and self._is_trained and is_measured
+        return self.resumes and self._is_trained and is_measured
 
     @property
     def _is_trained(self) -> bool:
@@ -84,7 +85,7 @@ class BaseExperiment(ABC, Generic[_File, _Trainer]):
     async def initialize(self) -> None:
         """Load and check everything; a resumed run goes on from its checkpoint."""
         await self.trainer.initialize()
-        if self._resumes:
+        if self.resumes:
             await self.trainer.load_checkpoint(self._checkpoint)
             self.summary = RunLog(self.run).summary()
 

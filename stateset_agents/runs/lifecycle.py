@@ -59,11 +59,10 @@ class Pausable(Protocol):
         """End the work; it will not be resumed."""
 
 
-@dataclass(frozen=True, slots=True)
 class NothingBeside:
     """Nothing goes on beside the steps."""
 
-    is_idle: bool = True
+    is_idle = True
 
     def pause(self) -> None:
         """Nothing to hold."""
@@ -71,12 +70,12 @@ class NothingBeside:
     def resume(self) -> None:
         """Nothing to begin."""
 
-    async def close(self) -> None:
+    async def close(self) -> object:
         """Nothing to end."""
 
 
 class Lifecycle:
-    """Whether a training runs, holds, stops or has ended; requests may come from any thread."""
+    """Keeps whether a training runs, holds, stops or has ended; requests may come from any thread."""
 
     def __init__(self) -> None:
         self.why: str | None = None

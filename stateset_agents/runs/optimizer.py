@@ -86,12 +86,10 @@ class Optimization:
         learning_rate = self._config.learning_rate * factor
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        self.scaler.unscale_(self.optimizer)
+        self.scaler.unscale_(self.optimizer)  # max_grad_norm bounds the gradient itself, not its multiple
         gradients = [part.grad for part in self._parameters if part.grad is not None]
         total = nn.utils.get_total_norm(gradients)
-        whole = (
-            total.full_tensor() if hasattr(total, "full_tensor") else total
-        )  # of all shards, where sharded
+        whole = total.full_tensor() if hasattr(total, "full_tensor") else total  # over all shards
         norm = float(whole)
         if not norm + _AS_TORCH <= self._config.max_grad_norm:  # else the gradients would be multiplied by 1
             nn.utils.clip_grads_with_norm_(self._parameters, self._config.max_grad_norm, total)

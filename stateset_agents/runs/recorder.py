@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from stateset_agents.algorithms.advantages import is_over_batch
-from stateset_agents.reporting.report import write_report
 from stateset_agents.runs.callbacks import CallbackTimeout, Training, notify
 from stateset_agents.tracking.console import ConsoleDisplay
 from stateset_agents.tracking.diagnostics import History, live_findings
@@ -113,11 +112,8 @@ class RunRecorder:
     Of several processes that train together the first one records; the others `follow`.
     """
 
-    def __init__(self, callbacks: Sequence[object], run: RunFolder | None = None) -> None:
+    def __init__(self, run: RunFolder | None = None) -> None:
         """`run`: the folder to use, where it is known already."""
-        self.callbacks = list(callbacks)
-        self.console: Console | None = None
-        """Console for the step lines; stderr when unset."""
         self.metrics: dict[str, float] = {}
         """Metrics of the last step and the last evaluation."""
         self.folder = run
@@ -222,6 +218,8 @@ class RunRecorder:
         """
         if not self.is_first:
             return
+        from stateset_agents.reporting.report import write_report  # only a run's end loads the page's parts
+
         try:
             self.run.write_summary({**RunLog(self.run).summary(), **summary})
             write_report(self.run.path)
@@ -231,13 +229,13 @@ class RunRecorder:
 
     # ------------------------------------------------------------------------------ callbacks
 
-    async def notify(self, moment: str, *arguments: Any, step: int) -> None:
+    async def notify(self, callbacks: Sequence[object], moment: str, *arguments: Any, step: int) -> None:
         """Call callbacks and the console for a moment after `step`; a callback that fails is an event."""
         if not self.is_first:
             return
         self.is_notifying = True
         try:
-            listeners = [*self.callbacks, *self._displays]
+            listeners = [*callbacks, *self._displays]
             failures = await notify(listeners, moment, *arguments, limit=self._callback_timeout)
         finally:
             self.is_notifying = False
@@ -250,16 +248,16 @@ class RunRecorder:
         self._callback_timeout.start()
 
     @contextlib.contextmanager
-    def displayed(self, training: Training, num_steps: int) -> Iterator[None]:
+    def displayed(self, training: Training, num_steps: int, console: Console | None) -> Iterator[None]:
         """Print the run folder and the steps meanwhile; of several processes the first does.
 
-        Where `console` is set, its owner says where the run is.
+        Where a `console` is given, its owner says where the run is; else all goes to stderr.
         """
         if not self.is_first:
             yield
             return
-        console = self.console or Console(stderr=True)
-        if self.console is None:
+        if console is None:
+            console = Console(stderr=True)
             console.print(f"run folder: {self.run.path}", highlight=False, soft_wrap=True)
         first_step = training.step_number
         with ConsoleDisplay(num_steps, first_step=first_step, console=console, trainer=training) as display:

@@ -73,7 +73,11 @@ class Session(ABC, Generic[_Config]):
         self._config = config
         self._lifecycle = Lifecycle()
         self._worker = Worker()
-        self._recorder = RunRecorder([*make_trackers(config.report_to), *callbacks], run)
+        self.callbacks: list[object] = [*make_trackers(config.report_to), *callbacks]
+        """Objects whose methods are called at steps, evaluations and checkpoints; trackers first."""
+        self.console: Console | None = None
+        """Console for the step lines of `config.progress`; stderr when unset."""
+        self._recorder = RunRecorder(run)
         self._parts = None
         self._boundary = asyncio.Lock()
         """Held while the weights and the state change, so that a checkpoint has both of one step."""
@@ -175,24 +179,6 @@ class Session(ABC, Generic[_Config]):
     def tracker(self) -> JsonlTracker:
         """Writes the run folder's logs."""
         return self._recorder.tracker
-
-    @property
-    def callbacks(self) -> list[object]:
-        """Objects whose methods are called at steps, evaluations and checkpoints; trackers first."""
-        return self._recorder.callbacks
-
-    @callbacks.setter
-    def callbacks(self, callbacks: list[object]) -> None:
-        self._recorder.callbacks = callbacks
-
-    @property
-    def console(self) -> Console | None:
-        """Console for the step lines of `config.progress`; stderr when unset."""
-        return self._recorder.console
-
-    @console.setter
-    def console(self, console: Console | None) -> None:
-        self._recorder.console = console
 
     @property
     def is_first(self) -> bool:
@@ -324,7 +310,7 @@ class Session(ABC, Generic[_Config]):
         self._lifecycle.begin()
         try:
             await self.initialize()
-            screen = self._recorder.displayed(self, self.num_steps)
+            screen = self._recorder.displayed(self, self.num_steps, self.console)
             with self._exclusive(), screen if self.config.progress else contextlib.nullcontext():
                 ending = await self._run_steps()
         except (Exception, asyncio.CancelledError) as error:
@@ -420,7 +406,7 @@ class Session(ABC, Generic[_Config]):
             await shielded(self._worker.run(self._recorder.finalize, self.summary()))
 
     async def _notify(self, moment: str, *arguments: Any) -> None:
-        await self._recorder.notify(moment, *arguments, step=self.step_number)
+        await self._recorder.notify(self.callbacks, moment, *arguments, step=self.step_number)
 
     async def _announce_step(
         self,

@@ -61,28 +61,23 @@ CADENCE = frozenset(
 class OptimizerSettings(Settings):
     """AdamW and its schedule."""
 
-    learning_rate: float = Field(default=5e-6, ge=0.0, description="Peak of the schedule.")
-    lr_scheduler_type: Schedule = Field(
-        default="cosine",
-        description="After warm-up: constant, down in a line or a half cosine, or as 1/sqrt(n). The alias "
-        "constant_with_warmup is accepted: all of them warm up, and with warmup_ratio 0 none does.",
-    )
-    lr_min_ratio: float = Field(
-        default=0.0, ge=0.0, lt=1.0, description="What the fall ends at, as a share of learning_rate."
-    )
-    warmup_ratio: float = Field(
-        default=0.1, ge=0.0, lt=1.0, description="Share of the steps spent warming up."
-    )
-    weight_decay: float = Field(
-        default=0.01, ge=0.0, description="AdamW's, on matrices only (not norms or biases)."
-    )
-    adam_beta1: float = Field(
-        default=0.9, ge=0.0, lt=1.0, description="How slowly AdamW's mean gradient moves."
-    )
-    adam_beta2: float = Field(default=0.999, ge=0.0, lt=1.0, description="The same of its squared gradient.")
-    max_grad_norm: float = Field(
-        default=1.0, gt=0.0, description="Gradients are clipped to this global norm."
-    )
+    learning_rate: float = Field(default=5e-6, ge=0.0)
+    """Peak of the schedule."""
+    lr_scheduler_type: Schedule = "cosine"
+    """After warm-up: constant, down in a line or a half cosine, or as 1/sqrt(n). The alias
+    constant_with_warmup is accepted: all of them warm up, and with warmup_ratio 0 none does."""
+    lr_min_ratio: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """End of the fall, as a share of learning_rate."""
+    warmup_ratio: float = Field(default=0.1, ge=0.0, lt=1.0)
+    """Share of the steps spent warming up."""
+    weight_decay: float = Field(default=0.01, ge=0.0)
+    """AdamW's, on matrices only (not norms or biases)."""
+    adam_beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
+    """Decay of AdamW's mean gradient."""
+    adam_beta2: float = Field(default=0.999, ge=0.0, lt=1.0)
+    """Decay of its squared gradient."""
+    max_grad_norm: float = Field(default=1.0, gt=0.0)
+    """Gradients are clipped to this global norm."""
 
     def lr_factor(self, step: int, num_steps: int) -> float:
         """Factor on `learning_rate` for the update number `step` (0-based) of `num_steps`, see `schedule`."""
@@ -101,43 +96,34 @@ class OptimizerSettings(Settings):
 
 
 class RunSettings(Settings):
-    """Where a run is written, when it is saved and evaluated, and when it stops early."""
+    """The run's folder, its checkpoints and evaluations, and when it stops early."""
 
-    seed: int = Field(default=0, ge=0, description="Of every random choice of the run.")
-    output_dir: str = Field(default="runs", description="Where numbered run folders go.")
-    run_name: str = Field(default="run", description="Part of the run folder's name.", pattern=r"^[\w.-]+$")
-    save_steps: int = Field(
-        default=50, ge=0, description="Checkpoint every so many steps; 0 only at the end."
-    )
-    save_total_limit: int = Field(default=2, ge=1, description="Checkpoints kept.")
-    eval_steps: int = Field(
-        default=0, ge=0, description="Evaluate on the validation split every so many steps."
-    )
-    eval_episodes: int = Field(
-        default=100, ge=1, description="Most validation scenarios, or conversations, of one such evaluation."
-    )
-    early_stopping_patience: int = Field(
-        default=0,
-        ge=0,
-        description="Evaluations in a row without improvement that end the training; 0 never does.",
-    )
-    early_stopping_threshold: float = Field(
-        default=0.0, ge=0.0, description="An improvement is more than this above the best so far."
-    )
-    load_best_at_end: bool = Field(
-        default=False,
-        description="The agent ends with the best evaluation's weights instead of the last step's.",
-    )
-    progress: bool = Field(
-        default=True,
-        description="Print step, reward, success and time left: a live line on a terminal, about twenty "
-        "lines a run elsewhere. A program prints them on stderr, the command on stdout.",
-    )
-    report_to: tuple[TrackerName, ...] = Field(
-        default=(),
-        description="Trackers that get the metrics, too: tensorboard, wandb, trackio; one alone needs no "
-        "list, and none is the empty one. See docs/trackers.md.",
-    )
+    seed: int = Field(default=0, ge=0)
+    """Seed of every random choice of the run."""
+    output_dir: str = "runs"
+    """Folder in which numbered run folders go."""
+    run_name: str = Field(default="run", pattern=r"^[\w.-]+$")
+    """Part of the run folder's name."""
+    save_steps: int = Field(default=50, ge=0)
+    """Checkpoint every so many steps; 0 only at the end."""
+    save_total_limit: int = Field(default=2, ge=1)
+    """Checkpoints kept."""
+    eval_steps: int = Field(default=0, ge=0)
+    """Evaluate on the validation split every so many steps."""
+    eval_episodes: int = Field(default=100, ge=1)
+    """Most validation scenarios, or conversations, of one such evaluation."""
+    early_stopping_patience: int = Field(default=0, ge=0)
+    """Evaluations in a row without improvement that end the training; 0 never does."""
+    early_stopping_threshold: float = Field(default=0.0, ge=0.0)
+    """An improvement is more than this above the best so far."""
+    load_best_at_end: bool = False
+    """The agent ends with the best evaluation's weights instead of the last step's."""
+    progress: bool = True
+    """Print step, reward, success and time left: a live line on a terminal, about twenty lines a run
+    elsewhere. A program prints them on stderr, the command on stdout."""
+    report_to: tuple[TrackerName, ...] = ()
+    """Trackers that get the metrics, too: tensorboard, wandb, trackio; one alone needs no list, and none is
+    the empty one. See docs/trackers.md."""
 
     @field_validator("report_to", mode="before")
     @classmethod

@@ -126,6 +126,15 @@ class _RunTracker(_Tracker):
         super().__init__()
         self.settings = settings
 
+    def _end(self, progress: Progress) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            self._finish(run, progress)
+
+    @abstractmethod
+    def _finish(self, run: Any, progress: Progress) -> None:
+        """Write how the training ended into the library's run, and close that."""
+
 
 class WandbTracker(_RunTracker):
     """A W&B run of the run folder's name, with its config; metrics have the axis `step`. A resumed run
@@ -151,10 +160,7 @@ class WandbTracker(_RunTracker):
     def _log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log({"step": step, **metrics})
 
-    def _end(self, progress: Progress) -> None:
-        if self._run is None:
-            return
-        run, self._run = self._run, None
+    def _finish(self, run: Any, progress: Progress) -> None:
         try:
             run.summary.update({"ended": progress.state, "why": progress.why})
         finally:
@@ -184,10 +190,7 @@ class TrackioTracker(_RunTracker):
     def _log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
 
-    def _end(self, progress: Progress) -> None:
-        if self._run is None:
-            return
-        run, self._run = self._run, None
+    def _finish(self, run: Any, progress: Progress) -> None:
         levels = importlib.import_module("trackio").AlertLevel
         level = levels.ERROR if progress.state == "failed" else levels.INFO
         try:

@@ -108,12 +108,12 @@ class Breaker:
 
     @property
     def seconds_down(self) -> float:
-        """Since it opened; 0 while closed."""
+        """Seconds since it opened; 0 while closed."""
         return 0.0 if self.state == "closed" else self._clock() - self._down_since
 
     @property
     def seconds_to_wait(self) -> float:
-        """Until `admit` is worth calling again."""
+        """Seconds until `admit` is worth calling again."""
         if self.state == "open":
             return max(0.0, self._probe_at - self._clock())
         return 0.0 if self.state == "closed" else _POLL_SECONDS
@@ -142,19 +142,14 @@ wait_listener: ContextVar[Callable[[float], None] | None] = ContextVar("wait_lis
 """The current task's own, called with the seconds it is about to wait: its time limit can stand still."""
 
 
+@dataclass(slots=True)
 class BreakerCall:
-    """One call that a breaker let through. It counts as a success unless `failed` is called."""
+    """A call that a breaker let through. It counts as a success unless it has the cause of a failure."""
 
-    def __init__(self) -> None:
-        self.cause: str | None = None
-        self.has_answered = False
-
-    def failed(self, cause: str) -> None:
-        self.cause = cause
-
-    def answered(self) -> None:
-        """The service works, and its answer is an exception."""
-        self.has_answered = True
+    cause: str | None = None
+    """Set by the caller where the service failed."""
+    has_answered: bool = False
+    """Set by the caller where the service works and its answer is an exception."""
 
 
 @asynccontextmanager
@@ -168,12 +163,12 @@ async def admitted(
     """Wait until a call may be made, run the body, and report its result to the breaker.
 
     Raises `down(message)` if the outage has lasted longer than `patience` seconds, and at once if no call
-    ever succeeded. An exception from the body counts as neither success nor failure, unless the body called
-    `BreakerCall.failed` or `BreakerCall.answered` first.
+    ever succeeded. An exception from the body counts as neither success nor failure, unless the body set
+    `BreakerCall.cause` or `BreakerCall.has_answered` first.
     """
     listener = breaker_listener.get()
     if listener is not None:
-        listener.on_call(breaker)
+        listener.asked_breakers.add(breaker)
     while (ticket := breaker.admit()) is None:
         left = patience - breaker.seconds_down if breaker.has_worked else 0.0
         if left <= 0:
@@ -181,7 +176,7 @@ async def admitted(
             raise down(f"{breaker}{waited}")
         seconds = min(left, max(0.001, breaker.seconds_to_wait))
         if listener is not None:
-            listener.on_wait(breaker, seconds)
+            listener.seconds_waited += seconds
         if (on_wait := wait_listener.get()) is not None:
             on_wait(seconds)
         await sleep(seconds)
@@ -272,11 +267,6 @@ async def retry(
     raise AssertionError("counted without end")
 
 
-def _cause(error: Exception) -> str:
-    text = str(error) if isinstance(error, StatesetError) else format_error(error)
-    return " ".join(text.split())
-
-
 class FaultTolerance:
     """Retries, waits and circuit breakers of one engine, and the counts of them."""
 
@@ -295,14 +285,15 @@ class FaultTolerance:
         endpoint."""
         self.num_timeouts = 0
         """Answers and scores that came after their time limit."""
+        self.seconds_waited = 0.0
+        """Total time that calls waited for open breakers."""
         self._sleep = sleep
         self._clock = clock
         self._breakers: dict[str, Breaker] = {}
         """Breakers of the environment and the rewards, by name."""
-        self._seen: WeakSet[Breaker] = WeakSet()
+        self.asked_breakers: WeakSet[Breaker] = WeakSet()
         """All breakers that were asked, also those of clients inside rewards; several may have one name."""
         self._num_opened = 0
-        self._seconds_waited = 0.0
         self._reported: dict[str, float] = {}
         """Totals at the last call of `metrics`."""
 
@@ -387,9 +378,10 @@ class FaultTolerance:
                     raise
                 except Exception as error:
                     if counts(error):
-                        attempt.failed(_cause(error))
+                        text = str(error) if isinstance(error, StatesetError) else format_error(error)
+                        attempt.cause = " ".join(text.split())
                     else:
-                        attempt.answered()
+                        attempt.has_answered = True
                     raise
 
     def metrics(self) -> dict[str, float]:
@@ -401,28 +393,18 @@ class FaultTolerance:
             "faults/retries": float(self.num_retries.total()),
             "faults/timeouts": float(self.num_timeouts),
             "faults/outages": float(self._num_opened),
-            "faults/waited": self._seconds_waited,
+            "faults/waited": self.seconds_waited,
         }
         since = {name: value - self._reported.get(name, 0.0) for name, value in now.items()}
         self._reported = now
         levels: dict[str, float] = {}
-        for breaker in [*self._breakers.values(), *self._seen]:
+        for breaker in [*self._breakers.values(), *self.asked_breakers]:
             name = f"breaker/{breaker.name.replace(' ', '_')}"
             levels[name] = max(levels.get(name, 0.0), _LEVELS[breaker.state])
         return since | dict(sorted(levels.items()))
 
-    # --------------------------------------------------------------------- called by breakers and clients
-
-    def on_call(self, breaker: Breaker) -> None:
-        self._seen.add(breaker)
-
     def on_state_change(self, breaker: Breaker, before: State) -> None:
+        """Count an outage and report the change; breakers call it."""
         self._num_opened += before == "closed"
         if self.on_event is not None:
             self.on_event("breaker", dependency=breaker.name, state=breaker.state, cause=breaker.cause)
-
-    def on_wait(self, breaker: Breaker, seconds: float) -> None:
-        self._seconds_waited += seconds
-
-    def on_retry(self, breaker: Breaker) -> None:
-        self.num_retries[breaker.name] += 1

@@ -48,82 +48,52 @@ async def measure_loop_lag(interval: float = 0.02) -> AsyncIterator[LoopLag]:
     user's code. A delay is attributed to the line that was sampled most, if that is user code in at least
     half of the samples.
     """
-    lag = LoopLag()
-    sampler = _Sampler(threading.get_ident(), interval)
+    lag, loop_thread, ended = LoopLag(), threading.get_ident(), threading.Event()
+    due = time.perf_counter() + interval
+    samples: list[str | None] = []
+    """Lines of user code, or None, that were sampled since the loop is late."""
+
+    def sample() -> None:
+        while not ended.wait(interval):
+            if time.perf_counter() - due > interval:
+                of_this_delay = samples  # before the sample: after it the thread may be on time again
+                of_this_delay.append(_user_place(sys._current_frames().get(loop_thread)))
 
     async def watch() -> None:
+        nonlocal due, samples
         while True:
-            due = time.perf_counter() + interval
-            sampler.expect(due)
+            due, samples = time.perf_counter() + interval, []
             await asyncio.sleep(interval)
-            late, place = time.perf_counter() - due, sampler.place()
+            late = time.perf_counter() - due
             lag.longest = max(lag.longest, late)
-            if place is not None and late > lag.in_user_code:
-                lag.in_user_code, lag.place = late, place
+            places = [place for place in samples if place is not None]
+            if places and 2 * len(places) >= len(samples) and late > lag.in_user_code:
+                lag.in_user_code, lag.place = late, max(set(places), key=places.count)
 
     task = asyncio.create_task(watch())
-    sampler.start()
+    sampling = threading.Thread(target=sample, name="loop-lag", daemon=True)
+    sampling.start()
     try:
         yield lag
     finally:
-        sampler.stop()
+        ended.set()
+        sampling.join()  # it wakes at once
         task.cancel()
         await asyncio.wait([task])  # not `await task`: it could not tell the caller's cancellation from this
-
-
-class _Sampler:
-    """A thread that samples another thread's stack while that thread is late."""
-
-    def __init__(self, thread: int, interval: float) -> None:
-        self._thread = thread
-        self._interval = interval
-        self._due = time.perf_counter() + interval
-        self._seen: list[str | None] = []
-        self._ended = threading.Event()
-        self._sampling = threading.Thread(target=self._sample, name="loop-lag", daemon=True)
-
-    def start(self) -> None:
-        self._sampling.start()
-
-    def stop(self) -> None:
-        self._ended.set()
-        self._sampling.join()  # it wakes at once
-
-    def expect(self, due: float) -> None:
-        self._due, self._seen = due, []
-
-    def place(self) -> str | None:
-        """The line of user code that was sampled most while the thread was late, if any."""
-        samples = list(self._seen)
-        places = [place for place in samples if place is not None]
-        if not places or 2 * len(places) < len(samples):
-            return None
-        return max(set(places), key=places.count)
-
-    def _sample(self) -> None:
-        while not self._ended.wait(self._interval):
-            if time.perf_counter() - self._due > self._interval:
-                seen = self._seen  # before the sample: after it the thread may be on time again
-                frame = sys._current_frames().get(self._thread)
-                seen.append(_user_place(frame))
 
 
 def _user_place(frame: FrameType | None) -> str | None:
     """The innermost frame of user code among the frames that the event loop called; None without any."""
     while frame is not None:
-        file = _source_file(frame)
+        file = frame.f_code.co_filename
+        if file == "<string>":  # generated code, such as a dataclass's `__init__`: it is its module's
+            file = str(frame.f_globals.get("__file__") or file)
         if file.startswith(_ASYNCIO) and frame.f_code.co_name in ("_run", "_run_once", "run_forever", "run"):
             return None  # frames further out called the loop
         if not file.startswith((*_HERE, "<frozen ", _TEMPLATE)):
             return f"{Path(file).name}:{frame.f_lineno}, {frame.f_code.co_name}"
         frame = frame.f_back
     return None
-
-
-def _source_file(frame: FrameType) -> str:
-    """The file of the code; of generated code, such as a dataclass's `__init__`, that of its module."""
-    file = frame.f_code.co_filename
-    return str(frame.f_globals.get("__file__") or file) if file == "<string>" else file
 
 
 # --- the loop of a program: asyncio's own, which no Ctrl-C slips past

@@ -109,9 +109,9 @@ class HttpGuard:
         """Raises aiohttp's HTTPForbidden, HTTPUnauthorized or HTTPUnsupportedMediaType."""
         from aiohttp import web
 
-        sent = request.headers.getall("Host", [])
-        if len(sent) != 1 or not self.allows_host(sent[0]):
-            shown = f"{sent[0]!r:.80}" if sent else "nothing"
+        hosts = request.headers.getall("Host", [])
+        if len(hosts) != 1 or not self.allows_host(hosts[0]):
+            shown = f"{hosts[0]!r:.80}" if hosts else "nothing"
             raise web.HTTPForbidden(
                 text=f"Host {shown} is not served here; served are {', '.join(self.hosts)}"
             )
@@ -141,9 +141,9 @@ class HttpGuard:
 
     def key_number(self, request: web.BaseRequest) -> int | None:
         """The place of the request's key among `api_keys`, compared in constant time; None: it is none."""
-        kind, _, given = request.headers.get("Authorization", "").partition(" ")
-        sent = given.strip().encode("utf-8", "surrogateescape")
-        matches = [hmac.compare_digest(sent, key.encode()) for key in self.api_keys]  # all of them, always
+        kind, _, credentials = request.headers.get("Authorization", "").partition(" ")
+        token = credentials.strip().encode("utf-8", "surrogateescape")
+        matches = [hmac.compare_digest(token, key.encode()) for key in self.api_keys]  # all of them, always
         return matches.index(True) if kind.casefold() == "bearer" and any(matches) else None
 
 

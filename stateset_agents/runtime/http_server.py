@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 _FEW_BYTES, _MANY_BYTES = 512, 2**18
-"""Read at once from a connection: of clients that nobody knows, and of bodies of a known length."""
+"""Bytes read at once from a connection: before a request is let in, and of a body of a known length."""
 
 
 async def listen(
@@ -144,7 +144,7 @@ def _reading_for(seconds: float) -> Callable[..., Awaitable[web.StreamResponse]]
 def _stalled_reader_closer(
     seconds: float,
 ) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
-    """Otherwise the connection of a client that reads nothing of its answer would stay open for ever.
+    """A hook that closes the connection of a client that reads nothing of its answer for so many seconds.
 
     Only Linux can close it (TCP_USER_TIMEOUT, https://man7.org/linux/man-pages/man7/tcp.7.html).
     """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import os
 import sys
@@ -57,6 +59,16 @@ def _limit() -> int:
     except OSError:
         return machine
     return min(machine, int(limit)) if limit.isdecimal() else machine
+
+
+def trim_memory() -> None:
+    """Return freed memory to the system, if the C library is glibc; elsewhere a no-op.
+
+    glibc keeps memory that a thread has freed for that thread. Generation and update run in two threads, so
+    the process would hold the peaks of both, although they are not needed at the same time.
+    """
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # macOS, musl, Windows
+        ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
 
 
 def sync(path: Path) -> None:

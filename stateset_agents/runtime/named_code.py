@@ -163,18 +163,18 @@ def wanted_arguments(
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError) as error:  # no function, or a built-in without a signature
         raise ConfigurationError(f"{label} must be a function with named parameters: {error}") from None
-    wanted = []
+    names = []
     for parameter in parameters.values():
         by_name = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         if by_name and parameter.name in offered:
-            wanted.append(parameter.name)
+            names.append(parameter.name)
         elif parameter.default is parameter.empty:
             cure = (cures or {}).get(parameter.name)
             hint = argument_hint(parameter.name, offered) if cure is None else f" ({cure})"
             raise ConfigurationError(
                 f"{label}: cannot give parameter {str(parameter)!r}{hint}; there are: {', '.join(offered)}"
             )
-    return tuple(wanted)
+    return tuple(names)
 
 
 def _is_positional(

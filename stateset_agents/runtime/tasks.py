@@ -129,6 +129,45 @@ class Deadline:
                 limit.reschedule(when)
 
 
+class ActiveWork:
+    """Work under way that can be waited for, and cut where it takes too long."""
+
+    def __init__(self) -> None:
+        self._limits: set[asyncio.Timeout] = set()
+        """The time limit of each piece of work; it is infinite until the work is cut."""
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @asynccontextmanager
+    async def under_way(self, cut: Callable[[], Exception]) -> AsyncIterator[None]:
+        """The body is work under way. `cut` makes the error that is raised where it is cut."""
+        limit = asyncio.timeout(None)
+        self._limits.add(limit)
+        self._idle.clear()
+        try:
+            async with limit:
+                yield
+        except TimeoutError as error:
+            if not limit.expired():  # the body raised it
+                raise
+            raise cut() from error
+        finally:
+            self._limits.discard(limit)
+            if not self._limits:
+                self._idle.set()
+
+    async def ended(self) -> None:
+        """Wait until no work is under way."""
+        await self._idle.wait()
+
+    def cut(self) -> int:
+        """Cancel all work under way; returns how many pieces it was."""
+        for limit in self._limits:
+            if not limit.expired():
+                limit.reschedule(0.0)  # a time in the past: it expires now
+        return len(self._limits)
+
+
 async def shielded(work: Coroutine[Any, Any, T]) -> T:
     """Run `work` to its end, even if the caller is cancelled meanwhile; then raise the cancellation.
 
@@ -259,11 +298,16 @@ class _Threads:
                 continue
             given_up = False
             with self._lock:
-                wanted = future.set_running_or_notify_cancel()
-                if wanted:
+                is_wanted = future.set_running_or_notify_cancel()
+                if is_wanted:
                     self._running.add(future)
-            if wanted:
-                _run(future, work)
+            if is_wanted:
+                try:
+                    future.set_result(work())
+                except StopIteration as error:  # asyncio refuses it (PEP 479)
+                    future.set_exception(RuntimeError(f"StopIteration: {error}"))
+                except BaseException as error:  # the caller must get it, whatever it is
+                    future.set_exception(error)
                 with self._lock:
                     given_up = future not in self._running
                     self._running.discard(future)
@@ -277,26 +321,10 @@ class _Threads:
                     self._num_idle += 1
 
 
-def _run(future: Future[Any], work: Callable[[], Any]) -> None:
-    try:
-        result = work()
-    except StopIteration as error:  # asyncio refuses it (PEP 479)
-        future.set_exception(RuntimeError(f"StopIteration: {error}"))
-    except BaseException as error:  # the caller must get it, whatever it is
-        future.set_exception(error)
-    else:
-        future.set_result(result)
-
-
 _threads = _Threads()
 
 
 Piece = TypeVar("Piece")
-
-
-def streamed(work: Callable[[Callable[[str], None]], Awaitable[T]]) -> AsyncGenerator[str | T]:
-    """`reported` of pieces of text."""
-    return reported(work)
 
 
 async def reported(work: Callable[[Callable[[Piece], None]], Awaitable[T]]) -> AsyncGenerator[Piece | T]:

@@ -45,9 +45,9 @@ async def call_checked(method: Callable[..., Awaitable[T]], *args: Any, kind: ty
         raise ConfigurationError(f"{name} must be written `async def`, and is a plain function")
     value: T = await work
     if value is None or (kind is not None and not isinstance(value, kind)):
-        wanted = "a conversation" if kind is None else f"an {kind.__name__}"
+        expected = "a conversation" if kind is None else f"an {kind.__name__}"
         missing = ": is a return missing?" if value is None else ""
-        raise ConfigurationError(f"{name} must return {wanted}, got {value!r:.80}{missing}")
+        raise ConfigurationError(f"{name} must return {expected}, got {value!r:.80}{missing}")
     return value
 
 

@@ -114,15 +114,15 @@ def settings_from(
             near = setting_hint(name) or nearest(name, model.model_fields)
             hint = f" (did you mean {homes[0] + '.' + name!r}?)" if homes else near
             raise ConfigurationError(f"{of}: {model.__name__} has no field {name!r}{hint}")
-    given = {name: value for name, value in data.items() if value is not None}  # a section left empty
-    for name, value in given.items():
+    fields = {name: value for name, value in data.items() if value is not None}  # a section left empty
+    for name, value in fields.items():
         if isinstance(value, dict) and not all(isinstance(field, str) for field in value):
             raise ConfigurationError(f"{of}: {name} must have names as keys, got {list(value)!r:.60}")
     for name, example in required.items():
-        if name not in given:
+        if name not in fields:
             raise ConfigurationError(f"{of}: {name} is missing: {example}")
     try:
-        return model(**given)
+        return model(**fields)
     except ConfigurationError as error:
         raise ConfigurationError(f"{of}: {error}") from None
 

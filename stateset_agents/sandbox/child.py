@@ -21,7 +21,7 @@ from typing import Any
 Job = dict[str, Any]
 
 KILLED = 137
-"""With this code a process that waits for the program's ends where the program was killed by SIGKILL."""
+"""Exit code of the process that waits for the program's, where SIGKILL killed the program."""
 
 _MOST_DEPTH = 60
 """Most levels of lists in lists; claims.py reads no deeper either."""

@@ -35,7 +35,7 @@ class Claims:
     """Case -> what it raised; -1: what kept the program from its cases."""
     ending: Ending
     level: str
-    """Behind which walls it ran: a name of `levels.LEVELS`, or the executor's address."""
+    """Name of the walls behind which it ran: one of `levels.LEVELS`, or the executor's address."""
     cpu_seconds: float = 0.0
     """Processor time of the process, its start included; 0 where another machine ran it."""
 
@@ -47,11 +47,11 @@ class Claims:
 def why_broken(first_line: bytes) -> str | None:
     """The reason that a child gave before the program ran; None where it gave none."""
     try:
-        found = json.loads(first_line)
+        report = json.loads(first_line)
     except (ValueError, RecursionError):
         return None
-    is_reason = isinstance(found, list) and len(found) == 2 and found[0] == "broken"
-    return str(found[1]) if is_reason else None
+    is_reason = isinstance(report, list) and len(report) == 2 and report[0] == "broken"
+    return str(report[1]) if is_reason else None
 
 
 def read_claims(lines: bytes, *, num_cases: int) -> tuple[dict[int, Any], dict[int, str]] | None:
@@ -64,12 +64,12 @@ def read_claims(lines: bytes, *, num_cases: int) -> tuple[dict[int, Any], dict[i
         return None
     for line in whole:
         try:
-            found = json.loads(line, parse_int=_short_int)
+            claim = json.loads(line, parse_int=_short_int)
         except (ValueError, RecursionError):
             return None
-        if not isinstance(found, list) or len(found) != 3 or type(found[0]) is not int:
+        if not isinstance(claim, list) or len(claim) != 3 or type(claim[0]) is not int:
             return None
-        case, kind, value = found
+        case, kind, value = claim
         if case in claimed or case in raised or not -1 <= case < num_cases:
             return None
         if kind == "value" and case >= 0:
@@ -135,15 +135,15 @@ def _same_dict(pairs: Sequence[Any], expected: Mapping[Any, Any], tolerance: flo
     if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
         return False
     try:
-        given = sorted(((_canonical(key), value) for key, value in pairs), key=itemgetter(0))
-        wanted = sorted(
+        claimed = sorted(((_canonical(key), value) for key, value in pairs), key=itemgetter(0))
+        expected_pairs = sorted(
             ((_canonical(_claim_of(key)), value) for key, value in expected.items()), key=itemgetter(0)
         )
     except _IncomparableError:
         return False
     return all(
-        key == wanted_key and agrees(value, wanted_value, tolerance=tolerance)
-        for (key, value), (wanted_key, wanted_value) in zip(given, wanted, strict=True)
+        key == expected_key and agrees(value, expected_value, tolerance=tolerance)
+        for (key, value), (expected_key, expected_value) in zip(claimed, expected_pairs, strict=True)
     )
 
 

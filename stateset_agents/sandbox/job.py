@@ -15,7 +15,7 @@ _LEAST_MIB = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One program and the inputs that it is run on, in one process.
+    """A program and the inputs that it is run on, in one process.
 
         Job(program="def add(a, b): return a + b", entry_point="add", arguments=((1, 2), (3, 4)))
         Job(program="print(sum(map(int, input().split())))", stdin=("1 2", "3 4"))

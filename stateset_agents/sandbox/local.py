@@ -1,4 +1,4 @@
-"""One program in a process of this machine: started, watched, ended and reaped, in the caller's thread.
+"""Runs one program in a process of this machine: started, watched, ended and reaped, in the caller's thread.
 
 It consumes a job, waits for the child's claims, its end or a limit, and produces `Claims`; `Watch.end` of
 another thread unblocks it. The thread stays for as long as the child lives, since the kernel ends a child
@@ -71,8 +71,8 @@ class Watch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """What a child wrote, and how it ended."""
+class _Run:
+    """The output of a child, and its end."""
 
     written: bytes
     status: int
@@ -85,52 +85,49 @@ class _Seen:
         which goes off a little later."""
         return self.cpu_seconds >= limits.cpu_seconds
 
-    def was_killed(self, walls: Walls) -> bool:
-        """True if SIGKILL ended it. Behind the filter a program cannot do that to itself."""
-        code = os.waitstatus_to_exitcode(self.status)
-        return code == -signal.SIGKILL or (walls.has_namespace and code == KILLED)
-
 
 def run_job(job: Job, *, limits: Limits, walls: Walls, watch: Watch | None = None) -> Claims:
     """The program's claims. Raises SandboxFailure where the sandbox or the machine failed."""
-    seen = _watched(job, limits, walls, watch or Watch())
-    has_begun = seen.written.startswith(READY)
-    if seen.limit == "wall limit" and not (has_begun and (seen.used_up(limits) or walls.may_wait)):
+    run = _watched(job, limits, walls, watch or Watch())
+    has_begun = run.written.startswith(READY)
+    if run.limit == "wall limit" and not (has_begun and (run.used_up(limits) or not walls.filters_calls)):
         raise SandboxFailure(
-            f"the machine was too busy: {seen.cpu_seconds:.2f} s of processor time in "
+            f"the machine was too busy: {run.cpu_seconds:.2f} s of processor time in "
             f"{limits.wall_seconds:g} s; lower max_concurrent or raise wall_seconds"
         )
     if not has_begun:
-        why = why_broken(seen.written.partition(b"\n")[0]) or f"status {seen.status}"
+        why = why_broken(run.written.partition(b"\n")[0]) or f"status {run.status}"
         raise SandboxFailure(f"the sandbox's walls ({walls.level}) could not be put up: {why}")
-    ending = _ending(seen, limits, walls)
-    lines = seen.written.removeprefix(READY)
+    ending = _ending(run, limits, walls)
+    lines = run.written.removeprefix(READY)
     if ending != "finished":
         lines = lines[: lines.rfind(b"\n") + 1]  # it may have been cut in a line
-    found = None if ending == "output limit" else read_claims(lines, num_cases=job.num_cases)
-    claimed, raised = found or ({}, {})
+    claims = None if ending == "output limit" else read_claims(lines, num_cases=job.num_cases)
+    claimed, raised = claims or ({}, {})
     return Claims(
         claimed=claimed,
         raised=raised,
-        ending="malformed" if found is None and ending == "finished" else ending,
+        ending="malformed" if claims is None and ending == "finished" else ending,
         level=walls.level,
-        cpu_seconds=seen.cpu_seconds,
+        cpu_seconds=run.cpu_seconds,
     )
 
 
-def _ending(seen: _Seen, limits: Limits, walls: Walls) -> Ending:
-    if seen.limit is None and seen.status == 0:
+def _ending(run: _Run, limits: Limits, walls: Walls) -> Ending:
+    if run.limit is None and run.status == 0:
         return "finished"
-    if seen.used_up(limits):
+    if run.used_up(limits):
         return "cpu limit"
-    if seen.limit is not None:
-        return seen.limit
-    if seen.was_killed(walls) and not walls.may_wait:
+    if run.limit is not None:
+        return run.limit
+    code = os.waitstatus_to_exitcode(run.status)
+    was_killed = code == -signal.SIGKILL or (walls.has_namespace and code == KILLED)
+    if was_killed and walls.filters_calls:  # behind the filter a program cannot kill itself
         raise SandboxFailure("the program was killed from outside: is the machine out of memory?")
     return "ended early"
 
 
-def _watched(job: Job, limits: Limits, walls: Walls, watch: Watch) -> _Seen:
+def _watched(job: Job, limits: Limits, walls: Walls, watch: Watch) -> _Run:
     with ExitStack() as open_files:
         # A pipe could be opened a second time by /proc/self/fd, to read from it, which waits for ever.
         reading, writing = (open_files.enter_context(end) for end in socket.socketpair())
@@ -169,7 +166,7 @@ def _watched(job: Job, limits: Limits, walls: Walls, watch: Watch) -> _Seen:
         if limit is None:
             written += _rest(reading.fileno(), limits.output_bytes - len(written))
             limit = "output limit" if len(written) > limits.output_bytes else None
-        return _Seen(written, status, cpu_seconds, limit)
+        return _Run(written, status, cpu_seconds, limit)
 
 
 def _read(reading: int, pid: int, limits: Limits) -> tuple[bytes, Ending | None]:

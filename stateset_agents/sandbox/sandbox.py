@@ -54,11 +54,11 @@ async def run_elsewhere(url: str, job: Job, *, limits: Limits) -> Claims:
         return _nothing("output limit", url)
     has_finished = result.get("return_code") == 0
     lines = written.removeprefix(READY)
-    found = read_claims(lines if has_finished else lines[: lines.rfind(b"\n") + 1], num_cases=job.num_cases)
-    if found is None:
+    claims = read_claims(lines if has_finished else lines[: lines.rfind(b"\n") + 1], num_cases=job.num_cases)
+    if claims is None:
         return _nothing("malformed", url)
     ending: Ending = "finished" if has_finished else "ended early"
-    return Claims(claimed=found[0], raised=found[1], ending=ending, level=url)
+    return Claims(claimed=claims[0], raised=claims[1], ending=ending, level=url)
 
 
 def _nothing(ending: Ending, url: str) -> Claims:

@@ -86,7 +86,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 
 def this_architecture() -> Architecture | None:
-    """This machine's; None where its numbers are not known, or another kernel than Linux has its own."""
+    """The architecture of this machine; None where its numbers are not known, or the kernel is not Linux."""
     return ARCHITECTURES.get(platform.machine()) if sys.platform == "linux" else None
 
 

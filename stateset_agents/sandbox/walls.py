@@ -53,8 +53,8 @@ def make_ruleset(readable: Iterable[Path], *, version: int) -> int:
         _NETWORK if version >= _NETWORK_FROM else 0,
         _SCOPES if version >= _SCOPES_FROM else 0,
     )
-    known = 24 if version >= _SCOPES_FROM else 16 if version >= _NETWORK_FROM else 8
-    ruleset = int(libc.syscall(_CREATE_RULESET, attributes, known, 0))
+    size = 24 if version >= _SCOPES_FROM else 16 if version >= _NETWORK_FROM else 8
+    ruleset = int(libc.syscall(_CREATE_RULESET, attributes, size, 0))
     if ruleset < 0:
         raise SandboxFailure(f"Landlock made no ruleset: {os.strerror(ctypes.get_errno())}")
     path_beneath = 1
@@ -134,7 +134,7 @@ def find_interpreter(python: str | None = None) -> Interpreter:
     """
     path = os.path.realpath(python or getattr(sys, "_base_executable", None) or sys.executable)
     try:
-        done = subprocess.run(
+        run = subprocess.run(
             [path, "-I", "-S", "-c", _LOOK],
             input=CHILD.read_bytes(),
             capture_output=True,
@@ -143,10 +143,10 @@ def find_interpreter(python: str | None = None) -> Interpreter:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigurationError(f"the sandbox cannot start {path}: {error}; give another python") from error
-    if done.returncode:
-        why = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit {done.returncode}"]
+    if run.returncode:
+        why = run.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit {run.returncode}"]
         raise ConfigurationError(f"the sandbox cannot use {path}: {why[0]}; give a Python from 3.9 on")
-    paths, mapped, child = marshal.loads(done.stdout)
+    paths, mapped, child = marshal.loads(run.stdout)
     return Interpreter(
         path=path,
         library=tuple(Path(entry) for entry in paths if os.path.exists(entry)),
@@ -164,23 +164,19 @@ _START = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walls:
-    """One level, as it is put up for each program; resource limits stand at every level."""
+    """A level, as it is put up for each program; resource limits stand at every level."""
 
     level: Level
     interpreter: Interpreter
     filters_calls: bool = True
-    """True if seccomp filters system calls; else a program may wait and make processes."""
+    """True if seccomp filters system calls; else a program may sleep, make processes and send signals to
+    itself."""
     bubblewrap: str = "bwrap"
 
     @property
     def has_namespace(self) -> bool:
         """True if the program is in a process namespace, where a process of ours waits for it."""
         return self.level in ("bubblewrap", "namespaces")
-
-    @property
-    def may_wait(self) -> bool:
-        """True if a program can sleep, and send signals to itself."""
-        return not self.filters_calls
 
     def command(self) -> list[str]:
         """The command that starts the child, which then reads its code and its job from stdin."""
@@ -226,16 +222,8 @@ def _bubblewrap(program: str, interpreter: Interpreter) -> Iterator[str]:
     only."""
     yield program
     # --as-pid-1, since bubblewrap's own first process would not tell the program's account
-    yield from [
-        "--unshare-all",
-        "--as-pid-1",
-        "--die-with-parent",
-        "--cap-drop",
-        "ALL",
-        "--clearenv",
-        "--chdir",
-        "/",
-    ]
+    yield from ("--unshare-all", "--as-pid-1", "--die-with-parent", "--cap-drop", "ALL")
+    yield from ("--clearenv", "--chdir", "/")
     folders = {os.path.dirname(path) for path in interpreter.mapped}
     for top in ("/lib", "/lib64"):
         if os.path.islink(top):

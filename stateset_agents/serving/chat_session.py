@@ -32,7 +32,7 @@ class ToolRunner(Protocol):
         ...
 
     async def call_all(self, calls: Sequence[ToolCall]) -> Sequence[Message]:
-        """One tool message for each call, in order."""
+        """Returns a tool message for each call, in order."""
         ...
 
 

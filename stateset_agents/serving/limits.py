@@ -11,46 +11,39 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from functools import partial
 
 from pydantic import Field
 
 from stateset_agents.backends.openai.protocol import ApiError
+from stateset_agents.runtime.tasks import ActiveWork
 from stateset_agents.types.settings import Settings
 
 
 class Limits(Settings):
     """Limits of the work that one server takes on. `stateset-agents serve` has a flag for each field."""
 
-    max_running: int = Field(default=64, ge=1, description="answers that are sampled at once")
-    max_running_per_client: int = Field(
-        default=8, ge=1, description="answers of one client that are sampled at once"
-    )
-    max_waiting: int = Field(
-        default=1024, ge=0, description="answers that wait for their turn; further ones get 429"
-    )
-    max_waiting_per_client: int = Field(
-        default=512, ge=0, description="answers of one client that wait for their turn; further ones get 429"
-    )
-    max_output_tokens: int | None = Field(
-        default=None, ge=1, description="tokens of one answer; unset: the model's context"
-    )
-    max_choices: int = Field(default=8, ge=1, description="answers to one request (its n)")
-    max_held: int = Field(
-        default=256 * 2**20,
-        ge=1,
-        description="bytes of all bodies that are read or wait, of one client a quarter; more get 429",
-    )
-    max_remembered: int = Field(
-        default=2**22,
-        ge=1,
-        description="tokens of the turns that history keep and compact go on from, each with its prompt; of "
-        "one client a quarter; the oldest are forgotten",
-    )
-    read_timeout: float = Field(
-        default=30.0, gt=0, allow_inf_nan=False, description="seconds in which a request has to arrive whole"
-    )
+    max_running: int = Field(default=64, ge=1)
+    """answers that are sampled at once"""
+    max_running_per_client: int = Field(default=8, ge=1)
+    """answers of one client that are sampled at once"""
+    max_waiting: int = Field(default=1024, ge=0)
+    """answers that wait for their turn; further ones get 429"""
+    max_waiting_per_client: int = Field(default=512, ge=0)
+    """answers of one client that wait for their turn; further ones get 429"""
+    max_output_tokens: int | None = Field(default=None, ge=1)
+    """tokens of one answer; unset: the model's context"""
+    max_choices: int = Field(default=8, ge=1)
+    """answers to one request (its n)"""
+    max_held: int = Field(default=256 * 2**20, ge=1)
+    """bytes of all bodies that are read or wait, of one client a quarter; more get 429"""
+    max_remembered: int = Field(default=2**22, ge=1)
+    """tokens of the turns that history keep and compact go on from, each with its prompt; of one client a
+    quarter; the oldest are forgotten"""
+    read_timeout: float = Field(default=30.0, gt=0, allow_inf_nan=False)
+    """seconds in which a request has to arrive whole"""
 
     @property
     def effective_max_choices(self) -> int:
@@ -102,7 +95,7 @@ class BodyMemory:
 
 
 class QueueEntry:
-    """One answer in the queue: it waits, then it runs, then it is released."""
+    """An answer in the queue: it waits, then it runs, then it is released."""
 
     def __init__(self, queue: AnswerQueue, client: str) -> None:
         self._queue = queue
@@ -233,36 +226,18 @@ class ActiveRequests:
     def __init__(self) -> None:
         self.is_closing = False
         """True if new requests are refused."""
-        self._requests: set[asyncio.Timeout] = set()
-        """One for each active request; to reschedule it to now cancels the request."""
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._active = ActiveWork()
         self._drain_timeout: asyncio.Timeout | None = None
 
-    @asynccontextmanager
-    async def request(self) -> AsyncIterator[None]:
-        """Counts as an active request while inside.
+    def request(self) -> AbstractAsyncContextManager[None]:
+        """A context in which the caller counts as an active request.
 
         Raises ApiError, status 503, while the server shuts down, and if `drain` cancels the request.
         """
         if self.is_closing:
             raise shutting_down("the server is shutting down: ask again at another one, or when it is back")
-        limit = asyncio.timeout(None)
-        try:
-            async with limit:
-                self._requests.add(limit)
-                self._idle.clear()
-                try:
-                    yield
-                finally:
-                    self._requests.discard(limit)
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            raise shutting_down("the server was shut down before the answer was whole: ask again") from error
-        finally:
-            if not self._requests:
-                self._idle.set()
+        cut = partial(shutting_down, "the server was shut down before the answer was whole: ask again")
+        return self._active.under_way(cut)
 
     async def drain(self, seconds: float) -> int:
         """Refuse new requests, wait for the active ones, and cancel those that take longer than `seconds`.
@@ -273,14 +248,12 @@ class ActiveRequests:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds) as timeout:
                 self._drain_timeout = timeout
-                await self._idle.wait()
+                await self._active.ended()
         self._drain_timeout = None
-        num_cut = len(self._requests)
-        for limit in self._requests:
-            limit.reschedule(asyncio.get_running_loop().time())
+        num_cut = self._active.cut()
         with suppress(TimeoutError):
             async with asyncio.timeout(_CANCEL_SECONDS):
-                await self._idle.wait()
+                await self._active.ended()
         return num_cut
 
     def stop_waiting(self) -> None:

@@ -110,17 +110,17 @@ def metrics_page(families: Iterable[MetricFamily]) -> tuple[bytes, str]:
         from prometheus_client.registry import Collector
     except ImportError as error:
         raise _not_installed() from error
-    found = []
+    metrics = []
     for family in families:
         kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
         metric = kind(family.name, family.text, labels=family.labels)
         for labels, value in family.values:
             metric.add_metric(labels, value)
-        found.append(metric)
+        metrics.append(metric)
 
     class Values(Collector):
         def collect(self) -> Any:
-            return found
+            return metrics
 
     registry = CollectorRegistry()
     registry.register(Values())

@@ -38,7 +38,7 @@ class Router(Protocol):
     def answering(
         self, pending: PendingRequest, served: Sequence[ServedAgent]
     ) -> AbstractAsyncContextManager[AnswerOne]:
-        """Around all answers to one request; `served`: the agents, in their order."""
+        """A context around all answers to one request; `served`: the agents, in their order."""
         ...
 
     async def report_outcome(self, conversation: str, *, success: float, reward: float | None = None) -> str:
@@ -88,20 +88,20 @@ def conversation_id(headers: Mapping[str, str], request: ChatRequest) -> str:
 
     Raises ApiError for an id that is no text of 1 to 256 characters.
     """
-    for name, given in (
+    for name, id in (
         (HEADER, headers.get(HEADER)),
         ("metadata.conversation_id", request.metadata.get("conversation_id")),
         ("user", request.user or None),
     ):
-        if given is None:
+        if id is None:
             continue
-        if not isinstance(given, str) or not 1 <= len(given) <= _MAX_LENGTH or not _is_unicode(given):
+        if not isinstance(id, str) or not 1 <= len(id) <= _MAX_LENGTH or not _is_unicode(id):
             raise ApiError(
-                f"{name} must be a text of 1 to {_MAX_LENGTH} characters, got {given!r:.60}",
+                f"{name} must be a text of 1 to {_MAX_LENGTH} characters, got {id!r:.60}",
                 code="invalid_conversation_id",
                 param=name.partition(".")[0],
             )
-        return given
+        return id
     return f"opening-{_opening(request)}"
 
 
@@ -117,7 +117,7 @@ def _opening(request: ChatRequest) -> str:
 
 
 def _is_unicode(text: str) -> bool:
-    """Not so a header with bytes that are no UTF-8."""
+    """False for a header with bytes that are no UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -149,22 +149,22 @@ class SavingRouter:
     async def answering(
         self, pending: PendingRequest, served: Sequence[ServedAgent]
     ) -> AsyncIterator[AnswerOne]:
-        """As the router's."""
+        """The router's context, in which the first answer is kept."""
         first: list[Answer] = []
         async with self._router.answering(pending, served) as answer:
 
             async def kept(number: int, on_delta: OnDelta | None = None) -> Answer:
-                given = await answer(number, on_delta)
+                reply = await answer(number, on_delta)
                 if number == 0:
-                    first.append(given)
-                return given
+                    first.append(reply)
+                return reply
 
             yield kept
         if first:
             await self._save(pending, first[-1])
 
     async def report_outcome(self, conversation: str, *, success: float, reward: float | None = None) -> str:
-        """As the router's."""
+        """Pass the outcome on to the router."""
         return await self._router.report_outcome(conversation, success=success, reward=reward)
 
     async def _save(self, pending: PendingRequest, answer: Answer) -> None:

@@ -26,7 +26,7 @@ _HINT = "give a file in a folder that exists and that you may write to"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedConversation:
-    """One conversation as a server saved it."""
+    """A conversation as a server saved it."""
 
     id: str
     messages: tuple[Message, ...]

@@ -1,4 +1,4 @@
-"""One agent as a server asks it: its own prompt and limits around a request, its reply as an answer."""
+"""An agent as a server asks it: its own prompt and limits around a request, its reply as an answer."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class PendingRequest:
     request: ChatRequest
     client: str
     conversation: str
-    """Its id where a deployment is served, else ""."""
+    """The conversation's id where a deployment is served, else ""."""
     head: Answer
     """The fields that all answers have in common."""
 
@@ -127,7 +127,7 @@ class ServedAgent:
         history = self._histories.of(pending.client) if self._histories is not None and is_sent else None
         messages = self.agent.with_system_prompt(pending.request.messages)
         restored = messages if history is None else history.restored(messages)
-        said = self.agent.template.parser.stream(calls=bool(pending.request.tools))
+        stream = self.agent.template.parser.stream(calls=bool(pending.request.tools))
         is_complete = False
 
         def on_text(piece: str) -> None:
@@ -135,8 +135,8 @@ class ServedAgent:
                 is_complete or on_delta is None
             ):  # a backend's thread may tell its last pieces after its result
                 return
-            said.add(piece)
-            if delta := said.delta():
+            stream.add(piece)
+            if delta := stream.delta():
                 on_delta(delta)
 
         completion = await self.agent.answer(
@@ -148,8 +148,8 @@ class ServedAgent:
         )
         is_complete = True
         answer = self._to_answer(pending, completion, number)
-        sent = Message(role="assistant", content=said.content, reasoning=said.reasoning)
-        if on_delta is not None and (rest := new_text(answer.message, sent)):
+        sent_message = Message(role="assistant", content=stream.content, reasoning=stream.reasoning)
+        if on_delta is not None and (rest := new_text(answer.message, sent_message)):
             on_delta(rest)
         if history is not None:
             is_whole = answer.message == as_sent(completion.message)  # else only its first call was sent
@@ -180,7 +180,7 @@ class ServedAgent:
         )
 
     def _logprobs(self, completion: Completion) -> list[dict[str, Any]]:
-        """One entry in OpenAI's format for each sampled token, end-of-turn tokens included."""
+        """Entries in OpenAI's format, one for each sampled token, end-of-turn tokens included."""
         piece = self.agent.backend.tokenizer.piece
         entries = []
         for token, logprob in zip(map(piece, completion.token_ids), completion.logprobs, strict=True):

@@ -101,7 +101,7 @@ class AgentServer:
         agents = [agent] if isinstance(agent, MultiTurnAgent) else agent.agents
         self.agent = agent = agents[0]
         self.limits = limits or Limits()
-        self._served = [ServedAgent(each, self.limits) for each in agents]
+        self._served = [ServedAgent(agent, self.limits) for agent in agents]
         self.name = name or agent.config.model_name
         self.max_body = default_max_body(agent.context_length) if max_body is None else max_body
         if self.max_body < 1:
@@ -236,7 +236,7 @@ class AgentServer:
     async def _answer(
         self, answer: AnswerOne, entry: QueueEntry, number: int, on_delta: OnDelta | None = None
     ) -> Answer:
-        """One of the answers to a request, sampled once its turn has come."""
+        """An answer to a request, sampled once its turn has come."""
         since = time.monotonic()
         try:
             await entry.wait()
@@ -315,12 +315,12 @@ class AgentServer:
         return web.json_response(self._description())
 
     async def _health(self, http: web.Request) -> web.Response:
-        """Can it answer at all? If not, a supervisor should restart it."""
+        """Status 200 if the server can answer at all; otherwise a supervisor should restart it."""
         await _check_health(self.agent)
         return web.json_response({"status": "ok"})
 
     async def _ready(self, http: web.Request) -> web.Response:
-        """Should a load balancer send it requests?"""
+        """Status 200 if a load balancer should send it requests."""
         if self._active_requests.is_closing:
             raise shutting_down("the server is shutting down")
         await _check_health(self.agent)

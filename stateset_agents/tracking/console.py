@@ -106,10 +106,10 @@ class ConsoleDisplay:
         self._console.print(line, highlight=False, soft_wrap=True)
 
     def _seconds_left(self, step: int) -> float:
-        done = step - self._first_step
-        if done <= 0:
+        num_done = step - self._first_step
+        if num_done <= 0:
             return math.nan
-        return (time.monotonic() - self._started) / done * max(0, self.total_steps - step)
+        return (time.monotonic() - self._started) / num_done * max(0, self.total_steps - step)
 
 
 class PlayDisplay:

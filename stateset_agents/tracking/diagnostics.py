@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import neg
 from statistics import fmean, median, stdev
@@ -98,13 +98,9 @@ class History:
         values = self.finite(name)
         return fmean(values[-window(values) :]) if values else None
 
-    def is_numeric(self) -> bool:
-        """True if the run's episodes are numeric, not conversations."""
-        return bool(self.values("episode/length"))
-
     def units(self) -> Units:
         """The words for this run's numbers."""
-        return NUMERIC if self.is_numeric() else CONVERSATIONS
+        return NUMERIC if any("episode/length" in line.values for line in self.lines) else CONVERSATIONS
 
     def is_solved(self) -> bool:
         """True if nine in ten of the last conversations succeed, so that little is left to learn."""
@@ -134,11 +130,11 @@ def _failures(history: History) -> Finding | None:
         return None
     failed, unscored = sum(history.finite("rollout/failed")), sum(history.finite("rollout/unscored"))
     share = (failed + unscored) / conversations
-    seen = f"{failed:.0f} failed and {unscored:.0f} unscored of {conversations:.0f} conversations"
+    numbers = f"{failed:.0f} failed and {unscored:.0f} unscored of {conversations:.0f} conversations"
     hint = None
     if history.most_common_error is not None:
         hint = f"mend what broke most often: {history.most_common_error}"
-    return graded("failures", share, seen, hint)
+    return graded("failures", share, numbers, hint)
 
 
 def _observations(history: History) -> Finding | None:
@@ -146,8 +142,8 @@ def _observations(history: History) -> Finding | None:
     rms = history.end("observation/rms")
     if rms is None:
         return None
-    seen = f"the largest root mean square of an observed number is {rms:.3g}"
-    return graded("observations", max(0.05 / rms if rms else math.inf, rms / 20), seen)
+    numbers = f"the largest root mean square of an observed number is {rms:.3g}"
+    return graded("observations", max(0.05 / rms if rms else math.inf, rms / 20), numbers)
 
 
 def _truncation(history: History) -> Finding | None:
@@ -162,9 +158,9 @@ def _truncation(history: History) -> Finding | None:
     training = history.training
     endless = training.get("gamma", 1.0) == 1.0 and training.get("bootstrap_truncated", True)
     if share > 0.9 and endless and history.values("value/explained_variance"):
-        seen = f"{share:.1%} of the last conversations were cut: the critic's values drift without bound"
+        numbers = f"{share:.1%} of the last conversations were cut: the critic's values drift without bound"
         hint = "set bootstrap_truncated to false where the limit is part of the task, else gamma below 1"
-        return Finding("truncation", "fail", seen, hint)
+        return Finding("truncation", "fail", numbers, hint)
     return graded("truncation", share, f"{share:.1%} of the last conversations were cut")
 
 
@@ -175,15 +171,15 @@ def _dependencies(history: History) -> Finding | None:
         return None
     num_retries, num_timeouts = sum(retries), sum(history.finite("faults/timeouts"))
     outages = sum(history.finite("faults/outages"))
-    seen = f"{num_retries:.0f} tries again, {num_timeouts:.0f} answers too late, {outages:.0f} outages"
+    numbers = f"{num_retries:.0f} tries again, {num_timeouts:.0f} answers too late, {outages:.0f} outages"
     last = next(line.values for line in reversed(history.lines) if "faults/retries" in line.values)
     breakers = [name for name in last if name.startswith("breaker/") and last[name]]
     open_breakers = [name.removeprefix("breaker/") for name in breakers]
     if open_breakers:
         names = " and ".join(open_breakers)
         hint = f"mend {names}, then resume: it failed too often in a row to be asked again at once"
-        return Finding("dependencies", "fail", f"{seen}; down: {', '.join(open_breakers)}", hint)
-    return graded("dependencies", (num_retries + num_timeouts) / conversations, seen)
+        return Finding("dependencies", "fail", f"{numbers}; down: {', '.join(open_breakers)}", hint)
+    return graded("dependencies", (num_retries + num_timeouts) / conversations, numbers)
 
 
 def _tokens(history: History) -> Finding | None:
@@ -193,10 +189,10 @@ def _tokens(history: History) -> Finding | None:
         return None
     forwarded, padding = sum(history.finite("tokens/forwarded")), sum(history.finite("tokens/padding"))
     padded = padding / max(1.0, forwarded + padding)
-    seen = (
+    numbers = (
         f"{environment / agent:.3g} tokens of the environment for each of the agent's, {padded:.0%} padding"
     )
-    return graded("tokens", max(environment / agent / 50, padded / 0.5), seen)
+    return graded("tokens", max(environment / agent / 50, padded / 0.5), numbers)
 
 
 def _loop_lag(history: History) -> Finding | None:
@@ -216,8 +212,10 @@ def _loop_lag(history: History) -> Finding | None:
         blocking = "make sync code in async tools, rewards and environments plain `def`"
         hint = f"is the machine busy with other work? If not, {blocking}"
     update = history.units().update
-    seen = f"{typical * 1000:.0f} ms at most in the median {update}, {max(lags) * 1000:.0f} ms in the worst"
-    return graded("event loop", typical, seen, hint)
+    numbers = (
+        f"{typical * 1000:.0f} ms at most in the median {update}, {max(lags) * 1000:.0f} ms in the worst"
+    )
+    return graded("event loop", typical, numbers, hint)
 
 
 # ------------------------------------------------------------------------------ the learning signal
@@ -231,9 +229,9 @@ def _value_bias(history: History) -> Finding | None:
         return None
     last = means[-window(means) :]
     mean, error = fmean(last), stdev(last) / math.sqrt(len(last))
-    seen = f"mean advantage {mean:+.3g}, deviation {spread:.3g}"
+    numbers = f"mean advantage {mean:+.3g}, deviation {spread:.3g}"
     distance = abs(mean) / spread if abs(mean) > 2 * error else 0.0
-    return graded("value bias", distance, seen)
+    return graded("value bias", distance, numbers)
 
 
 def _tied_groups(history: History) -> Finding | None:
@@ -241,15 +239,15 @@ def _tied_groups(history: History) -> Finding | None:
     share = history.end("group/zero_variance")
     if share is None or is_over_batch(history.training.get("baseline_type")):
         return None
-    seen = f"{share:.0%} of the last groups"
+    numbers = f"{share:.0%} of the last groups"
     if history.is_solved():
-        return Finding("tied groups", "ok", f"{seen}, as most conversations succeed now")
-    if history.is_numeric():
+        return Finding("tied groups", "ok", f"{numbers}, as most conversations succeed now")
+    if history.units() is NUMERIC:
         hint = (
             "members earn the same: the task is solved, or larger groups and a finer reward tell more apart"
         )
-        return graded("tied groups", share, seen, hint)
-    return graded("tied groups", share, seen)
+        return graded("tied groups", share, numbers, hint)
+    return graded("tied groups", share, numbers)
 
 
 def _skipped_steps(history: History) -> Finding | None:
@@ -258,10 +256,10 @@ def _skipped_steps(history: History) -> Finding | None:
     if not skipped:
         return None
     number = sum(value > 0 or math.isnan(value) for value in skipped)
-    seen = f"{number} of {len(skipped)} {history.units().update}s changed no weight"
+    numbers = f"{number} of {len(skipped)} {history.units().update}s changed no weight"
     if history.is_solved():
-        return Finding("skipped steps", "ok", seen)
-    return graded("skipped steps", number / len(skipped), seen)
+        return Finding("skipped steps", "ok", numbers)
+    return graded("skipped steps", number / len(skipped), numbers)
 
 
 def _floor(history: History) -> Finding | None:
@@ -270,8 +268,8 @@ def _floor(history: History) -> Finding | None:
     rates = _success_rates(history)
     if not rates or sum(history.finite("rollout/conversations")) < _MIN_JUDGED:
         return None
-    seen = f"success is at its floor, at most {max(rates):.1%} at the start and at the end"
-    finding = graded("floor", -max(rates), seen)
+    numbers = f"success is at its floor, at most {max(rates):.1%} at the start and at the end"
+    finding = graded("floor", -max(rates), numbers)
     return None if finding.verdict == "ok" else finding
 
 
@@ -294,21 +292,21 @@ def _reward_trend(history: History) -> Finding | None:
         return None
     first, last = rewards[:third], rewards[-third:]
     fall = -_standard_errors(first, last)
-    seen = (
+    numbers = (
         f"{fmean(first):.3g} in the first third of the {history.units().update}s, "
         f"{fmean(last):.3g} in the last"
     )
     if history.is_solved():
-        return Finding("reward", "ok", seen)
+        return Finding("reward", "ok", numbers)
     if fall > monitors()["reward"].fail:
-        return graded("reward", fall, f"{seen}: it fell", _skill_hint(history))
+        return graded("reward", fall, f"{numbers}: it fell", _skill_hint(history))
     if fall < monitors()["reward"].warn:
-        return graded("reward", fall, seen)
+        return graded("reward", fall, numbers)
     result = _held_out_result(history)
     if result is not None and result.verdict == "better":
-        return Finding("reward", "ok", f"{seen}: no clear rise, but the held-out result rose: {result}")
+        return Finding("reward", "ok", f"{numbers}: no clear rise, but the held-out result rose: {result}")
     hint = "train longer, raise learning_rate, or take larger groups; check that the reward can be reached"
-    return graded("reward", fall, f"{seen}: no clear rise", _skill_hint(history) or hint)
+    return graded("reward", fall, f"{numbers}: no clear rise", _skill_hint(history) or hint)
 
 
 def _standard_errors(first: Sequence[float], last: Sequence[float]) -> float:
@@ -391,11 +389,11 @@ def _rules(history: History) -> Finding | None:
     best = max(gains, key=lambda name: gains[name][0])
     weakest = "random" if "random" in gains else min(gains, key=lambda name: gains[name][0])
     of_rules = ", ".join(f"{name} {gains[name][0]:.3g}" for name in dict.fromkeys((weakest, best)))
-    seen = f"return {after['mean_reward']:.3g}, of {of_rules}"
+    numbers = f"return {after['mean_reward']:.3g}, of {of_rules}"
     is_worse, is_better = gains[best][2] < 0, gains[weakest][1] > 0
     if not is_better and (weakest == "random" or (is_worse and best != weakest)):
-        return graded("rules", 2.0, f"{seen}: not shown better than {weakest}")
-    return graded("rules", float(is_worse), f"{seen}: worse than {best}" if is_worse else seen)
+        return graded("rules", 2.0, f"{numbers}: not shown better than {weakest}")
+    return graded("rules", float(is_worse), f"{numbers}: worse than {best}" if is_worse else numbers)
 
 
 _MAX_SCENARIOS = 1000
@@ -421,7 +419,7 @@ def _held_out(history: History) -> Finding | None:
         needed = _round_up(result.scenarios_needed)
         hint = (
             f"{result.n} {history.units().scenario}s are too few to tell this change: about {needed} would "
-            f"(evaluation.episodes{'' if history.is_numeric() else ', or evaluation.tries'})"
+            f"(evaluation.episodes{'' if history.units() is NUMERIC else ', or evaluation.tries'})"
         )
     why = (result.paired and result.paired.reason) or "no clear change"
     return Finding("held-out", "warn", f"{result}: {why}", _skill_hint(history) or hint)
@@ -433,16 +431,16 @@ def _with_greedy(history: History, result: _HeldOutResult) -> Finding:
     old, new = before.get("greedy"), after.get("greedy")
     if result.name != "success" or old is None or new is None or new >= old:
         return Finding("held-out", "ok", str(result))
-    seen = f"{result} sampled; greedy it fell from {old:.1%} to {new:.1%}"
+    numbers = f"{result} sampled; greedy it fell from {old:.1%} to {new:.1%}"
     lowest_before = (before.get("greedy_interval") or (0.0, 1.0))[0]
     highest_after = (after.get("greedy_interval") or (0.0, 1.0))[1]
     if highest_after >= lowest_before:
-        return Finding("held-out", "ok", seen)
+        return Finding("held-out", "ok", numbers)
     cure = (
         "the likeliest reply became a wrong one while others rose: raise beta or lower learning_rate, and "
         "serve at the temperature that was trained"
     )
-    return Finding("held-out", "warn", seen, cure)
+    return Finding("held-out", "warn", numbers, cure)
 
 
 def _round_up(number: float) -> int:
@@ -475,9 +473,9 @@ def _reply_length(history: History) -> Finding | None:
     start, end = history.start("tokens/per_turn"), history.end("tokens/per_turn")
     if not start or not end:
         return None
-    seen = f"{start:.3g} tokens a turn at the start, {end:.3g} at the end"
+    numbers = f"{start:.3g} tokens a turn at the start, {end:.3g} at the end"
     change = max(end / start, start / end)
-    return graded("reply length", change, seen)
+    return graded("reply length", change, numbers)
 
 
 # ------------------------------------------------------------------------------ replies that think
@@ -485,16 +483,16 @@ def _reply_length(history: History) -> Finding | None:
 
 def _thinking(history: History) -> Finding | None:
     """Words of thoughts, of right and of wrong replies; the one that changed more counts."""
-    changes, seen = [], []
+    changes, numbers = [], []
     for verdict in ("right", "wrong"):
         name = f"reasoning/thinking_words_{verdict}"
         start, end = history.start(name), history.end(name)
         if start and end:
             changes.append(max(end / start, start / end))
-            seen.append(f"{start:.3g} at the start and {end:.3g} at the end in {verdict} replies")
+            numbers.append(f"{start:.3g} at the start and {end:.3g} at the end in {verdict} replies")
     if not changes:
         return None
-    return graded("thinking", max(changes), f"words of thinking: {'; '.join(seen)}")
+    return graded("thinking", max(changes), f"words of thinking: {'; '.join(numbers)}")
 
 
 # ------------------------------------------------------------------------------ what it costs
@@ -509,8 +507,8 @@ def _memory(history: History) -> Finding | None:
             shares[f"{max(peaks):,.0f} of {limits[-1]:,.0f} MiB of {words}"] = max(peaks) / limits[-1]
     if not shares:
         return None
-    seen = max(shares, key=lambda words: shares[words])
-    return graded("memory", shares[seen], f"{seen} at the peak")
+    numbers = max(shares, key=lambda words: shares[words])
+    return graded("memory", shares[numbers], f"{numbers} at the peak")
 
 
 def _generation(history: History) -> Finding | None:
@@ -524,11 +522,11 @@ def _generation(history: History) -> Finding | None:
         return None
     start, end = median(times[: window(times)]), median(times[-window(times) :])
     slow = sorted(times)[math.ceil(0.95 * len(times)) - 1]
-    seen = (
+    numbers = (
         f"{start * 1000:.3g} ms a sampled token at the start, {end * 1000:.3g} at the end (median), "
         f"95 % of the steps within {slow * 1000:.3g}"
     )
-    return graded("generation", end / start if start > 0 else 1.0, seen)
+    return graded("generation", end / start if start > 0 else 1.0, numbers)
 
 
 def _cache(history: History) -> Finding | None:
@@ -549,11 +547,14 @@ _MIN_ASKED = 100
 
 def _non_finite(history: History) -> Finding | None:
     """Losses, gradients and KL must be finite; only fp16's scaler may skip infinite gradients."""
-    names = {name for line in history.lines for name in line.values if name.split("/")[0] in _MUST_BE_FINITE}
-    non_finite = sorted(
-        name for name in names if not all(math.isfinite(value) for value in history.values(name))
-    )
-    if not names:
+    numbers = [
+        (name, value)
+        for line in history.lines
+        for name, value in line.values.items()
+        if name.split("/")[0] in _MUST_BE_FINITE
+    ]
+    non_finite = sorted({name for name, value in numbers if not math.isfinite(value)})
+    if not numbers:
         return None
     if not non_finite:
         return Finding("numbers", "ok", "losses, gradients and KL are finite")
@@ -573,8 +574,8 @@ def _gradients(history: History) -> Finding | None:
         return None
     bound = float(history.training.get("max_grad_norm", 1.0))
     typical = median(norms)
-    seen = f"norm {typical:.3g} before clipping at {bound:g} (median; highest {max(norms):.3g})"
-    return graded("gradients", typical / bound, seen)
+    numbers = f"norm {typical:.3g} before clipping at {bound:g} (median; highest {max(norms):.3g})"
+    return graded("gradients", typical / bound, numbers)
 
 
 def _entropy(history: History) -> Finding | None:
@@ -582,17 +583,17 @@ def _entropy(history: History) -> Finding | None:
     start, end = history.start("policy/entropy"), history.end("policy/entropy")
     if start is None or end is None or start <= 0:
         return None
-    seen = f"{start:.3g} nats a {history.units().choice} at the start, {end:.3g} at the end"
+    numbers = f"{start:.3g} nats a {history.units().choice} at the start, {end:.3g} at the end"
     limits = monitors()["entropy"]
     if end > limits.warn * start:
         hint = "lower learning_rate or entropy_coef, raise beta"
-        return Finding("entropy", "warn", f"{seen}: the policy drifts into noise", hint)
-    if end < start / limits.fail and history.is_numeric():
+        return Finding("entropy", "warn", f"{numbers}: the policy drifts into noise", hint)
+    if end < start / limits.fail and history.units() is NUMERIC:
         hint = "fine where one action is clearly best, which ends near 0; else raise entropy_coef"
-        return Finding("entropy", "warn", seen, hint)
+        return Finding("entropy", "warn", numbers, hint)
     if end < start / limits.fail and not history.is_solved():
-        return Finding("entropy", "fail", f"{seen}: it collapsed", limits.advice)
-    return Finding("entropy", "ok", seen)
+        return Finding("entropy", "fail", f"{numbers}: it collapsed", limits.advice)
+    return Finding("entropy", "ok", numbers)
 
 
 def _reference(history: History) -> Finding | None:
@@ -600,11 +601,11 @@ def _reference(history: History) -> Finding | None:
     kl = history.end("kl/reference")
     if kl is None:
         return None
-    seen = f"{kl:.3g} nats a {history.units().choice} at the end"
+    numbers = f"{kl:.3g} nats a {history.units().choice} at the end"
     if history.training.get("kl_controller", "fixed") == "fixed":
-        return graded("KL to the reference", kl, seen)
+        return graded("KL to the reference", kl, numbers)
     target = float(history.training.get("kl_target", 0.01))
-    finding = graded("KL to its target", kl / target, f"{seen}, kl_target {target:g}")
+    finding = graded("KL to its target", kl / target, f"{numbers}, kl_target {target:g}")
     return replace(finding, check="KL to the reference")
 
 
@@ -615,10 +616,10 @@ def _inner_passes(history: History) -> Finding | None:
     moved = history.end("kl/old")
     if passes == 1 or low is None or high is None or moved is None:
         return None
-    seen = (
+    numbers = (
         f"{low + high:.1%} of the {history.units().choice}s clipped, KL {moved:.3g} to the policy before them"
     )
-    return graded("inner passes", max((low + high) / 0.3, moved / 0.1), seen)
+    return graded("inner passes", max((low + high) / 0.3, moved / 0.1), numbers)
 
 
 def _on_policy(history: History) -> Finding | None:
@@ -628,8 +629,8 @@ def _on_policy(history: History) -> Finding | None:
     if not ratios or training.get("dropout") or training.get("max_staleness"):
         return None
     highest = max(ratios)
-    seen = f"highest ratio {highest:.4g} on the first pass"
-    return graded("on-policy", highest - 1, seen)
+    numbers = f"highest ratio {highest:.4g} on the first pass"
+    return graded("on-policy", highest - 1, numbers)
 
 
 def _off_policy(history: History) -> Finding | None:
@@ -638,8 +639,8 @@ def _off_policy(history: History) -> Finding | None:
     if not weights:
         return None
     typical = median(weights[-window(weights) :])
-    seen = f"mean importance weight {typical:.3g} in the median of the last steps, 1 is none needed"
-    return graded("off-policy", abs(typical - 1), seen)
+    numbers = f"mean importance weight {typical:.3g} in the median of the last steps, 1 is none needed"
+    return graded("off-policy", abs(typical - 1), numbers)
 
 
 def _critic(history: History) -> Finding | None:
@@ -649,23 +650,23 @@ def _critic(history: History) -> Finding | None:
     if not values:
         return None
     explained = median(values[-window(values) :])
-    seen = (
+    numbers = (
         f"explains {explained:.0%} of the returns' variance "
         f"in the median of the last {history.units().update}s"
     )
     if history.is_solved():
-        return Finding("value function", "ok", f"{seen}, of which little is left")
-    return graded("value function", -explained, seen)
+        return Finding("value function", "ok", f"{numbers}, of which little is left")
+    return graded("value function", -explained, numbers)
 
 
 def _at_end(
-    check: str, metric: str, seen: str, badness: Callable[[float], float] = lambda value: value
+    check: str, metric: str, numbers: str, badness: Callable[[float], float] = lambda value: value
 ) -> Check:
-    """A check of one metric at the end of the run: `badness` of its value is graded, `seen` formats it."""
+    """A check of one metric at the end of the run: `badness` of its value is graded, `numbers` formats it."""
 
     def grade(history: History) -> Finding | None:
         value = history.end(metric)
-        return None if value is None else graded(check, badness(value), seen.format(value))
+        return None if value is None else graded(check, badness(value), numbers.format(value))
 
     return grade
 
@@ -728,7 +729,7 @@ def diagnose(log: RunLog) -> list[Finding]:
         history = History(list(log.metrics()), settings, log.summary(), gains=held_out_gains(log))
         if sum(history.finite("rollout/failed")) + sum(history.finite("rollout/unscored")):
             history = replace(history, most_common_error=_most_common_error(log))
-        return _findings(CHECKS.values(), history)
+        return [finding for check in CHECKS.values() if (finding := check(history)) is not None]
 
 
 def _most_common_error(log: RunLog) -> str | None:
@@ -746,9 +747,5 @@ def all_passed(findings: Sequence[Finding]) -> bool:
 def live_findings(history: History) -> list[Finding]:
     """The findings to report during the run: problems that do not pass by themselves."""
     live_checks = [check for name, check in CHECKS.items() if monitors()[name].live is not None]
-    findings = _findings(live_checks, history)
+    findings = [finding for check in live_checks if (finding := check(history)) is not None]
     return [finding for finding in findings if finding.verdict in ("fail", monitors()[finding.check].live)]
-
-
-def _findings(checks: Iterable[Check], history: History) -> list[Finding]:
-    return [finding for check in checks if (finding := check(history)) is not None]

@@ -185,10 +185,11 @@ def parse_record(text: bytes, *, of: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def damage_named(path: Path | str) -> Iterator[None]:
-    """Around what reads a folder's files and computes with what they hold, and calls no code of the user.
+    """Turn errors of the body, which reads a folder's files and computes with them, into one that names it.
 
-    A field that is missing, of another type or too large becomes a ConfigurationError that names the folder:
-    files are damaged in more ways than their readers can ask for one by one.
+    The body must call no code of the user. A field that is missing, of another type or too large becomes a
+    ConfigurationError that names the folder: files are damaged in more ways than their readers can ask for
+    one by one.
     """
     try:
         yield

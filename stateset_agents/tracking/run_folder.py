@@ -29,6 +29,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -42,11 +43,14 @@ from stateset_agents.types.logs import get_logger
 _NUMBERED = re.compile(r"^(\d{4,})-")
 
 
+@dataclass(unsafe_hash=True)
 class RunFolder:
     """Paths of one run."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
+
+    def __post_init__(self) -> None:
+        path = self.path
         self.config = path / "config.yaml"
         self.metrics = path / "metrics.jsonl"
         self.rollouts = path / "rollouts.jsonl"
@@ -62,15 +66,6 @@ class RunFolder:
         self.report = path / "report.html"
         self.audit = path / "audit.json"
         self.rescore = path / "rescore.json"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, RunFolder) and self.path == other.path
-
-    def __hash__(self) -> int:
-        return hash(self.path)
-
-    def __repr__(self) -> str:
-        return f"RunFolder({str(self.path)!r})"
 
     @classmethod
     def create(cls, root: str | Path = "runs", name: str = "run", *, conversations: bool = True) -> RunFolder:

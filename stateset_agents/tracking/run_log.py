@@ -42,7 +42,7 @@ _RESULT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class MetricLine:
-    """One line of metrics.jsonl."""
+    """A line of metrics.jsonl."""
 
     step: int
     time: float
@@ -75,7 +75,7 @@ class RecordedTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRollout:
-    """One conversation as it was recorded (see `tracker.rollout_record`)."""
+    """A conversation as it was recorded (see `tracker.rollout_record`)."""
 
     step: int
     stage: str
@@ -108,14 +108,14 @@ class RecordedRollout:
     logprobs: tuple[float, ...]  # [T]
     versions: tuple[int, ...]  # [T]
     advantages: tuple[float, ...] | None
-    """One per sampled token; None where the conversation did not train."""
+    """[sampled tokens]; None where the conversation did not train."""
     old_logprobs: tuple[float, ...] | None = None
-    """One per sampled token, under the policy that the ratio was to; None where not recorded."""
+    """[sampled tokens] under the policy that the ratio was to; None where not recorded."""
     learner_logprobs: tuple[float, ...] | None = None
-    """One per sampled token, under the learner before the last pass over the batch."""
+    """[sampled tokens] under the learner before the last pass over the batch."""
     metadata: Mapping[str, Any]
     branch_of: tuple[int, int] | None = None
-    """For a branch, the member of its group and the turn (from 0) at which it leaves that one's turns."""
+    """The member that a branch leaves, and the turn (from 0) at which; None for other conversations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +131,11 @@ class RunLog:
 
     def config(self) -> dict[str, Any]:
         """The settings, without the file's schema version; empty where none were saved."""
-        if not self.folder.config.exists():
-            return {}
-        return _versioned(self.folder.config, read_yaml(self.folder.config))
+        return _versioned(self.folder.config, read_yaml)
 
     def summary(self) -> dict[str, Any]:
-        """How the run ended, without the file's schema version; empty while it has not."""
-        if not self.folder.summary.exists():
-            return {}
-        return _versioned(self.folder.summary, read_json(self.folder.summary))
+        """The result of the run, without the file's schema version; empty until it has ended."""
+        return _versioned(self.folder.summary, read_json)
 
     def metrics(self) -> Iterator[MetricLine]:
         for record in _records(self.folder.metrics):
@@ -182,15 +178,11 @@ class RunLog:
 
     def windows(self) -> list[Window]:
         """Held-out episodes over time, of a numeric training that was measured."""
-        if not self.folder.windows.exists():
-            return []
-        records = _versioned(self.folder.windows, read_json(self.folder.windows))["windows"]
-        return [Window.from_json(record) for record in records]
+        data = _versioned(self.folder.windows, read_json)
+        return [Window.from_json(record) for record in data["windows"]] if data else []
 
     def tokens(self) -> dict[int, str]:
         """The text of each token id; empty where the run's tokenizer was not at hand."""
-        if not self.folder.tokens.exists():
-            return {}
         return {record["id"]: record["text"] for record in _records(self.folder.tokens)}
 
     def events(self) -> Iterator[dict[str, Any]]:
@@ -200,7 +192,7 @@ class RunLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSummary:
-    """One line of rollouts.jsonl by the fields that say which conversation it is and how it ended."""
+    """A line of rollouts.jsonl by the fields that say which conversation it is and how it ended."""
 
     offset: int
     """The byte at which the line begins."""
@@ -302,9 +294,7 @@ def held_out_returns(episodes: Iterable[Mapping[str, Any]]) -> tuple[dict[int, f
 
 
 def _records(file: Path, is_wanted: Callable[[bytes], bool] = lambda line: True) -> Iterator[dict[str, Any]]:
-    if (
-        not file.exists()
-    ):  # conversations of a numeric training, or a file that an earlier version did not have
+    if not file.exists():  # as conversations of a numeric training, or a file that is new in this version
         return
     lines = read_lines(file, is_wanted)
     next(lines, None)  # the header
@@ -327,7 +317,11 @@ def read_rollout(record: dict[str, Any]) -> RecordedRollout:
     return RecordedRollout(**record)
 
 
-def _versioned(file: Path, data: Any) -> dict[str, Any]:
+def _versioned(file: Path, read: Callable[[Path], Any]) -> dict[str, Any]:
+    """The fields of a whole file without its schema version; empty where there is no such file."""
+    if not file.exists():
+        return {}
+    data = read(file)
     if not isinstance(data, dict):
         raise ConfigurationError(f"{file} holds no fields, but {data!r:.50}: remove it")
     version = data.pop("schema_version", None)

@@ -73,11 +73,11 @@ class JsonlTracker:
         records, times = [], []
         for index, group in enumerate(groups):
             credits = [None] * len(group.trajectories) if advantages is None else advantages[index]
-            seen = [None] * len(group.trajectories) if logprobs is None else logprobs[index]
+            scores = [None] * len(group.trajectories) if logprobs is None else logprobs[index]
             head = {"step": step, "stage": stage, "group": group.key, "weight": group.weight}
             rows: list[tuple[Trajectory, dict[str, Any], Sequence[int] | None]] = [
-                (member, {**rollout_record(member, credit), **_logprobs_record(recorded)}, None)
-                for member, credit, recorded in zip(group.trajectories, credits, seen, strict=True)
+                (member, rollout_record(member, credit, recorded), None)
+                for member, credit, recorded in zip(group.trajectories, credits, scores, strict=True)
             ]
             for branch in group.branches:
                 other = branch.trajectory
@@ -155,22 +155,26 @@ class SilentTracker(JsonlTracker):
     log_metrics = log_rollouts = log_episodes = log_event = sync = close = _discard
 
 
-def rollout_record(trajectory: Trajectory, advantages: Sequence[float] | None = None) -> dict[str, Any]:
+def rollout_record(
+    trajectory: Trajectory,
+    advantages: Sequence[float] | None = None,
+    logprobs: TokenLogprobs | None = None,
+) -> dict[str, Any]:
     """A conversation as one JSON object, with all that is needed to show it and to score it again.
 
     `messages` has the opening, then for each turn the agent's message and its feedback, summaries for itself
     included; `turns` says how many messages and tokens belong to each, and which turn it follows where that
     is not the one before it. `token_ids`, `mask`, `logprobs` and `versions` [T] have all turns behind one
-    another; `advantages` is as long as the tokens sampled. Log-probs and advantages have six decimals.
-    `log_rollouts` adds `old_logprobs` and `learner_logprobs`, as long, where they were recorded.
+    another; `advantages` is as long as the tokens sampled, and so are `old_logprobs` and `learner_logprobs`,
+    which stand there only where they were recorded. Log-probs and advantages have six decimals.
     """
-    scenario, outcome = trajectory.scenario, trajectory.outcome
+    scenario, outcome, row = trajectory.scenario, trajectory.outcome, trajectory.end_to_end
     record = scenario.to_record()
     messages = [message for turn in trajectory.turns for message in (turn.completion.message, *turn.feedback)]
     turns = [
         _turn_record(turn, earned) for turn, earned in zip_longest(trajectory.turns, trajectory.turn_rewards)
     ]
-    return {
+    line = {
         "scenario": scenario.id,
         "family": scenario.family,
         "split": scenario.split,
@@ -190,23 +194,17 @@ def rollout_record(trajectory: Trajectory, advantages: Sequence[float] | None = 
         "opening": len(trajectory.opening),
         "messages": [message.to_record() for message in (*trajectory.opening, *messages)],
         "turns": turns,
-        "token_ids": trajectory.token_ids,
-        "mask": trajectory.action_mask,
-        "logprobs": [round(value, _DECIMALS) for value in trajectory.logprobs],
-        "versions": trajectory.versions,
+        "token_ids": row.token_ids,
+        "mask": row.action_mask,
+        "logprobs": [round(value, _DECIMALS) for value in row.logprobs],
+        "versions": row.versions,
         "advantages": None if advantages is None else [round(value, _DECIMALS) for value in advantages],
         "metadata": dict(trajectory.metadata),
     }
-
-
-def _logprobs_record(logprobs: TokenLogprobs | None) -> dict[str, list[float]]:
-    """Nothing where they were not recorded: lines are as without them."""
-    if logprobs is None:
-        return {}
-    return {
-        "old_logprobs": [round(value, _DECIMALS) for value in logprobs.old],
-        "learner_logprobs": [round(value, _DECIMALS) for value in logprobs.learner],
-    }
+    if logprobs is not None:
+        line["old_logprobs"] = [round(value, _DECIMALS) for value in logprobs.old]
+        line["learner_logprobs"] = [round(value, _DECIMALS) for value in logprobs.learner]
+    return line
 
 
 def timeline_record(trajectory: Trajectory) -> dict[str, Any]:

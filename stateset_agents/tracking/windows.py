@@ -52,7 +52,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """One start, and each player's episode from it."""
+    """A start, and each player's episode from it."""
 
     name: str
     """`worst`, `median` or `best` of the starts, for the policy"""

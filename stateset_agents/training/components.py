@@ -76,8 +76,8 @@ def make_environment(spec: Mapping[str, Any]) -> Environment:
 
     Raises ConfigurationError for a name that leads nowhere and for arguments it does not take.
     """
-    made: Environment = _make("environment", ENVIRONMENTS, spec)
-    return made
+    environment: Environment = _make("environment", ENVIRONMENTS, spec)
+    return environment
 
 
 def make_reward(spec: Mapping[str, Any]) -> RewardFunction:
@@ -124,14 +124,14 @@ def check_scored(reward: RewardFunction, environment: Environment, scenarios: Se
         )
 
 
-def _make(what: str, known: Mapping[str, str], spec: Mapping[str, Any]) -> Any:
+def _make(what: str, registry: Mapping[str, str], spec: Mapping[str, Any]) -> Any:
     arguments = dict(spec)
     name = arguments.pop("name", None)
     if not isinstance(name, str):
         raise ConfigurationError(
-            f"{what} needs a name: one of {', '.join(known)}, or package.module:Class, got {name!r}"
+            f"{what} needs a name: one of {', '.join(registry)}, or package.module:Class, got {name!r}"
         )
-    maker = registered(what, known, name)
+    maker = registered(what, registry, name)
     if isinstance(maker, RewardFunction) and not arguments:  # what @reward_function made
         return maker
     if isinstance(maker, RewardFunction):

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, model_validator
 
 from stateset_agents.algorithms.advantages import is_over_batch
 from stateset_agents.algorithms.group_sizes import LARGEST, SMALLEST, adaptive_group_size
@@ -73,7 +73,7 @@ def canonical(settings: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[s
 
     `aliases`: other name -> field. Raises ConfigurationError where one field is given twice.
     """
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     flags: dict[str, bool] = {}
     for name, value in settings.items():
         if name in ("bf16", "fp16", "use_amp"):
@@ -82,35 +82,35 @@ def canonical(settings: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[s
             flags[name] = value
             continue
         field = aliases.get(name, name)
-        if field in given:
+        if field in values:
             raise ConfigurationError(f"{name} is another name of {field}, which is given too: leave one out")
-        given[field] = value
-    if flags and "precision" in given:
+        values[field] = value
+    if flags and "precision" in values:
         raise ConfigurationError(f"give precision or {' / '.join(flags)}, not both")
     if flags.get("bf16") and flags.get("fp16"):
         raise ConfigurationError("bf16 and fp16 cannot both be true")
     if flags:
         chosen = next((name for name in ("bf16", "fp16") if flags.get(name)), None)
-        given["precision"] = chosen or ("auto" if flags.get("use_amp") else "fp32")
-    scaling = given.get("advantage_normalization")
+        values["precision"] = chosen or ("auto" if flags.get("use_amp") else "fp32")
+    scaling = values.get("advantage_normalization")
     if isinstance(scaling, bool):
-        estimator = given.get("advantage_estimator", DEFAULT_ESTIMATOR)
+        estimator = values.get("advantage_estimator", DEFAULT_ESTIMATOR)
         default = estimator_defaults(estimator).get("advantage_normalization")
-        given["advantage_normalization"] = "batch" if scaling and default == "batch" else _FLAG[scaling]
-    return given
+        values["advantage_normalization"] = "batch" if scaling and default == "batch" else _FLAG[scaling]
+    return values
 
 
-def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+def defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings that profile, loss and estimator bring where nothing else is given."""
-    profile = given.get("profile")
-    known = profile if isinstance(profile, str) and profile in set(TrainingProfile) else "balanced"
-    table = dict(PROFILES[TrainingProfile(known)])
-    table |= estimator_defaults(given.get("advantage_estimator", DEFAULT_ESTIMATOR))
-    table |= distillation_defaults(given.get("distillation"))
-    clip = loss_defaults(given.get("loss_type", table.get("loss_type")))
+    profile = settings.get("profile")
+    name = profile if isinstance(profile, str) and profile in set(TrainingProfile) else "balanced"
+    table = dict(PROFILES[TrainingProfile(name)])
+    table |= estimator_defaults(settings.get("advantage_estimator", DEFAULT_ESTIMATOR))
+    table |= distillation_defaults(settings.get("distillation"))
+    clip = loss_defaults(settings.get("loss_type", table.get("loss_type")))
     table = {name: value for name, value in table.items() if name not in clip}
     low = {name: value for name, value in clip.items() if name == "clip_ratio"}
-    return {**table, **(low if {"clip_ratio", "clip_ratio_high"} & given.keys() else clip)}
+    return {**table, **(low if {"clip_ratio", "clip_ratio_high"} & settings.keys() else clip)}
 
 
 def estimator_defaults(name: Any) -> dict[str, Any]:
@@ -155,9 +155,8 @@ class TrainingConfig(
 
     model_config = ConfigDict(allow_inf_nan=False)
 
-    profile: TrainingProfile = Field(
-        default=TrainingProfile.BALANCED, description="Which table of defaults is used."
-    )
+    profile: TrainingProfile = TrainingProfile.BALANCED
+    """The table of defaults."""
 
     def __init__(self, **settings: Any) -> None:
         """`settings` win over the loss's own clip range and the estimator's own loss, those over the
@@ -168,8 +167,9 @@ class TrainingConfig(
 
     @model_validator(mode="after")
     def _refuse_what_cannot_be(self) -> Self:
-        for contradiction in _contradictions(self):
-            raise ValueError(contradiction)
+        for contradictions in _RULES:
+            for contradiction in contradictions(self):
+                raise ValueError(contradiction)
         return self
 
     @classmethod
@@ -188,16 +188,16 @@ class TrainingConfig(
         length of the run (num_episodes or max_steps) only counts where the user gave neither, and a loss only
         where the estimator that the user chose brings none, nor a teacher.
         """
-        own = {name: getattr(self, name) for name in self.model_fields_set}
-        taken = own.keys() | (_LENGTHS if _LENGTHS & own.keys() else set())
-        if "loss_type" in estimator_defaults(own.get("advantage_estimator")):
-            taken |= {"loss_type"}
-        taken |= distillation_defaults(self.distillation).keys()
+        by_user = {name: getattr(self, name) for name in self.model_fields_set}
+        fixed = by_user.keys() | (_LENGTHS if _LENGTHS & by_user.keys() else set())
+        if "loss_type" in estimator_defaults(by_user.get("advantage_estimator")):
+            fixed |= {"loss_type"}
+        fixed |= distillation_defaults(self.distillation).keys()
         applied = {
-            name: value for name, value in canonical(overrides, _CANONICAL).items() if name not in taken
+            name: value for name, value in canonical(overrides, _CANONICAL).items() if name not in fixed
         }
-        config = type(self)(**{**applied, **own})
-        config.model_fields_set.intersection_update(own)
+        config = type(self)(**{**applied, **by_user})
+        config.model_fields_set.intersection_update(by_user)
         return config, applied
 
     @property
@@ -227,15 +227,7 @@ _CANONICAL: Mapping[str, str] = {
 # ------------------------------------------------------------------------------ rules across sections
 
 
-def _contradictions(config: TrainingConfig) -> Iterator[str]:
-    """Contradictions between settings of several sections, each with the cure; a section checks its own."""
-    yield from _groups(config)
-    yield from _reward_parts(config)
-    yield from _optimizer(config)
-    yield from _distillation(config)
-    yield from _curriculum(config)
-    yield from _staleness(config)
-    yield from _processes(config)
+# Each yields contradictions between settings of several sections, with the cure; a section checks its own.
 
 
 def _groups(config: TrainingConfig) -> Iterator[str]:
@@ -324,8 +316,6 @@ def _distillation(config: TrainingConfig) -> Iterator[str]:
 
 
 def _curriculum(config: TrainingConfig) -> Iterator[str]:
-    yield from _stages(config)
-    yield from _group_sizes(config)
     settings = ["stages"] * bool(config.stages)
     settings += ["scenario_order success"] * (config.scenario_order == "success")
     settings += ["track_success"] * config.track_success
@@ -398,3 +388,9 @@ def _processes(config: TrainingConfig) -> Iterator[str]:
         yield "an adapter is small, and its model is not trained: set parallelism to ddp, or leave lora out"
     if config.precision == "fp16":
         yield "fp16's gradient scaler looks at whole gradients: set precision to bf16, or parallelism to ddp"
+
+
+_RULES = (
+    *(_groups, _reward_parts, _optimizer, _distillation),
+    *(_stages, _group_sizes, _curriculum, _staleness, _processes),
+)

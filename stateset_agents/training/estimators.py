@@ -90,11 +90,11 @@ class Estimator:
     critic: Literal["turn", "token"] | None = None
     """The places at which it needs a value: before every turn, before every agent token, or nowhere."""
     baseline: bool = False
-    """Does it compare whole conversations, so that `baseline_type` says with what?"""
+    """True where it compares whole conversations, so that `baseline_type` says with what."""
     sees_shaping: bool = True
     """False where all that it compares starts from one state, so that potential-based shaping cancels."""
     branches: bool = False
-    """Are other ways on played from its turns, `num_branches` from each?"""
+    """True where other ways on are played from its turns, `num_branches` from each."""
     normalizations: tuple[str, ...]
     """Values of `advantage_normalization` it knows; the first is its default."""
     smallest_group: int = 1
@@ -110,7 +110,7 @@ class ScoredStep:
     """The input of an estimator."""
 
     groups: Mapping[int, TrajectoryGroup]
-    """Those with enough scored members, by their index in the step."""
+    """Groups with enough scored members, by their index in the step."""
     config: CreditSettings
     values: Mapping[tuple[int, int], ValueEstimate]
     """(group, member) -> the critic's values; empty without one."""
@@ -141,7 +141,7 @@ class ScoredStep:
 
 
 def bootstraps(trajectory: Trajectory, *, bootstrap_truncated: bool) -> bool:
-    """Does a conversation have a value after its last turn, because a limit cut it?"""
+    """True where a conversation has a value after its last turn, because a limit cut it."""
     return bootstrap_truncated and trajectory.status is Status.TRUNCATED
 
 

@@ -38,45 +38,38 @@ from stateset_agents.types.settings import Settings
 class EvaluationConfig(Settings):
     """The measurement before and after training."""
 
-    split: Literal["validation", "test"] = Field(
-        default="test", description="Held-out scenarios; training never sees them."
-    )
-    episodes: int | None = Field(default=None, ge=1, description="How many of them; all when unset.")
-    tries: int = Field(
-        default=1, ge=1, description="Of each scenario, sampled: for pass@k, pass^k, and closer intervals."
-    )
-    seed: int = Field(default=0, ge=0, description="Of users and sampling; not the training seed.")
-    max_concurrent: int = Field(default=64, ge=1, description="Conversations at once.")
+    split: Literal["validation", "test"] = "test"
+    """Held-out scenarios; training never sees them."""
+    episodes: int | None = Field(default=None, ge=1)
+    """Number of scenarios; all when unset."""
+    tries: int = Field(default=1, ge=1)
+    """Sampled tries of each scenario: for pass@k, pass^k, and closer intervals."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of users and sampling; not the training seed."""
+    max_concurrent: int = Field(default=64, ge=1)
+    """Conversations at once."""
 
 
 class ExperimentConfig(Settings):
-    """What a YAML file says: agent, environment, reward, training, evaluation."""
+    """The content of a YAML file: agent, environment, reward, training, evaluation."""
 
-    agent: AgentConfig = Field(default=AgentConfig(), description="Which model speaks, and how.")
-    environment: Mapping[str, Any] = Field(
-        description='`name` (or "package.module:Class") and its arguments.'
-    )
-    reward: Mapping[str, Any] = Field(
-        default={"name": "environment"}, description="A name, or `name` and arguments."
-    )
-    training: TrainingConfig = Field(
-        default=TrainingConfig(), description="How it is trained, for how long, and what the run writes."
-    )
-    evaluation: EvaluationConfig | None = Field(
-        default=None, description="Unset: no measurement around training."
-    )
-    trl: TrlSettings | None = Field(
-        default=None,
-        description="Given, if only as `trl: {}`: the updates are TRL's, see docs/trl.md. Unset: ours.",
-    )
-    traces: TraceSettings | None = Field(
-        default=None,
-        description="Of `stateset-agents distill`: a teacher whose verified replies the agent imitates, see "
-        "docs/distillation.md.",
-    )
-    sft: SFTConfig | None = Field(
-        default=None, description="With `traces`: how they are imitated; its own defaults when unset."
-    )
+    agent: AgentConfig = AgentConfig()
+    """The model that speaks, and how it is run."""
+    environment: Mapping[str, Any]
+    """`name` (or "package.module:Class") and its arguments."""
+    reward: Mapping[str, Any] = Field(default={"name": "environment"})
+    """A name, or `name` and arguments."""
+    training: TrainingConfig = TrainingConfig()
+    """The training: how, for how long, and what the run writes."""
+    evaluation: EvaluationConfig | None = None
+    """Unset: no measurement around training."""
+    trl: TrlSettings | None = None
+    """Updates by TRL, if it is given, if only as `trl: {}`, see docs/trl.md. Unset: ours."""
+    traces: TraceSettings | None = None
+    """Settings of `stateset-agents distill`: a teacher whose verified replies the agent imitates, see
+    docs/distillation.md."""
+    sft: SFTConfig | None = None
+    """Fine-tuning on the `traces`; its own defaults when unset."""
 
     @field_validator("reward", mode="before")
     @classmethod

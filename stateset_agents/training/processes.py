@@ -45,7 +45,7 @@ class PeerFailed(TrainingStopped):
     def __init__(self, message: str, *, is_stop: bool = False) -> None:
         super().__init__(message)
         self.is_stop = is_stop
-        """Was it interrupted, so that nothing is wrong?"""
+        """True where it was interrupted, so that nothing is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +91,17 @@ class Processes:
 
     def __init__(self, rank: int = 0, count: int = 1, connection: _Connection | None = None) -> None:
         self.rank = rank
-        """Which of them this is, from 0."""
+        """Index of this process, from 0."""
         self.is_first = rank == 0
-        """Does this process write the run folder and call callbacks?"""
+        """True in the process that writes the run folder and calls callbacks."""
         self.count = count
         self._connection = connection
         self._is_broken = False
-        """Did this process fail where the others do not gather?"""
+        """True once this process failed where the others do not gather."""
         self._has_reported = False
-        """Do the others know of the present failure?"""
+        """True where the others know of the present failure."""
         self.has_lost_others = False
-        """Is the connection to the other processes gone?"""
+        """True once the connection to the other processes is gone."""
 
     @classmethod
     def join(cls, num_processes: int) -> Processes:
@@ -125,7 +125,7 @@ class Processes:
 
     @property
     def is_alone(self) -> bool:
-        """Are there no other processes, or none any more?"""
+        """True where there are no other processes, or none any more."""
         return self.count == 1 or self.has_lost_others
 
     # ------------------------------------------------------------------------------ shares of the work
@@ -173,17 +173,10 @@ class Processes:
                 )
         return [answer.value for answer in answers]
 
-    def total(self, operation: str, numbers: Mapping[str, float | Tensor]) -> dict[str, float]:
-        """Each number added up over the processes that have it."""
-        return self._reduce(operation, numbers, sum)
-
-    def maximum(self, operation: str, numbers: Mapping[str, float | Tensor]) -> dict[str, float]:
-        """Each number's largest; NaN where one of them is."""
-        return self._reduce(operation, numbers, max_or_nan)
-
-    def _reduce(
+    def reduce(
         self, operation: str, numbers: Mapping[str, float | Tensor], merge: Callable[[list[float]], float]
     ) -> dict[str, float]:
+        """Each number merged over the processes that have it, by `sum` or `max_or_nan`."""
         parts = self.gather(operation, {name: float(number) for name, number in numbers.items()})
         names = dict.fromkeys(name for part in parts for name in part)
         return {name: merge([part[name] for part in parts if name in part]) for name in names}
@@ -251,6 +244,8 @@ class Processes:
                 [parameter.grad is not None for parameter in parameters], dtype=torch.uint8
             )
             dist.all_reduce(present, op=dist.ReduceOp.MAX, group=self._connection.group)
+            # AdamW passes over a parameter without a gradient: where all have none it stays so, and where one
+            # process has one the others add zeros.
             moved = [parameter for parameter, bit in zip(parameters, present.tolist(), strict=True) if bit]
             for bucket in _buckets(moved):
                 gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
@@ -369,16 +364,6 @@ class ProcessGroup:
         self._worker = worker
         self._clock_offsets = [0.0]
         """Seconds to add to each process's monotonic clock for the first one's."""
-
-    @property
-    def is_first(self) -> bool:
-        """Does this process write the run folder?"""
-        return self.processes.is_first
-
-    @property
-    def is_alone(self) -> bool:
-        """Are there no others, or none any more?"""
-        return self.processes.is_alone
 
     async def join(self, number: int) -> None:
         """Raises ConfigurationError where the launcher started another number of processes."""

@@ -1,6 +1,6 @@
 """The trainer: scenarios -> episodes -> scored groups -> advantages -> batch -> loss -> step -> metrics.
 
-`MultiTurnGRPOTrainer` conducts; its parts are made by `setup.py`. One step is `_step` and `_learn`.
+`MultiTurnGRPOTrainer` conducts; its parts are made in `_set_up`. One step is `_step` and `_learn`.
 """
 
 from __future__ import annotations
@@ -8,43 +8,53 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from torch import Tensor
 
+from stateset_agents.backends.base import RunningBackend, TrainableBackend, exclusive
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import Environment, expect_environment
 from stateset_agents.core.reward import Reward, RewardFunction, as_reward
-from stateset_agents.evaluation.evaluator import Evaluation, PlayPart
+from stateset_agents.evaluation.evaluator import Evaluation, PlayPart, held_out, refuse_truncated_sampling
 from stateset_agents.runs.checkpoint_files import best_checkpoint, load_checkpoint
+from stateset_agents.runs.compatibility import Identity
 from stateset_agents.runs.lifecycle import State
 from stateset_agents.runs.recorder import ready
-from stateset_agents.runs.session import Session, one_line, platform_line
-from stateset_agents.runtime.tasks import shielded
+from stateset_agents.runs.session import one_line, platform_line
+from stateset_agents.runs.trackers import check_installed
+from stateset_agents.runtime.event_loop import measure_loop_lag
+from stateset_agents.runtime.tasks import in_thread, shielded
+from stateset_agents.tracking.monitors import graded
 from stateset_agents.tracking.run_folder import RunFolder
+from stateset_agents.training.agent_session import AgentSession
+from stateset_agents.training.components import check_reward, check_scored
 from stateset_agents.training.config import TrainingConfig, TrainingProfile
-from stateset_agents.training.loop.curriculum.plan import StepPlan
+from stateset_agents.training.loop.checkpointer import Checkpointer
+from stateset_agents.training.loop.curriculum.orders import ScenarioOrder
+from stateset_agents.training.loop.curriculum.plan import Curriculum, StepPlan
 from stateset_agents.training.loop.curriculum.state import SuccessTable
-from stateset_agents.training.loop.metrics import merge_processes
-from stateset_agents.training.loop.rollouts import Played, RolloutSource
-from stateset_agents.training.loop.run_state import RunState
+from stateset_agents.training.loop.metrics import merge_processes, untrained_share
+from stateset_agents.training.loop.overlapped_rollouts import OverlappedRollouts
+from stateset_agents.training.loop.rollouts import Played, Rollouts, RolloutSource
 from stateset_agents.training.loop.step import (
     StepWatch,
     Update,
     next_temperature,
     observe,
     update_policy,
-    watch_step,
 )
-from stateset_agents.training.processes import PeerFailed, Processes, ProcessGroup
-from stateset_agents.training.setup import Parts, is_deterministic, make_validation, set_up
-from stateset_agents.training.update.factory import GRPOLearnerFactory, LearnerFactory
+from stateset_agents.training.loop.validation import Validation
+from stateset_agents.training.loop.weight_sync import WeightSync, initial_tokens
+from stateset_agents.training.processes import PeerFailed, Processes
+from stateset_agents.training.update.factory import LearnerFactory, is_quantized_training
 from stateset_agents.training.update.protocol import PolicyLearner
+from stateset_agents.training.update.teacher import Teacher, load_teacher
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.scenario import Scenario, expect_scenarios
@@ -54,7 +64,26 @@ from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup, by_sce
 _log = get_logger(__name__)
 
 
-class MultiTurnGRPOTrainer(Session[TrainingConfig]):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The collaborators of a trainer, once its model is loaded."""
+
+    recommended: dict[str, Any]
+    """Settings of the model's card that the user left unset."""
+    backend: RunningBackend
+    learner: PolicyLearner
+    engine: ComputationalEngine
+    curriculum: Curriculum
+    weights: WeightSync
+    checkpoints: Checkpointer
+    rollouts: Rollouts
+    overlapped: OverlappedRollouts
+    validation: Validation
+    teacher: Teacher | None
+    """The teacher of an on-policy distillation."""
+
+
+class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
     """Trains an agent by group-relative policy optimisation, inside the caller's event loop.
 
     Generation runs in the backend's worker thread and the update in the trainer's own, so the loop goes
@@ -73,7 +102,6 @@ class MultiTurnGRPOTrainer(Session[TrainingConfig]):
     _MAY_CHANGE = frozenset({"num_episodes", "max_steps", "max_failed_steps", "log_rollouts"})
     _LENGTH = "max_steps or num_episodes"
     _parts: Parts | None
-    _state: RunState
 
     def __init__(
         self,
@@ -94,14 +122,11 @@ class MultiTurnGRPOTrainer(Session[TrainingConfig]):
         expect_environment(environment)
         if config is not None:
             expect("config", config, TrainingConfig, "write TrainingConfig(num_episodes=100, ...)")
-        super().__init__(config or TrainingConfig(), run, callbacks)
-        self.agent = agent
+        super().__init__(agent, config or TrainingConfig(), run, callbacks)
         self.environment = environment
         self.reward_fn: RewardFunction = as_reward(reward_fn)
         self._description = dict(description or {})
-        self._factory = learner_factory or GRPOLearnerFactory()
-        self._group = ProcessGroup(self._worker)
-        self._state = RunState()
+        self._factory = learner_factory or LearnerFactory()
         self._is_stepping = False
 
     # ------------------------------------------------------------------------------ how it stands
@@ -117,7 +142,7 @@ class MultiTurnGRPOTrainer(Session[TrainingConfig]):
 
     def _adopt_settings(self, config: TrainingConfig, settings: Mapping[str, Any]) -> None:
         parts = ready(self._parts)
-        parts.adopt(config)
+        parts.curriculum.config = parts.validation.config = config
         self._state = parts.checkpoints.change_settings(config, settings, self._state)
 
     @property
@@ -152,7 +177,12 @@ class MultiTurnGRPOTrainer(Session[TrainingConfig]):
     @property
     def deterministic(self) -> bool:
         """True where the run waits for every local reply, so that it can be repeated bit by bit."""
-        return is_deterministic(self.config, self.environment, self.agent.backend)
+        backend, config = self.agent.backend, self.config
+        if isinstance(backend, TrainableBackend) and not backend.is_repeatable:
+            return False
+        if config.scheduling == "auto":
+            return self.environment.local and not config.max_staleness
+        return config.scheduling == "deterministic"
 
     @property
     def successes(self) -> SuccessTable:
@@ -182,46 +212,124 @@ class MultiTurnGRPOTrainer(Session[TrainingConfig]):
         if self.is_ready:
             return
         await self._group.join(self.config.num_processes)
-        self._recorder.is_first = self._group.is_first
+        self._recorder.is_first = self.processes.is_first
         try:
-            self._parts = await set_up(
-                self.agent,
-                self.environment,
-                self.reward_fn,
-                self.config,
-                self._factory,
-                description=self._description,
-                lifecycle=self._lifecycle,
-                group=self._group,
-                worker=self._worker,
-                recorder=self._recorder,
-                step_event=self._step_event,
-                run_event=self._run_event,
-                fault_event=self._fault_event,
-            )
+            self._parts = await self._set_up()
         except (Exception, asyncio.CancelledError) as error:
             await self._group.abort(error)
             raise
-        self._config = self._parts.validation.config  # with the settings of the model's card
-        date = self.agent.template.date
-        self._state = replace(self._state, template_date=None if date is None else date.isoformat())
+        self._note_date()
+
+    async def _checked_scenarios(self) -> Sequence[Scenario]:
+        """The train scenarios. Raises ConfigurationError for what can be told before the model is loaded."""
+        refuse_truncated_sampling(self.agent)
+        check_reward(self.reward_fn, self.config)
+        self._factory.check(self.agent, self.config)
+        await in_thread(check_installed, self.callbacks)
+        scenarios = await in_thread(self.environment.scenarios, "train")
+        for scenario in scenarios:
+            self.reward_fn.check_scenario(scenario)
+        check_scored(self.reward_fn, self.environment, scenarios)
+        return scenarios
+
+    async def _start_agent(self) -> RunningBackend:
+        """Load the model. Raises ConfigurationError for one that these settings cannot train."""
+        agent = self.agent
+        await agent.initialize()
+        backend = agent.backend
+        if not isinstance(backend, RunningBackend):
+            raise ConfigurationError(
+                f"a {type(backend).__name__} has no weights to train: use an in-process model"
+            )
+        if agent.config.history == "keep" and not agent.template.appends and self.processes.is_first:
+            _log.warning(
+                "the chat template drops or changes earlier turns, and this training keeps them as they were "
+                'sampled: serve the agent with history="keep", too'
+            )
+        if self.config.scheduling == "deterministic" and not self.deterministic:
+            raise ConfigurationError(
+                "scheduling deterministic needs a model in this process: a server's batches are its own; "
+                "leave it at auto"
+            )
+        return backend
+
+    async def _set_up(self) -> Parts:
+        """Check the settings, load the model, make the learner, open the run folder: in this order, for each
+        of them needs what the one before it made."""
+        agent, environment, worker, group = self.agent, self.environment, self._worker, self._group
+        scenarios = await self._checked_scenarios()
+        order = ScenarioOrder(scenarios, self.config.seed)
+        backend = await self._start_agent()
+        deterministic = self.deterministic
+        config, recommended = self.config.with_recommended(backend.recommended)
+        curriculum = Curriculum(scenarios, config, self.reward_fn.part_weights)
+        if recommended:
+            set_by_card = ", ".join(f"{name} {value}" for name, value in recommended.items())
+            _log.warning(f"the model's card sets what you did not: {set_by_card}")
+        if group.processes.is_first and isinstance(backend, TrainableBackend):
+            await in_thread(_warn_of_untrained, backend, scenarios)
+        if config.eval_steps:
+            await in_thread(held_out, environment, "validation", None)
+        fingerprint = await worker.run(order.fingerprint)
+        self._config = config
+        async with contextlib.AsyncExitStack() as opened:  # closed again where a later step fails
+            teacher = None
+            if config.distillation is not None:
+                teacher = await load_teacher(config.distillation, agent, group=group)
+                opened.push_async_callback(teacher.close)
+            with exclusive(backend, self._lifecycle):
+                tokens = initial_tokens(backend, is_quantized=is_quantized_training(config))
+                learner = await worker.run(self._factory.make, agent, backend, config, group.processes)
+            opened.callback(learner.close)
+            engine = ComputationalEngine(
+                await self._factory.player(agent, learner),
+                environment,
+                self.reward_fn,
+                num_generations=config.num_generations,
+                num_branches=config.branches_per_turn,
+                deterministic=deterministic,
+                limits=config.rollout_limits(),
+            )
+            engine.fault_tolerance.on_event = self._fault_event
+            settings = self._settings()
+            compared = {name: settings[name] for name in settings if name not in ("evaluation", "made_by")}
+            if teacher is not None:
+                compared["teacher"] = {"weights": teacher.weights}
+            identity = Identity(base=learner.fingerprint, scenarios=fingerprint, settings=compared)
+            weights, checkpoints = await self._open_run(learner, config, identity, settings, tokens=tokens)
+            opened.pop_all()
+        rollouts = Rollouts(engine, curriculum, weights, group, self._step_event)
+        overlapped = OverlappedRollouts(engine, curriculum, weights, self._run_event, self._lifecycle.notify)
+        return Parts(
+            recommended=recommended,
+            backend=backend,
+            learner=learner,
+            engine=engine,
+            curriculum=curriculum,
+            weights=weights,
+            checkpoints=checkpoints,
+            rollouts=rollouts,
+            overlapped=overlapped,
+            validation=self._make_validation(),
+            teacher=teacher,
+        )
+
+    def _settings(self) -> dict[str, Any]:
+        """The content of config.yaml."""
+        is_named = "environment" in self._description  # by what a YAML file can name, not by its class alone
+        return {
+            **({} if is_named else {"made_by": "program"}),
+            "agent": self.agent.config.model_dump(mode="json"),
+            "environment": {"name": type(self.environment).__name__},
+            "reward": self.reward_fn.name,
+            **self._description,
+            "training": self.config.model_dump(mode="json"),
+        }
 
     async def stop(self) -> None:
-        """End the update thread and close the logs; the agent goes on speaking.
-
-        A `train` under way is asked to stop and waited for, so its last step is kept; a callback that is
-        still running after a minute is cancelled.
-        """
         await super().stop()
-        if self._parts is not None:
-            self._parts.learner.close()
-            if self._parts.teacher is not None:
-                await self._parts.teacher.close()
-
-    async def close(self) -> None:
-        """Stop, and close the agent too."""
-        await self.stop()
-        await self.agent.close()
+        if self._parts is not None and self._parts.teacher is not None:
+            await self._parts.teacher.close()
 
     async def __aenter__(self) -> Self:
         was_running = self.agent.is_running
@@ -244,11 +352,7 @@ class MultiTurnGRPOTrainer(Session[TrainingConfig]):
         `summary.json` and `report.html`. After `request_stop` another call goes on; when all is done it says
         so. Raises TrainingStopped when `max_failed_steps` steps in a row (or the first) could not train.
         """
-        await self._train()
-        return self.agent
-
-    def _exclusive(self) -> contextlib.AbstractContextManager[None]:
-        return ready(self._parts).weights.exclusive()
+        return await super().train()
 
     @property
     def _beside(self) -> RolloutSource:
@@ -314,36 +418,46 @@ class MultiTurnGRPOTrainer(Session[TrainingConfig]):
         Called by itself it plays first and learns then, whatever `max_staleness` is. Cancelled during the
         rollout it leaves nothing behind; from the update on it finishes first.
         """
-        self._worker.refuse_stopped()
-        return await self._step(ready(self._parts).rollouts)
+        return await self._step()
 
     async def training_step(self, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
         """A step on groups that are there already, as `generate_trajectories` gives them."""
-        self._worker.refuse_stopped()
-        return await self._step(ready(self._parts).rollouts, groups)
+        return await self._step(groups=groups)
 
     async def _step(
-        self, source: RolloutSource, groups: Sequence[TrajectoryGroup] | None = None
+        self, source: RolloutSource | None = None, *, groups: Sequence[TrajectoryGroup] | None = None
     ) -> dict[str, float]:
-        """`groups`: learn from these instead of the source's."""
-        with self._stepping() as parts:
-            started = time.perf_counter()
-            async with watch_step(self.agent.backend) as watch:
-                if groups is None:
-                    played = await source.next(self._state)
-                else:
-                    played = Played.by_hand(groups, self._state.frontier, self.config)
-                finished = await shielded(self._learn(parts, source, played, watch, started))
-            await self._announce_step(finished.metrics, finished.findings, finished.failure)
-            return finished.metrics
+        """One step at a time, and none after the last. `source`: of the groups, those played just now when
+        absent; `groups`: learn from these instead."""
+        self._worker.refuse_stopped()
+        self._refuse_in_callback("a step")
+        parts = ready(self._parts)
+        source = source or parts.rollouts
+        if done := self._done():
+            raise ConfigurationError(": ".join(done))
+        if self._is_stepping:
+            raise ConfigurationError("a step of this trainer is under way: await it before the next")
+        with parts.weights.exclusive():
+            self._is_stepping = True
+            try:
+                started = time.perf_counter()
+                async with measure_loop_lag() as lag:
+                    watch = StepWatch(self.agent.backend, lag)
+                    if groups is None:
+                        played = await source.next(self._state)
+                    else:
+                        played = Played.by_hand(groups, self._state.frontier, self.config)
+                    # Once the update has begun, a cancellation waits for its end.
+                    finished = await shielded(self._learn(parts, source, played, watch, started))
+                await self._announce_step(finished.metrics, finished.findings, finished.failure)
+                return finished.metrics
+            finally:
+                self._is_stepping = False
 
     async def _learn(
         self, parts: Parts, source: RolloutSource, played: Played, watch: StepWatch, started: float
     ) -> Update:
-        """Update the policy, push its weights, show the reward its scores, record the step.
-
-        It runs shielded: once the update has begun, a cancellation waits for its end.
-        """
+        """Update the policy, push its weights, show the reward its scores, record the step."""
         rolled_out = time.perf_counter()
         plan = parts.curriculum.plan(self._state.frontier, self._state.curriculum)
         async with self._boundary:
@@ -352,7 +466,9 @@ class MultiTurnGRPOTrainer(Session[TrainingConfig]):
                 stage = self._state.curriculum.stage
                 update = await self._update(parts, source, played, repeatable=repeatable)
                 self._write_group_ends(plan, played, stage_before=stage)
-                await self._push(parts, update)
+                if update.batch.samples:
+                    await parts.weights.push(self._state)
+                    self._run_event("weights handed over", version=self._state.version)
             source.release(played, self._state)
             observed = await observe(self.reward_fn, played.all_groups)
             learned = time.perf_counter()
@@ -375,13 +491,15 @@ class MultiTurnGRPOTrainer(Session[TrainingConfig]):
         await self._write_rollouts(played, update)
         if observed.mistake is not None:
             raise observed.mistake
-        return replace(update, metrics=metrics, findings=findings, failure=self._fatal(update))
+        is_fatal = self.step_number == 1 or self._state.failed_steps >= self.config.max_failed_steps
+        failure = f"step {self.step_number} {update.failure}" if update.failure and is_fatal else None
+        return replace(update, metrics=metrics, findings=findings, failure=failure)
 
     async def _update(
         self, parts: Parts, source: RolloutSource, played: Played, *, repeatable: bool
     ) -> Update:
         """Groups -> advantages -> batch -> loss -> optimiser step; the state is then one step further."""
-        began, step = self._state.curriculum, self.step_number + 1
+        step = self.step_number + 1
         update = await update_policy(
             parts.learner,
             parts.backend,
@@ -395,23 +513,20 @@ class MultiTurnGRPOTrainer(Session[TrainingConfig]):
             temperature=self.temperature,
             versions=parts.weights.versions,
         )
+        state, failed = self._state, update.failure is not None
         mean_reward = update.metrics.get("reward/mean")
-        self._state = self._state.after_step(
-            episodes=len(played.groups),
-            replaced=len(played.batch.filtered),
-            new_policy=bool(update.batch.samples),
-            failed=update.failure is not None,
-            repeatable=repeatable,
+        self._state = replace(
+            state,
+            step=step,
+            version=step if update.batch.samples else state.version,
+            frontier=state.frontier + len(played.groups),
+            replaced=state.replaced + len(played.batch.filtered),
+            failed_steps=state.failed_steps + 1 if failed else 0,
+            repeatable=state.repeatable and repeatable,
             temperature=next_temperature(self.config, self.temperature, mean_reward),
-            curriculum=parts.curriculum.after(began, step, played.all_groups, update.metrics),
+            curriculum=parts.curriculum.after(state.curriculum, step, played.all_groups, update.metrics),
         )
         return update
-
-    async def _push(self, parts: Parts, update: Update) -> None:
-        """Hand the new weights to the agent's backend, where there are any."""
-        if update.batch.samples:
-            await parts.weights.push(self._state)
-            self._run_event("weights handed over", version=self._state.version)
 
     async def _cost(
         self, parts: Parts, watch: StepWatch, times: Mapping[str, float], metrics: Mapping[str, float]
@@ -423,28 +538,6 @@ class MultiTurnGRPOTrainer(Session[TrainingConfig]):
         cost["tokens/per_second"] = sampled / cost["time/step"]
         cost["policy/version"] = float(self._state.version)
         return cost
-
-    def _fatal(self, update: Update) -> str | None:
-        """The reason to end the training with this step; None where it goes on."""
-        is_fatal = self.step_number == 1 or self._state.failed_steps >= self.config.max_failed_steps
-        return f"step {self.step_number} {update.failure}" if update.failure and is_fatal else None
-
-    @contextlib.contextmanager
-    def _stepping(self) -> Iterator[Parts]:
-        """One step at a time, and none after the last."""
-        self._worker.refuse_stopped()
-        self._refuse_in_callback("a step")
-        parts = ready(self._parts)
-        if done := self._done():
-            raise ConfigurationError(": ".join(done))
-        if self._is_stepping:
-            raise ConfigurationError("a step of this trainer is under way: await it before the next")
-        with parts.weights.exclusive():
-            self._is_stepping = True
-            try:
-                yield parts
-            finally:
-                self._is_stepping = False
 
     # ------------------------------------------------------------------------------ parts of a step
 
@@ -495,12 +588,19 @@ class MultiTurnGRPOTrainer(Session[TrainingConfig]):
         """The current policy on held-out scenarios (at most `eval_episodes`, or `episodes` of them), with
         users of its own seed."""
         self._refuse_in_callback("evaluate")
-        validation = (
-            make_validation(self.agent, self.environment, self.reward_fn, self.config, self._group)
-            if self._parts is None
-            else self._parts.validation
-        )
+        validation = self._make_validation() if self._parts is None else self._parts.validation
         return await validation.evaluate(split, episodes=episodes, temperature=temperature)
+
+    def _make_validation(self) -> Validation:
+        """Evaluates the agent, whether its model was loaded by this trainer or not."""
+        return Validation(
+            self.agent,
+            self.environment,
+            self.reward_fn,
+            self.config,
+            self._group.divide,
+            deterministic=self.deterministic,
+        )
 
     async def _note_evaluation(self, parts: Parts, result: Evaluation) -> bool:
         """Log an evaluation; is it the best so far?"""
@@ -618,11 +718,25 @@ class MultiTurnGRPOTrainer(Session[TrainingConfig]):
 
     def _refuse_in_callback(self, what: str) -> None:
         """Raises ConfigurationError for what all processes do together, where the first is alone."""
-        if self._recorder.is_notifying and not self._group.is_alone:
+        if self._recorder.is_notifying and not self.processes.is_alone:
             raise ConfigurationError(
                 f"{what} needs all {self.processes.count} processes, and callbacks are called in the first "
                 "one: call it between steps of your own, in every process, or set save_steps or eval_steps"
             )
+
+
+def _warn_of_untrained(backend: TrainableBackend, scenarios: Sequence[Scenario]) -> None:
+    """Warn where the words of the first hundred scenarios are none that the model was trained on."""
+    if backend.trained_tokens is None:
+        return
+    texts = [message.content for scenario in scenarios[:100] for message in scenario.messages()]
+    share = untrained_share(map(backend.tokenizer.encode, texts), backend.trained_tokens)
+    observation = (
+        f"{share or 0:.0%} of the tokens of what scenarios begin with are none that the model was trained on"
+    )
+    finding = graded("vocabulary", share or 0.0, observation)
+    if finding.verdict != "ok":
+        _log.warning(f"{finding.check}: {finding.seen}: {finding.cure}")
 
 
 async def train(

@@ -9,9 +9,13 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from typing import Any, TextIO, cast
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
-import structlog
+if TYPE_CHECKING:
+    from structlog.stdlib import BoundLogger
+    from structlog.typing import EventDict
 
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 """A terminal obeys control characters, and the others end lines or turn the order of what is read around. The
@@ -53,21 +57,46 @@ class _Formatter(logging.Formatter):
         return shown(super().format(record))
 
 
-def get_logger(name: str) -> structlog.stdlib.BoundLogger:
+def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
+    """Lines of text: rows of cells in columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        indent + "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+class _LazyLogger:
+    """Makes structlog's logger at its first event, for structlog brings all of rich with it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @cached_property
+    def _bound(self) -> BoundLogger:
+        import structlog
+
+        processors: list[Any] = [
+            structlog.stdlib.filter_by_level,
+            structlog.processors.format_exc_info,
+            _human_line,
+        ]
+        wrapper = structlog.stdlib.BoundLogger
+        logger = logging.getLogger(self._name)
+        return cast(
+            "BoundLogger", structlog.wrap_logger(logger, wrapper_class=wrapper, processors=processors)
+        )
+
+    def __getattr__(self, method: str) -> Any:
+        return getattr(self._bound, method)
+
+
+def get_logger(name: str) -> BoundLogger:
     """A logger that takes an event and fields: `log.info("checkpoint saved", step=20)`.
 
     It leaves structlog's global configuration to the program that uses the library.
     """
-    logger = structlog.wrap_logger(
-        logging.getLogger(name),
-        wrapper_class=structlog.stdlib.BoundLogger,
-        processors=[
-            structlog.stdlib.filter_by_level,
-            structlog.processors.format_exc_info,
-            _human_line,
-        ],
-    )
-    return cast(structlog.stdlib.BoundLogger, logger)
+    return cast("BoundLogger", _LazyLogger(name))
 
 
 def configure_logging(level: str = "INFO") -> None:
@@ -85,7 +114,7 @@ def configure_logging(level: str = "INFO") -> None:
     logger.setLevel(level.upper())
 
 
-def _human_line(_: Any, __: str, event: structlog.typing.EventDict) -> str:
+def _human_line(_: Any, __: str, event: EventDict) -> str:
     """`checkpoint saved  step=20 path=runs/0001-demo`; a traceback goes below. No value begins a line of its
     own, or reaches the terminal as a command."""
     trace = event.pop("exception", None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -75,7 +75,12 @@ class Message:
     def is_example(self) -> bool:
         """True if this reply may be imitated: not one with a call that cannot be read, or a thought behind
         its first words, which templates write in front."""
-        return self.thinks_first and all(call.error is None for call in self.tool_calls)
+        return self.thinks_first and len(self.readable_calls) == len(self.tool_calls)
+
+    @property
+    def readable_calls(self) -> list[ToolCall]:
+        """The calls of this message that could be parsed."""
+        return [call for call in self.tool_calls if call.error is None]
 
     @property
     def pieces(self) -> list[str]:
@@ -122,7 +127,8 @@ class Message:
 
     def to_openai(self) -> dict[str, Any]:
         """The message as OpenAI's chat format has it (arguments as a JSON string)."""
-        data: dict[str, Any] = {"role": self.role, "content": self._parts() if self.images else self.content}
+        parts = self.parts(Image.to_openai) if self.images else None
+        data: dict[str, Any] = {"role": self.role, "content": self.content if parts is None else parts}
         if self.tool_calls:
             data["tool_calls"] = [
                 {
@@ -138,12 +144,12 @@ class Message:
             data["name"] = self.name
         return data
 
-    def _parts(self) -> list[dict[str, Any]]:
-        """OpenAI's content of a message with pictures."""
+    def parts(self, part_of: Callable[[Image], dict[str, Any]]) -> list[dict[str, Any]]:
+        """The content of a message with pictures as a list of texts and of what `part_of` makes of each."""
         first, *others = self.pieces
         parts: list[dict[str, Any]] = [{"type": "text", "text": first}]
         for image, text in zip(self.images, others, strict=True):
-            parts += [image.to_openai(), {"type": "text", "text": text}]
+            parts += [part_of(image), {"type": "text", "text": text}]
         return [part for part in parts if part.get("text") != ""]
 
     @classmethod
@@ -247,11 +253,11 @@ def call_arguments(function: Mapping[str, Any]) -> tuple[Any, list[str]]:
     Arguments may stand under `parameters` or `args`, too. Null is absent: without arguments they are None.
     Raises ValueError where they stand under two of the names.
     """
-    given = [key for key in _ARGUMENTS if function.get(key) is not None]
-    if len(given) > 1:
-        raise ValueError(f"the tool call has {' and '.join(given)}: put all arguments into arguments")
+    keys = [key for key in _ARGUMENTS if function.get(key) is not None]
+    if len(keys) > 1:
+        raise ValueError(f"the tool call has {' and '.join(keys)}: put all arguments into arguments")
     unknown = [key for key, value in function.items() if key not in _CALL_KEYS and value is not None]
-    return (function[given[0]] if given else None), unknown
+    return (function[keys[0]] if keys else None), unknown
 
 
 def _loose_arguments(item: Mapping[str, Any]) -> dict[str, Any]:

@@ -46,8 +46,8 @@ class Scenario:
 
     def __post_init__(self) -> None:
         expect_split(self.split, "scenario split")
-        said = [message.content for message in self.prompt if message.role == "user"]
-        if self.prompt and (not said or said[-1] != self.opening or self.prompt[-1].role == "assistant"):
+        words = [message.content for message in self.prompt if message.role == "user"]
+        if self.prompt and (not words or words[-1] != self.opening or self.prompt[-1].role == "assistant"):
             raise ConfigurationError(
                 f"scenario {self.id}: its prompt must end with the opening {self.opening!r:.60}, or with "
                 "what tools gave after it"

@@ -255,15 +255,15 @@ def _common(one: ValueKind, other: ValueKind) -> ValueKind | None:
 
 def _distinct(kinds: Iterator[ValueKind]) -> tuple[ValueKind, ...]:
     """The kinds, all values of the same types together."""
-    found: dict[tuple[frozenset[str], bool], ValueKind] = {}
+    distinct: dict[tuple[frozenset[str], bool], ValueKind] = {}
     for kind in kinds:
         key = kind.types, kind.values is None
-        known = found.setdefault(key, kind)
+        known = distinct.setdefault(key, kind)
         if known.values is not None and kind.values is not None:
-            found[key] = ValueKind(types=kind.types, values={**known.values, **kind.values})
-        if len(found) > _MOST_KINDS:
+            distinct[key] = ValueKind(types=kind.types, values={**known.values, **kind.values})
+        if len(distinct) > _MOST_KINDS:
             return (ValueKind(types=_ANY_TYPE),)
-    return tuple(found.values())
+    return tuple(distinct.values())
 
 
 def _has_type(value: Any, types: frozenset[str]) -> bool:
@@ -316,13 +316,13 @@ def _target(name: str, root: Any) -> Any:
     here."""
     if not name.startswith("#"):
         return None
-    found = root
+    target = root
     for step in filter(None, unquote(name[1:]).split("/")):
         step = step.replace("~1", "/").replace("~0", "~")
-        if not isinstance(found, Mapping) or step not in found:
+        if not isinstance(target, Mapping) or step not in target:
             return None
-        found = found[step]
-    return found
+        target = target[step]
+    return target
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
+import functools
+import inspect
+import itertools
 import re
-from collections.abc import Iterable, Mapping
+import textwrap
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +49,24 @@ def expect(name: str, value: object, kind: type, hint: str) -> None:
     raise ConfigurationError(f"{name} must be {article} {kind.__name__}, got {description}: {hint}")
 
 
+def expect_that(holds: bool, name: str, rule: str, value: object, hint: str = "") -> None:
+    """Raises ConfigurationError, `NAME must RULE, got VALUE`, unless it holds; `hint` says what to give.
+
+    >>> expect_that(0 < share < 1, "share", "be between 0 and 1", share)
+    """
+    if not holds:
+        plain = repr(value) if isinstance(value, str) else value  # numpy's 0.0 is written as 0.0
+        raise ConfigurationError(f"{name} must {rule}, got {plain}" + (f": {hint}" if hint else ""))
+
+
+def expect_one_of(name: str, value: str, known: Collection[str]) -> None:
+    """Raises ConfigurationError, with the nearest known name, if `value` is none of them."""
+    if value not in known:
+        raise ConfigurationError(
+            f"{name} must be one of {', '.join(known)}, got {value!r}{nearest(value, known)}"
+        )
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class OneOf:
     """The type of a field that names an entry of a registry: `Annotated[str, OneOf(LOSSES)]`.
@@ -73,9 +96,30 @@ class OneOf:
 
 
 class Settings(BaseModel):
-    """A frozen pydantic model whose errors are `ConfigurationError`s that name the value and the fix."""
+    """A frozen pydantic model whose errors are `ConfigurationError`s that name the value and the fix.
+
+    The docstring under a field is its description.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, validate_default=True)
+
+    @classmethod
+    def descriptions(cls) -> dict[str, str]:
+        """Each field's description on one line, by name."""
+        texts: dict[str, str] = {}
+        for model in reversed(cls.__mro__):
+            texts |= _field_docstrings(model) if issubclass(model, Settings) else {}
+        return {name: field.description or texts.get(name, "") for name, field in cls.model_fields.items()}
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        result = handler(schema)
+        properties = handler.resolve_ref_schema(result).get("properties", {})
+        for name in properties.keys() & (texts := cls.descriptions()).keys():
+            properties[name]["description"] = texts[name]
+        return result
 
     def __init__(self, **data: Any) -> None:
         try:
@@ -94,6 +138,24 @@ class Settings(BaseModel):
                     choice for choice in getattr(alias, "choices", [alias]) if isinstance(choice, str)
                 )
         return names
+
+
+@functools.cache
+def _field_docstrings(model: type) -> dict[str, str]:
+    """The docstrings under a class's fields. They are read of its source when asked for: pydantic would do it
+    when the class is made, 5 ms for each class of an import."""
+    try:
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
+    except OSError:  # a program without its sources
+        return {}
+    assert isinstance(definition, ast.ClassDef)
+    return {
+        ast.unparse(field.target): " ".join(str(below.value.value).split())
+        for field, below in itertools.pairwise(definition.body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(below, ast.Expr)
+        and isinstance(below.value, ast.Constant)
+    }
 
 
 def _one_line(model: type[Settings], error: ValidationError) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from stateset_agents.types.images import PixelValues
 from stateset_agents.types.messages import Completion, Message
@@ -34,31 +34,20 @@ class Stopwatch:
     """Divides the time of one conversation into spans without gaps."""
 
     def __init__(self) -> None:
-        self._spans: list[Span] = []
+        self.spans: list[Span] = []
+        """The spans so far, in order."""
         self._since = time.monotonic()
-
-    @property
-    def spans(self) -> tuple[Span, ...]:
-        """The spans in their order."""
-        return tuple(self._spans)
 
     def lap(self, doing: Doing, until: float | None = None) -> None:
         """Assign the time since the last lap, up to now or `until`."""
         end = max(self._since, time.monotonic() if until is None else until)
-        if self._spans and self._spans[-1].doing == doing:
-            self._spans[-1] = Span(doing, self._spans[-1].begin, end)
+        if self.spans and self.spans[-1].doing == doing:
+            self.spans[-1] = Span(doing, self.spans[-1].begin, end)
         elif end > self._since:
-            self._spans.append(Span(doing, self._since, end))
+            self.spans.append(Span(doing, self._since, end))
         self._since = end
 
-    def turn(self, begun: float | None) -> None:
-        """The agent's turn is complete; `begun` is when the model began it, if the backend knows."""
-        if begun is not None:
-            self.lap("waiting", begun)
-        self.lap("model")
 
-
-T = TypeVar("T")
 UNANSWERED = "unanswered"
 """Key in the metadata of a FAILED conversation: the endpoint of its agent gave no answer."""
 
@@ -123,44 +112,17 @@ class Row:
     """The first of `turns` that trains in this row: those before it train in an earlier one, which they
     share."""
 
-    @property
-    def token_ids(self) -> list[int]:
-        """The tokens that the model saw and sampled: prompt, completion, delta, completion, ..."""
-        return [token for turn in self.turns for token in (*turn.prompt_ids, *turn.completion.token_ids)]
+    token_ids: list[int]
+    """The tokens that the model saw and sampled: prompt, completion, delta, completion, ..."""
+    action_mask: list[int]
+    """1 on tokens that the agent sampled and that train in this row, its end-of-turn tokens included."""
+    logprobs: list[float]
+    """Behaviour log-probs where `action_mask` is 1, 0.0 elsewhere."""
+    versions: list[int]
+    """Policy version behind each token where `action_mask` is 1, -1 elsewhere."""
 
-    @property
-    def pixels(self) -> tuple[PixelValues, ...]:
-        """The pictures that the model saw, in order: the last prompt goes on from the others."""
-        return self.turns[-1].completion.pixels
-
-    @property
-    def action_mask(self) -> list[int]:
-        """1 on tokens that the agent sampled and that train in this row, its end-of-turn tokens included."""
-        return self._column(lambda completion: [1] * len(completion.token_ids), 0)
-
-    @property
-    def logprobs(self) -> list[float]:
-        """Behaviour log-probs where `action_mask` is 1, 0.0 elsewhere."""
-        return self._column(lambda completion: completion.logprobs, 0.0)
-
-    @property
-    def versions(self) -> list[int]:
-        """Policy version behind each token where `action_mask` is 1, -1 elsewhere."""
-        return self._column(lambda completion: completion.versions, -1)
-
-    def _column(self, sampled: Callable[[Completion], Sequence[T]], other: T) -> list[T]:
-        return [
-            value
-            for place, turn in enumerate(self.turns)
-            for value in (
-                *[other] * len(turn.prompt_ids),
-                *(
-                    sampled(turn.completion)
-                    if place >= self.trains_from
-                    else [other] * len(turn.completion.token_ids)
-                ),
-            )
-        ]
+    pixels: tuple[PixelValues, ...]
+    """The pictures that the model saw, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,9 +183,38 @@ class Trajectory:
                 chain.append(before)
             indices = tuple(reversed(chain))
             shared = sum(index in trained for index in indices)
-            rows.append(Row(turns=tuple(self.turns[i] for i in indices), indices=indices, trains_from=shared))
+            rows.append(self._row(indices, trains_from=shared))
             trained.update(indices)
         return rows
+
+    def _row(self, indices: Sequence[int], *, trains_from: int = 0) -> Row:
+        """The turns of these indices behind one another."""
+        turns = tuple(self.turns[index] for index in indices)
+        token_ids: list[int] = []
+        action_mask: list[int] = []
+        logprobs: list[float] = []
+        versions: list[int] = []
+        for place, turn in enumerate(turns):
+            completion, trains = turn.completion, place >= trains_from
+            token_ids += (*turn.prompt_ids, *completion.token_ids)
+            num_untrained = len(turn.prompt_ids) + (0 if trains else len(completion.token_ids))
+            action_mask += [0] * num_untrained
+            logprobs += [0.0] * num_untrained
+            versions += [-1] * num_untrained
+            if trains:
+                action_mask += [1] * len(completion.token_ids)
+                logprobs += completion.logprobs
+                versions += completion.versions
+        return Row(
+            turns=turns,
+            indices=tuple(indices),
+            trains_from=trains_from,
+            token_ids=token_ids,
+            action_mask=action_mask,
+            logprobs=logprobs,
+            versions=versions,
+            pixels=turns[-1].completion.pixels if turns else (),  # the last prompt goes on from the others
+        )
 
     @property
     def outcome_reward(self) -> float:
@@ -260,7 +251,7 @@ class Trajectory:
     def end_to_end(self) -> Row:
         """Every turn's columns behind one another, as the log keeps them: one sequence that a model saw only
         where the conversation has one row."""
-        return Row(turns=self.turns, indices=tuple(range(len(self.turns))))
+        return self._row(range(len(self.turns)))
 
     @property
     def token_ids(self) -> list[int]:

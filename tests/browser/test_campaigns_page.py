@@ -9,7 +9,7 @@ from acquisition_campaigns import small_campaigns
 from axe import faults
 from chromium import Tab
 
-from stateset_agents.reporting.campaign_report import Campaigns
+from stateset_agents.numeric.acquisition.campaign_page import Campaigns
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
@@ -32,25 +32,25 @@ async def test_a_variable_says_what_setting_it_would_tell(tab: Tab, page: tuple[
     await tab.until("!!document.querySelector('#model svg')")
     model = made.model
     assert await text(tab, "h1") == "Small <campaigns>"
-    assert await tab.run("document.querySelectorAll('#model .node').length") == len(model.nodes)
-    assert await tab.run("document.querySelectorAll('#model .edge').length") == len(model.edges)
-    last = len(model.experiments)
+    assert await tab.run("document.querySelectorAll('#model .node').length") == len(model["nodes"])
+    assert await tab.run("document.querySelectorAll('#model .edge').length") == len(model["edges"])
+    last = len(model["experiments"])
     assert (await text(tab, ".moment output")).startswith(f"after {last} experiments of {last}: ")
     for at in (1, 2):
-        name = model.nodes[at].name
+        name = model["nodes"][at]["name"]
         await tab.run(f"document.querySelector('.node[data-at=\"{at}\"]').dispatchEvent(new Event('click'))")
         assert await text(tab, ".asked h3") == f"Set {name}"
         rows = await tab.run(
             "[...document.querySelectorAll('.asked tbody tr')].map((row) => "
             "[...row.children].map((one) => one.textContent))"
         )
-        own = [one for one in model.interventions if at in one.nodes]
-        assert [row[0] for row in rows] == [one.label for one in own]
+        own = [one for one in model["interventions"] if at in one["nodes"]]
+        assert [row[0] for row in rows] == [one["label"] for one in own]
         truths = [float(row[4].replace(MINUS, "-")) for row in rows]
-        assert truths == pytest.approx([one.truth for one in own], rel=0.01, abs=1e-4)
+        assert truths == pytest.approx([one["truth"] for one in own], rel=0.01, abs=1e-4)
         lit = await tab.run("document.querySelectorAll('.edge.told').length")
-        assert lit <= sum(edge.child != at for edge in model.edges)  # nothing of its own causes
-    assert await tab.run("location.hash") == f"#model?variable={model.nodes[2].name}"
+        assert lit <= sum(edge["child"] != at for edge in model["edges"])  # nothing of its own causes
+    assert await tab.run("location.hash") == f"#model?variable={model['nodes'][2]['name']}"
     assert tab.complaints == []
 
 
@@ -70,8 +70,8 @@ async def test_the_posterior_is_shown_before_and_after_each_experiment(
     assert await text(tab, "tr.here th") == "1"
     await tab.press("ArrowRight")  # the slider keeps the focus
     assert await text(tab, "tr.here th") == "2"
-    first = made.model.interventions[made.model.experiments[0].intervention]
-    assert await text(tab, "#experiments tbody td") == first.label
+    first = made.model["interventions"][made.model["experiments"][0]["intervention"]]
+    assert await text(tab, "#experiments tbody td") == first["label"]
 
 
 async def test_keys_ask_a_variable_too(tab: Tab, page: tuple[Campaigns, Path]) -> None:

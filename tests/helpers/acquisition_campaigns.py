@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from stateset_agents.numeric.acquisition.campaign_page import by_policy, by_rule, campaigns
+from stateset_agents.numeric.acquisition.campaign_page import Campaigns, by_policy, by_rule, campaigns
 from stateset_agents.numeric.acquisition.families import LinearFamily
 from stateset_agents.numeric.acquisition.network import AcquisitionPolicyNetwork
 from stateset_agents.numeric.acquisition.rules import RULES
-from stateset_agents.reporting.campaign_report import Campaigns
 
 __all__ = ["FAMILY", "small_campaigns"]
 

@@ -33,12 +33,12 @@ from stateset_agents.backends.local.scheduler import (
     call,
     resolve,
 )
-from stateset_agents.backends.local.slot_table import GenerationRequest, Key, new_request
-from stateset_agents.backends.models.slot_store import trim_memory
+from stateset_agents.backends.local.slot_table import Key, new_request
 from stateset_agents.backends.pretrained.load_lock import load_in_thread, loading, suppress_library_logs
 from stateset_agents.backends.pretrained.loading import unreadable
 from stateset_agents.backends.pretrained.pictures import PictureReader, marked, sample_pictures
 from stateset_agents.backends.tokenizers import HuggingFaceTokenizer, TurnText, save_tokenizer
+from stateset_agents.runtime.machine import trim_memory
 from stateset_agents.types.errors import BackendError, ConfigurationError
 from stateset_agents.types.images import PixelValues
 from stateset_agents.types.logs import get_logger
@@ -121,6 +121,7 @@ class HuggingFaceBackend:
         """True if fp32 matrix products may run by oneDNN, where that is faster."""
         self.matmul_precision = usable_precision(matmul_precision, self._model.device)
         """Precision of fp32 matrix products here, and in a training of this model."""
+        self.is_exact = self._model.dtype is torch.float32 and self.matmul_precision == "highest"
         self._running: RunningModel | None = None
         self._max_cached_tokens = max_cached_tokens
         self._started_batcher: Batcher | None = None
@@ -137,10 +138,6 @@ class HuggingFaceBackend:
     @property
     def name_or_path(self) -> str:
         return str(self._model.name_or_path)
-
-    @property
-    def is_exact(self) -> bool:
-        return self._model.dtype is torch.float32 and self.matmul_precision == "highest"
 
     is_repeatable = True
     """Turns wait for one another under deterministic scheduling."""
@@ -276,7 +273,19 @@ class HuggingFaceBackend:
             if session is None:
                 self._scheduler.change_cache("release", key, lambda: self._batcher.release(key))
         # The worker sent its last piece before it woke us, and calls keep their order: `on_text` got it.
-        return self._completion(request, text)
+        token_ids = tuple(request.sampled)
+        if request.finish_reason is None:
+            raise BackendError("a turn was handed back before it ended; please report this")
+        return Completion(
+            message=Message(role="assistant", content=text.finish(token_ids)),
+            prompt_ids=request.prompt_ids,
+            token_ids=token_ids,
+            logprobs=tuple(request.logprobs),
+            finish_reason=request.finish_reason,
+            version_spans=request.version_spans(),
+            pixels=request.pixels,
+            begun=request.admitted_at,
+        )
 
     def _marked(self, ids: Sequence[int], pixels: Sequence[PixelValues]) -> Sequence[int]:
         """The ids as the engine takes them. Raises BackendError for pictures that are not the prompt's."""
@@ -425,7 +434,7 @@ class HuggingFaceBackend:
                 try:
                     pending.is_admitted = self._batcher.admit(pending.request)
                 except BackendError as error:  # this request can never fit; others go on
-                    self._scheduler.reject(pending, error)
+                    self._scheduler.finish([pending], error)
         live = {
             pending.request: pending
             for pending in work.pending
@@ -435,7 +444,7 @@ class HuggingFaceBackend:
             ended = self._batcher.step(list(live))
             for request in ended:
                 if request.error is not None:
-                    self._scheduler.reject(live[request], request.error)
+                    self._scheduler.finish([live[request]], request.error)
             self._scheduler.finish([live[request] for request in ended if request.error is None])
         return bool(live)
 
@@ -483,21 +492,6 @@ class HuggingFaceBackend:
         self._batcher.model.set_adapter(self._adapted.adapter)
         self.version = version
         self._batcher.set_version(version)
-
-    def _completion(self, request: GenerationRequest, text: TurnText) -> Completion:
-        token_ids = tuple(request.sampled)
-        if request.finish_reason is None:
-            raise BackendError("a turn was handed back before it ended; please report this")
-        return Completion(
-            message=Message(role="assistant", content=text.finish(token_ids)),
-            prompt_ids=request.prompt_ids,
-            token_ids=token_ids,
-            logprobs=tuple(request.logprobs),
-            finish_reason=request.finish_reason,
-            version_spans=request.version_spans(),
-            pixels=request.pixels,
-            begun=request.admitted_at,
-        )
 
 
 def _context_length(model: PreTrainedModel, wanted: int | None) -> int:

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from stateset_agents.backends.local.slot_table import GenerationRequest, Key, SlotTable
-from stateset_agents.backends.models.slot_store import trim_memory
 from stateset_agents.backends.models.slots import ROW_MULTIPLE, CachedModel, Ints, Plan, round_up
 from stateset_agents.backends.sampling import SamplingMetadata, sample
+from stateset_agents.runtime.machine import trim_memory
 from stateset_agents.types.errors import BackendError
 from stateset_agents.types.messages import GREEDY_BELOW
 
@@ -145,18 +145,21 @@ class Batcher:
         False while live conversations leave no room for it. Raises BackendError if it can never fit.
         """
         table = self._table
-        if not self._make_room(request.key, request.num_prompt + request.limit):
+        num_prompt = len(request.prompt)
+        has_room = table.make_room(request.key, num_prompt + request.limit)
+        self.stats.evictions = table.num_evictions
+        if not has_room:
             return False
         slot = table.slot_of.get(request.key)
         if slot is None:
             slot = table.occupy(request.key)
         cached, length = int(table.cached[slot]), int(table.length[slot])
-        known = min(length, request.num_prompt)
-        shared = common_prefix(table.ids[slot, :known], request.prompt[:known])
-        kept = self.model.reusable_tokens(slot, min(shared, cached, request.num_prompt - 1))
+        overlap = min(length, num_prompt)
+        shared = common_prefix(table.ids[slot, :overlap], request.prompt[:overlap])
+        num_kept = self.model.reusable_tokens(slot, min(shared, cached, num_prompt - 1))
         # The last token of the turn before was sampled but never forwarded. If it stays, it comes next.
-        table.carried[slot] = kept == cached == length - 1 and shared == length
-        table.cached[slot] = kept
+        table.carried[slot] = num_kept == cached == length - 1 and shared == length
+        table.cached[slot] = num_kept
         table.begin(slot, request)
         request.admitted_at = time.monotonic()
         request.versions.append((self.version, 0))
@@ -169,7 +172,9 @@ class Batcher:
         if cached == 0 or source == into:
             return
         table.release(into)
-        if not self._make_room(into, cached, keep=source):
+        has_room = table.make_room(into, cached, keep=source)
+        self.stats.evictions = table.num_evictions
+        if not has_room:
             return
         copy, original = table.occupy(into), table.slot_of[source]
         length = min(int(table.length[original]), cached + 1)
@@ -207,11 +212,6 @@ class Batcher:
             self.model.refresh()
         trim_memory()
 
-    def _make_room(self, key: Key, columns: int, keep: Key | None = None) -> bool:
-        has_room = self._table.make_room(key, columns, keep)
-        self.stats.evictions = self._table.num_evictions
-        return has_room
-
     # --- one step ---------------------------------------------------------------------------------------
 
     def step(self, requests: Sequence[GenerationRequest]) -> list[GenerationRequest]:
@@ -225,7 +225,7 @@ class Batcher:
         slots = np.array(sorted([table.slot_of[request.key] for request in requests]))
         table.last_used[slots] = self._num_steps
         lacking = table.length[slots] - table.cached[slots]
-        decoding = slots[lacking == 1]
+        decoding = slots[lacking == 1]  # all but the newest token is cached
         ended: list[GenerationRequest] = []
         if len(decoding) < len(slots):
             chunks = _ChunkedPrefill(self.model, table, slots[lacking > 1], len(decoding))
@@ -271,7 +271,7 @@ class Batcher:
         chunks waits for it.
         """
         table = self._table
-        into, out_of, kept = [], [], []
+        into, out_of, lengths = [], [], []
         for copy in wave:
             if copy.source >= 0:
                 shared = min(copy.tokens, int(table.cached[copy.source]))
@@ -279,11 +279,11 @@ class Batcher:
                 if tokens > table.cached[copy.slot]:
                     into.append(copy.slot)
                     out_of.append(copy.source)
-                    kept.append(tokens)
+                    lengths.append(tokens)
         if into:
-            self.model.permute(into, out_of, max(kept))
-            self.stats.shared_tokens += int((kept - table.cached[into] - table.carried[into]).sum())
-            table.cached[into] = kept
+            self.model.permute(into, out_of, max(lengths))
+            self.stats.shared_tokens += int((lengths - table.cached[into] - table.carried[into]).sum())
+            table.cached[into] = lengths
             table.carried[into] = 0
         ready = [copy.slot for copy in wave if copy.wave == 0 or copy.tokens <= table.cached[copy.source]]
         return np.array(ready, np.int64)
@@ -326,8 +326,19 @@ class Batcher:
         """Append one sampled token to each slot's request; returns the requests that ended with it."""
         table = self._table
         columns = table.length[slots]
+        temperature, greedy, top_k, top_p = (
+            array[slots] for array in (table.temperature, table.greedy, table.top_k, table.top_p)
+        )
+        truncates = top_k.any() or (top_p < 1).any()
+        metadata = SamplingMetadata(  # None where sampling can leave the step out
+            temperature=None if (temperature == 1).all() else self._tensor(temperature),
+            greedy=self._tensor(greedy) if greedy.any() else None,
+            top_k=self._tensor(top_k) if truncates else None,
+            top_p=self._tensor(top_p) if truncates else None,
+        )
+        # Each turn has its own row of random numbers, so a token depends on no other row of the batch.
         uniforms = self._tensor(table.uniforms[slots, columns])
-        drawn, drawn_logprobs = sample(logits, uniforms, self._sampling_metadata(slots))
+        drawn, drawn_logprobs = sample(logits, uniforms, metadata)
         tokens, logprobs = drawn.cpu().numpy(), drawn_logprobs.cpu().numpy()
         ended: list[GenerationRequest] = []
         failed = np.isnan(logprobs)
@@ -370,24 +381,14 @@ class Batcher:
             table.release(key)
         return request
 
-    def _sampling_metadata(self, slots: Ints) -> SamplingMetadata:
-        table = self._table
-        temperature, greedy, top_k, top_p = (
-            array[slots] for array in (table.temperature, table.greedy, table.top_k, table.top_p)
-        )
-        truncates = top_k.any() or (top_p < 1).any()
-        return SamplingMetadata(
-            temperature=None if (temperature == 1).all() else self._tensor(temperature),
-            greedy=self._tensor(greedy) if greedy.any() else None,
-            top_k=self._tensor(top_k) if truncates else None,
-            top_p=self._tensor(top_p) if truncates else None,
-        )
-
     def _tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
         return torch.from_numpy(array).to(self.model.device)
 
     def _compact(self, slots: Ints) -> Ints:
-        """Swap live slots into the lowest ones when more than a quarter of the decode rows would be idle."""
+        """Swap live slots into the lowest ones when more than a quarter of the decode rows would be idle.
+
+        Copying a conversation's cache takes longer than a few idle rows of many steps.
+        """
         count = round_up(len(slots), ROW_MULTIPLE)
         if 3 * self.model.decode_rows(slots) <= 4 * count:
             return slots
@@ -423,7 +424,7 @@ class _ChunkedPrefill:
         self._table = table
 
     def select(self, slots: Ints) -> Ints:
-        """Those slots of a wave that are prefilled in this step."""
+        """The slots of a wave that are prefilled in this step."""
         table = self._table
         left = table.length - table.cached
         by_age = sorted(

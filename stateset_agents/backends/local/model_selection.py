@@ -99,10 +99,10 @@ _NEXT_TOKENS = 3
 _TOLERANCE = 1e-3
 """The largest difference of a log-prob in fp32."""
 _ROUNDINGS = 1.75
-"""In less than fp32: by how much the engine's root mean square error may be larger than the model's own.
+"""Largest ratio of the engine's root mean square error to the model's own, in less than fp32.
 Where all was right the ratio was 0.8 to 1.25 (13 families, bf16, fp16), with planted faults 2.2 and more."""
 _MOST_EPSILONS = 64
-"""In less than fp32: the largest root mean square error of the engine, in machine epsilons of the dtype: 0.5
+"""Largest root mean square error of the engine in less than fp32, in machine epsilons of the dtype: 0.5
 in bf16, 0.06 in fp16. Where all was right it was 0.2 to 10.5, SmolLM2's the largest, and 48 once (Qwen3-Next
 with random weights in fp16)."""
 _MAX_WORK = 5e11
@@ -144,8 +144,8 @@ def check_cache(
         for index, length in enumerate(_PROMPT_LENGTHS)
     ]
     is_exact = model.dtype in (torch.float32, torch.float64)
-    seen = [pictures, pictures[:1], pictures[1:]]  # of three conversations
-    prompts = [_after(*pair, model) for pair in zip(seen, prompts, strict=True)]
+    pictures_of = [pictures, pictures[:1], pictures[1:]]  # of three conversations
+    prompts = [_after(*pair, model) for pair in zip(pictures_of, prompts, strict=True)]
     errors: list[Tensor] = []
     own_errors: list[Tensor] = []
     for _ in range(2):  # the second turn starts from the first one's cache
@@ -153,7 +153,7 @@ def check_cache(
         for member, prompt in enumerate(prompts):
             params = SamplingParams(max_new_tokens=_NEW_TOKENS[member], stream=member)
             key, stop_ids = (0, 0, member), frozenset[int]()
-            shown = seen[member]
+            shown = pictures_of[member]
             requests.append(new_request(key, prompt, params, stop_ids, context_length, pixels=shown))
         with unfit_as_backend_error():
             _run(batcher, requests)
@@ -218,8 +218,8 @@ def _run(batcher: Batcher, requests: list[GenerationRequest]) -> None:
 def _full_logprobs(cached_model: CachedModel, request: GenerationRequest) -> Tensor:
     """[sampled] of a request's sampled tokens, by the model's own forward."""
     ids = torch.tensor(request.ids, device=cached_model.device)
-    logits = cached_model.full_logits(ids, request.pixels)[request.num_prompt - 1 : -1]
-    return logits.float().log_softmax(-1).gather(-1, ids[request.num_prompt :, None])[:, 0].cpu()
+    logits = cached_model.full_logits(ids, request.pixels)[len(request.prompt) - 1 : -1]
+    return logits.float().log_softmax(-1).gather(-1, ids[len(request.prompt) :, None])[:, 0].cpu()
 
 
 _log = get_logger(__name__)

@@ -24,7 +24,7 @@ Scheduling: TypeAlias = Literal["deterministic", "throughput"]
 
 @dataclass(slots=True, eq=False)
 class _Participant:
-    """One conversation that the deterministic scheduler waits for; see `Backend.participate`."""
+    """A conversation that the deterministic scheduler waits for; see `Backend.participate`."""
 
     scheduler: Scheduler
     num_pending: int = 0
@@ -146,6 +146,7 @@ class Scheduler:
             with self._changed:
                 if pending in self._pending:
                     self._pending.remove(pending)
+                    # Only the worker touches slots: it drops this one before its next step.
                     self._cancelled.append(request)
                     self._note_end(pending)
                 self._notify(at_once=True)
@@ -177,48 +178,43 @@ class Scheduler:
             while self._end is None:
                 if progress or self._num_events != self._num_seen:
                     self._num_seen = self._num_events
-                    work = self._collect()
-                    if work is not None:
+                    may_step = not self._is_deterministic or self._num_busy == 0
+                    work = Work(jobs=self._jobs, cancelled=self._cancelled)
+                    self._jobs, self._cancelled = [], []
+                    if may_step:
+                        ordered = sorted(self._changes, key=lambda change: change[:2])
+                        work.changes = [run for _, _, run in ordered]
+                        self._changes = []
+                    work.pending = [item for item in self._pending if may_step or item.participant is None]
+                    if self._is_deterministic:  # the order of a batch must not say who came first
+                        work.pending.sort(key=lambda pending: pending.request.key)
+                    if work.jobs or work.cancelled or work.changes or work.pending:
                         return work
                 progress = False
                 self._changed.wait()
             return None
 
-    def finish(self, ended: list[PendingRequest]) -> None:
-        """These requests are filled in: wake their callers. Their participants are busy again."""
-        with self._changed:
-            finished = [pending for pending in ended if pending in self._pending]
-            for pending in finished:
-                self._pending.remove(pending)
-                self._note_end(pending)
-        resolve([pending.future for pending in finished])
+    def finish(self, ended: list[PendingRequest], error: BackendError | None = None) -> None:
+        """Wake the callers of requests that are filled in, or that cannot be served: these get `error`.
 
-    def reject(self, pending: PendingRequest, error: BackendError) -> None:
-        """This request cannot be served; its caller gets `error`."""
+        Their participants are busy again.
+        """
         with self._changed:
-            if pending in self._pending:
+            ended = [pending for pending in ended if pending in self._pending]
+            for pending in ended:
                 self._pending.remove(pending)
                 self._note_end(pending)
-        resolve([pending.future], error=error)
+        resolve([pending.future for pending in ended], error=error)
 
     def _notify(self, at_once: bool = False) -> None:
-        """Count an event, and wake the worker if it may act on it now."""
+        """Count an event, and wake the worker if it may act on it now.
+
+        Events are counted even where they wake nobody: `next_work` without progress waits for a new one, and
+        one that came while the worker was busy must not be lost.
+        """
         self._num_events += 1
         if at_once or not self._is_deterministic or self._num_busy == 0:
             self._changed.notify_all()
-
-    def _collect(self) -> Work | None:
-        may_step = not self._is_deterministic or self._num_busy == 0
-        work = Work(jobs=self._jobs, cancelled=self._cancelled)
-        self._jobs, self._cancelled = [], []
-        if may_step:
-            ordered = sorted(self._changes, key=lambda change: change[:2])
-            work.changes = [run for _, _, run in ordered]
-            self._changes = []
-        work.pending = [pending for pending in self._pending if may_step or pending.participant is None]
-        if self._is_deterministic:
-            work.pending.sort(key=lambda pending: pending.request.key)
-        return work if work.jobs or work.cancelled or work.changes or work.pending else None
 
     def _note_end(self, pending: PendingRequest) -> None:
         """A request no longer waits: its participant may be busy now."""

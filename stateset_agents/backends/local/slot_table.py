@@ -25,7 +25,7 @@ Key: TypeAlias = tuple[int, int, int]
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class GenerationRequest:
-    """One turn to sample, and, once it has ended, its result. backend.py makes it, the batcher fills it
+    """A turn to sample, and, once it has ended, its result. backend.py makes it, the batcher fills it
     in."""
 
     key: Key
@@ -41,7 +41,7 @@ class GenerationRequest:
     """Most tokens to sample: `max_new_tokens`, or what the context has room for."""
     uniforms: np.ndarray[tuple[int], np.dtype[np.float64]]  # [limit]
     text: TurnText | None = None
-    """Only for streaming and stop strings; otherwise no token is decoded."""
+    """The decoder of the turn's text, for streaming and stop strings; without it no token is decoded."""
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[tuple[int, int]] = field(default_factory=list)
@@ -52,11 +52,6 @@ class GenerationRequest:
     """The error of a turn that failed; others of its batch go on."""
     admitted_at: float | None = None
     """Time of the admission, by `time.monotonic()`."""
-
-    @property
-    def num_prompt(self) -> int:
-        """Tokens before the first sampled one."""
-        return len(self.prompt)
 
     @property
     def ids(self) -> list[int]:
@@ -177,7 +172,7 @@ class SlotTable:
 
     def begin(self, slot: int, request: GenerationRequest) -> None:
         """Write a request into a slot whose `cached` tokens are a prefix of its prompt."""
-        num_prompt, params = request.num_prompt, request.params
+        num_prompt, params = len(request.prompt), request.params
         self.requests[slot] = request
         self.ids[slot, :num_prompt] = request.prompt
         self.length[slot] = self.prompt[slot] = num_prompt
@@ -198,8 +193,9 @@ class SlotTable:
 
     def pixels(self, slots: Ints) -> Sequence[Sequence[PixelValues]]:
         """The pictures of each slot's live request; empty where none has any."""
-        seen = [() if (request := self.requests[slot]) is None else request.pixels for slot in slots.tolist()]
-        return seen if any(seen) else ()
+        requests = [self.requests[slot] for slot in slots.tolist()]
+        pixels = [request.pixels if request is not None else () for request in requests]
+        return pixels if any(pixels) else ()
 
     def hits_stop_string(self, slot: int, token: int) -> bool:
         """Decode and stream a slot's newest token. Does the text hold a stop string now?"""
@@ -243,7 +239,11 @@ class SlotTable:
             widest = round_up(int(needed), COLUMN_MULTIPLE)
             max_slots = self._max_cached_tokens // widest
             if len(occupied) < max_slots:
-                self._move_below(max_slots)
+                # With more columns the limit allows fewer slots: those above it move into free ones below.
+                high = [slot for slot in range(max_slots, len(self.key_of)) if self.key_of[slot] is not None]
+                free = [slot for slot in range(min(max_slots, len(self.key_of))) if self.key_of[slot] is None]
+                if high:
+                    self.swap(free[: len(high)], high)
                 slot = self.slot_of.get(key, self._lowest_free())
                 self._grow(1 + max([slot, *self.slot_of.values()]), widest)
                 return True
@@ -258,6 +258,7 @@ class SlotTable:
             ]
             if not idle:
                 return False
+            # One at a time: without a long conversation the slots are narrower, and more of them fit.
             self.release(min(idle, key=lambda owner: (self.last_used[occupied[owner]], owner)))
             self.num_evictions += 1
 
@@ -270,13 +271,6 @@ class SlotTable:
     def _in_bytes(self, tokens: int) -> str:
         size = tokens * self._model.token_bytes
         return f" ({size / 2**20:.3g} MiB)" if size else ""
-
-    def _move_below(self, max_slots: int) -> None:
-        """Move conversations into free lower slots: with more columns the limit allows fewer slots."""
-        high = [slot for slot in range(max_slots, len(self.key_of)) if self.key_of[slot] is not None]
-        free = [slot for slot in range(min(max_slots, len(self.key_of))) if self.key_of[slot] is None]
-        if high:
-            self.swap(free[: len(high)], high)
 
     def _grow(self, needed: int, columns: int) -> None:
         """Grow to at least so many slots and columns. It doubles within the limit, so that it is rare."""

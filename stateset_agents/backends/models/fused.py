@@ -35,7 +35,7 @@ _FIXED_ROPES = {"default", "linear", "llama3", "yarn"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Block:
-    """One layer: x + out(attention(norm(x))), then x + down(act(up(norm(x))))."""
+    """A layer: x + out(attention(norm(x))), then x + down(act(up(norm(x))))."""
 
     attention_norm: nn.Module
     query_key_value: PackedLinear
@@ -122,7 +122,7 @@ class FusedModel(SlotStore):
     def _layer(
         self, layer: int, block: _Block, hidden: Tensor, rotations: list[Tensor], last: Tensor | None
     ) -> Tensor:
-        """One block on [M, hidden]. With `last`, the part after attention is computed for these rows only."""
+        """The output of a block on [M, hidden]; with `last`, its second half is for these rows only."""
         heads, kv_heads, size = self._shape.num_heads, self._shape.num_kv_heads, self._shape.size
         projected = block.query_key_value(_normed(block.attention_norm, hidden)).view(
             hidden.shape[0], -1, size

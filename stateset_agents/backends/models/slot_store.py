@@ -15,7 +15,6 @@ In all other cases it is `scaled_dot_product_attention` over the columns up to t
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import mmap
 import platform
@@ -40,16 +39,6 @@ from stateset_agents.backends.models.slots import (
 
 _HUGE = 2**22
 """Bytes. A larger tensor is allocated in huge pages of 2 MB."""
-
-
-def trim_memory() -> None:
-    """Return freed memory to the system, if the C library is glibc; elsewhere a no-op.
-
-    glibc keeps memory that a thread has freed for that thread. Generation and update run in two threads, so
-    the process would hold the peaks of both, although they are not needed at the same time.
-    """
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # macOS, musl, Windows
-        ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -95,11 +84,6 @@ class SlotMapping:
         inside = positions % _BLOCK
         keys = ((values - inside[:, None]) * size + inside[:, None])[..., None] + torch.arange(size) * _BLOCK
         return cls(tables, keys, values.view(-1))
-
-    def store(self, keys: Tensor, values: Tensor, key: Tensor, value: Tensor) -> None:
-        """Write new keys and values [m, kv heads, size]."""
-        keys.put_(self.keys, key.to(keys.dtype))
-        values.view(-1, value.shape[-1]).index_copy_(0, self.values, value.reshape(-1, value.shape[-1]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,17 +139,14 @@ class EmbeddingBagAttention:
         """Attention of queries [M, heads, size], [M, heads·size]; zeros for padding rows."""
         m, size = len(self.mask), query.shape[-1]
         weights = query[:m].to(keys.dtype).reshape(-1, size).index_select(0, self.queries).view(-1)
-        scores = _weighted(keys.view(-1, _BLOCK), self.keys, self.key_offsets, weights)
+        # The function under `F.embedding_bag`: weighted sums of a table's rows, one for each bag.
+        table, bags = keys.view(-1, _BLOCK), self.key_offsets
+        scores = torch.embedding_bag(table, self.keys, bags, False, 0, False, weights)[0]
         probs = torch.add(self.mask, scores.view(m, query.shape[1], -1), alpha=scaling).softmax(-1)
         weights = probs.to(values.dtype).view(-1, _BLOCK).index_select(0, self.score_blocks).view(-1)
-        attended = _weighted(values.view(-1, size), self.values, self.value_offsets, weights)
+        table, bags = values.view(-1, size), self.value_offsets
+        attended: Tensor = torch.embedding_bag(table, self.values, bags, False, 0, False, weights)[0]
         return attended.view(len(query), -1)
-
-
-def _weighted(table: Tensor, rows: Tensor, offsets: Tensor, weights: Tensor) -> Tensor:
-    """Weighted sums of a table's rows, one for each bag; `F.embedding_bag` calls the same function."""
-    summed: Tensor = torch.embedding_bag(table, rows, offsets, False, 0, False, weights)[0]
-    return summed
 
 
 _BLOCK = COLUMN_MULTIPLE
@@ -209,11 +190,11 @@ class PackedRows:
 
 @dataclass(frozen=True, slots=True)
 class _PrefillRow:
-    """One row whose slot already has cached tokens: what its new tokens attend to."""
+    """The part of the cache that the new tokens of a row attend to, whose slot already has cached tokens."""
 
     slot: int
     new: slice
-    """Its tokens among the packed ones."""
+    """The row's tokens among the packed ones."""
     columns: slice
     """Full blocks, from the one in which the first token's window begins."""
     mask: Tensor
@@ -358,9 +339,11 @@ class SlotStore(EngineBase):
         keys, values, window = self._keys[layer], self._values[layer], self._windows[layer]
         if not self._decodes and self._prefill.is_fresh:
             return self._attend_fresh(layer, query, self._rectangle(key), self._rectangle(value), scaling)
-        m = self._count
+        m = self._count  # the rows behind are padding, which is not stored
         if self._uses_bags:
-            self._mapping.store(keys, values, key[:m], value[:m])
+            keys.put_(self._mapping.keys, key[:m].to(keys.dtype))
+            size = value.shape[-1]
+            values.view(-1, size).index_copy_(0, self._mapping.values, value[:m].reshape(-1, size))
         else:
             keys[self._slots, :, self._positions] = key[:m]
             values[self._slots, :, self._positions] = value[:m]

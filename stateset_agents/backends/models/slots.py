@@ -41,7 +41,7 @@ def round_up(count: int, multiple: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One forward: new tokens of each of n slots, which are stored after its cached ones."""
+    """The input of one forward: new tokens of each of n slots, which are stored after its cached ones."""
 
     slots: Ints
     """[n] ascending."""
@@ -71,7 +71,7 @@ class EngineBase:
         return shared
 
     def refresh(self) -> None:
-        """Nothing is derived from the weights."""
+        """Drop what was computed from the weights; this model keeps nothing of the kind."""
 
     def set_adapter(self, adapter: Adapter) -> None:
         """The model's own layers add it."""

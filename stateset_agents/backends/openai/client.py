@@ -28,7 +28,7 @@ from stateset_agents.backends.openai.responses import (
     read_answer,
 )
 from stateset_agents.runtime.circuit_breakers import Breaker, admitted, breaker_listener, wait_before
-from stateset_agents.runtime.tasks import streamed
+from stateset_agents.runtime.tasks import reported
 from stateset_agents.types.errors import BackendError, BudgetExceeded, ConfigurationError
 from stateset_agents.types.messages import Message
 from stateset_agents.types.seeds import derive
@@ -68,52 +68,43 @@ class ChatSettings(Settings):
 
     model_config = ConfigDict(allow_inf_nan=False, strict=True)
 
-    url: str = Field(description="Of the API, the part before `/chat/completions`: http(s)://...")
-    model: str = Field(description="As the endpoint calls it.")
-    api_key_env: str | None = Field(
-        default="OPENAI_API_KEY",
-        description="The environment variable that holds the key; sent without one where it is not set.",
-    )
-    temperature: float | None = Field(
-        default=0.0, ge=0.0, description="0 is greedy; None leaves it out, for models that take none."
-    )
-    max_new_tokens: int = Field(default=512, ge=1, description="Most tokens of one answer.")
-    token_limit: Literal["auto", "max_tokens", "max_completion_tokens"] = Field(
-        default="auto",
-        description="Under which name max_new_tokens is sent: OpenAI's newest models refuse the old name, "
-        "many servers do not know the new one. auto sends the old one until it is refused.",
-    )
-    timeout: float = Field(
-        default=60.0, gt=0.0, description="Seconds for one attempt; in a stream, without a piece of it."
-    )
-    stream: bool = Field(
-        default=False,
-        description="Have every answer come in pieces: a long one may take longer than `timeout`, and an "
-        "endpoint that has gone silent is found out as soon.",
-    )
-    max_attempts: int = Field(default=5, ge=1, description="For one answer, the first included.")
-    backoff: float = Field(default=1.0, gt=0.0, description="Seconds of the first wait.")
-    max_wait: float = Field(
-        default=60.0,
-        gt=0.0,
-        description="Most seconds of a wait, for an endpoint that is down too; a server that asks for more "
-        "is given up.",
-    )
-    breaker_failures: int = Field(
-        default=10,
-        ge=0,
-        description="Failed attempts in a row of all calls after which they wait, and one asks whether the "
-        "endpoint is back. 0: never.",
-    )
-    breaker_pause: float = Field(default=5.0, gt=0.0, description="Seconds until it first asks.")
-    max_concurrent: int = Field(default=16, ge=1, description="Requests under way at once.")
-    max_calls: int | None = Field(
-        default=None, ge=0, description="Most requests over the client's life; None for no limit."
-    )
-    max_tokens: int | None = Field(
-        default=None, ge=0, description="Most tokens, read and written, over the client's life."
-    )
-    seed: int = Field(default=0, description="Of the waits' randomness.")
+    url: str
+    """Of the API, the part before `/chat/completions`: http(s)://..."""
+    model: str
+    """As the endpoint calls it."""
+    api_key_env: str | None = "OPENAI_API_KEY"
+    """The environment variable that holds the key; sent without one where it is not set."""
+    temperature: float | None = Field(default=0.0, ge=0.0)
+    """0 is greedy; None leaves it out, for models that take none."""
+    max_new_tokens: int = Field(default=512, ge=1)
+    """Most tokens of one answer."""
+    token_limit: Literal["auto", "max_tokens", "max_completion_tokens"] = "auto"
+    """Under which name max_new_tokens is sent: OpenAI's newest models refuse the old name, many servers do
+    not know the new one. auto sends the old one until it is refused."""
+    timeout: float = Field(default=60.0, gt=0.0)
+    """Seconds for one attempt; in a stream, without a piece of it."""
+    stream: bool = False
+    """Have every answer come in pieces: a long one may take longer than `timeout`, and an endpoint that has
+    gone silent is found out as soon."""
+    max_attempts: int = Field(default=5, ge=1)
+    """For one answer, the first included."""
+    backoff: float = Field(default=1.0, gt=0.0)
+    """Seconds of the first wait."""
+    max_wait: float = Field(default=60.0, gt=0.0)
+    """Most seconds of a wait, for an endpoint that is down too; a server that asks for more is given up."""
+    breaker_failures: int = Field(default=10, ge=0)
+    """Failed attempts in a row of all calls after which they wait, and one asks whether the endpoint is back.
+    0: never."""
+    breaker_pause: float = Field(default=5.0, gt=0.0)
+    """Seconds until it first asks."""
+    max_concurrent: int = Field(default=16, ge=1)
+    """Requests under way at once."""
+    max_calls: int | None = Field(default=None, ge=0)
+    """Most requests over the client's life; None for no limit."""
+    max_tokens: int | None = Field(default=None, ge=0)
+    """Most tokens, read and written, over the client's life."""
+    seed: int = 0
+    """Of the waits' randomness."""
 
     @model_validator(mode="after")
     def _validate_url_and_model(self) -> Self:
@@ -238,7 +229,7 @@ class ChatClient:
                     longer = f"; it asks to wait {seconds:g} s" if seconds > settings.max_wait else ""
                     raise NoAnswer(f"{self.url} gave no answer{times}: {result.why}{longer}", result)
                 if (listener := breaker_listener.get()) is not None:
-                    listener.on_retry(self._breaker)
+                    listener.num_retries[self._breaker.name] += 1
                 loop = asyncio.get_running_loop()  # none of its calls starts before
                 self._not_before[loop] = max(self._not_before.get(loop, 0.0), loop.time() + seconds)
                 wait = wait_before(attempt, first=settings.backoff, stream=stream, most=settings.max_wait)
@@ -254,7 +245,11 @@ class ChatClient:
 
         Raises as `complete` does. Leaving the loop, within `contextlib.aclosing`, ends the request.
         """
-        async with aclosing(streamed(lambda on_text: self.complete(messages, on_text=on_text))) as pieces:
+
+        async def work(on_text: Callable[[str], None]) -> ChatAnswer:
+            return await self.complete(messages, on_text=on_text)
+
+        async with aclosing(reported(work)) as pieces:
             async for piece in pieces:
                 yield piece
 
@@ -265,7 +260,7 @@ class ChatClient:
         read: _Read,
         on_piece: Callable[[str], None],
     ) -> ChatAnswer | Failure:
-        """One attempt behind the breaker; another one if the endpoint refuses the name of a field."""
+        """The result of an attempt behind the breaker, repeated where the endpoint refuses a field's name."""
         passing = admitted(self._breaker, patience=self.settings.max_wait, down=BackendError)
         async with passing as call:
             self._spend_call()
@@ -276,7 +271,7 @@ class ChatClient:
                 body = self._as_known(request)
                 result = await self._attempt(session, body, read, on_piece)
             if isinstance(result, Failure) and result.transient:
-                call.failed(result.why)
+                call.cause = result.why
             return result
 
     def _request(
@@ -303,7 +298,7 @@ class ChatClient:
         return body | {"max_new_tokens": settings.max_new_tokens}
 
     def _as_known(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """With the endpoint's own name of max_new_tokens, and a seed where it knows one."""
+        """The body with the endpoint's own name of max_new_tokens, and a seed where it knows one."""
         name = "max_tokens" if self._token_limit == "auto" else self._token_limit
         names = {"max_new_tokens": name}
         return {

@@ -65,7 +65,7 @@ class Call(_Part):
 
 
 class ChatMessage(_Part):
-    """One message of the conversation."""
+    """A message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
@@ -157,7 +157,7 @@ class ChatBody(_Part):
 
 
 class RolloutBody(ChatBody):
-    """The same for a conversation in training: one answer per request, and always the request's tools."""
+    """A request for a chat completion in training: one answer per request, and always the request's tools."""
 
     n: int | None = Field(default=None, ge=1, le=1)
     logprobs: Literal[False] | None = None
@@ -183,7 +183,7 @@ def body_for(*, max_output_tokens: int, max_choices: int) -> type[ChatBody]:
 
 
 def validation_message(error: ValidationError) -> tuple[str, str | None]:
-    """One of the errors, as one line, and the name of its field.
+    """The first error as one line, and the name of its field.
 
     `temperature must be greater than or equal to 0, got -1`
     """
@@ -200,9 +200,9 @@ def validation_message(error: ValidationError) -> tuple[str, str | None]:
     if item["type"] == "missing":
         return f"{path} is missing", param
     kinds = [re.sub(r" or instance of \w+", "", item["msg"]) for item in errors if _path(item["loc"]) == path]
-    wanted = " or ".join(dict.fromkeys(kind.removeprefix("Input should be ") for kind in kinds))
+    expected = " or ".join(dict.fromkeys(kind.removeprefix("Input should be ") for kind in kinds))
     verb = "must be" if kinds[0].startswith("Input should be ") else "cannot be:"
-    return f"{path} {verb} {wanted}, got {_shown(item['input'])}", param
+    return f"{path} {verb} {expected}, got {_shown(item['input'])}", param
 
 
 def _path(loc: Collection[str | int]) -> str:
@@ -278,7 +278,7 @@ def invalid(message: str, param: str | None = None, *, code: str = "invalid_requ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """One request for a chat completion."""
+    """A request for a chat completion, validated."""
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -305,26 +305,26 @@ def read_request(data: Any, *, body: type[ChatBody] = ChatBody, ignore: Collecti
     """
     if not isinstance(data, Mapping):
         raise invalid(f"the body must be a JSON object, got {'nothing' if data is None else _shown(data)}")
-    sent = {name: _number(value) for name, value in data.items() if value is not None and name not in ignore}
+    data = {name: _number(value) for name, value in data.items() if value is not None and name not in ignore}
     try:
-        read = body.model_validate(sent)
+        request = body.model_validate(data)
     except ValidationError as error:
         raise invalid(*validation_message(error)) from error
-    if sum(map(num_values, _written_arguments(read))) > MAX_VALUES:
+    if sum(map(num_values, _written_arguments(request))) > MAX_VALUES:
         raise invalid(f"the arguments of tool calls hold more than {MAX_VALUES:,} JSON values", "messages")
-    options = read.stream_options
+    options = request.stream_options
     return ChatRequest(
-        messages=_messages(sent["messages"]),
-        tools=() if read.tool_choice == "none" else tuple(sent.get("tools", ())),
-        model=read.model or "",
-        stream=bool(read.stream),
+        messages=_messages(data["messages"]),
+        tools=() if request.tool_choice == "none" else tuple(data.get("tools", ())),
+        model=request.model or "",
+        stream=bool(request.stream),
         include_usage=bool(options and options.include_usage),
-        sampling={name: value for name, value in sent.items() if name in SAMPLING},
-        num_choices=read.n or 1,
-        logprobs=bool(read.logprobs),
-        single_call=read.parallel_tool_calls is False,
-        user=read.user or "",
-        metadata=read.metadata or {},
+        sampling={name: value for name, value in data.items() if name in SAMPLING},
+        num_choices=request.n or 1,
+        logprobs=bool(request.logprobs),
+        single_call=request.parallel_tool_calls is False,
+        user=request.user or "",
+        metadata=request.metadata or {},
     )
 
 
@@ -375,7 +375,7 @@ def _with_tool_names(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One answer, ready to be sent complete or in chunks."""
+    """An answer, ready to be sent complete or in chunks."""
 
     id: str
     model: str
@@ -449,7 +449,7 @@ def chunks(answer: Answer, *, sent: Message | None = None) -> Iterator[dict[str,
 
 
 def chunk(answer: Answer, delta: Mapping[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
-    """One chunk of a stream; the last chunk of an answer has its log-probs."""
+    """A chunk of a stream; the last chunk of an answer has its log-probs."""
     logprobs = _logprobs(answer) if finish_reason else None
     choice = {"index": answer.index, "delta": delta, "finish_reason": finish_reason, "logprobs": logprobs}
     return {**_head(answer, "chat.completion.chunk"), "choices": [choice]}

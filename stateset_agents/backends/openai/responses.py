@@ -37,8 +37,8 @@ def words_of(content: str) -> str:
 
 def thoughts_of(content: str) -> str | None:
     """The thoughts that stand in a content, white space around them aside; None where it holds none."""
-    found = _THOUGHT.findall(_OPEN + content if _begins_in_thought(content) else content)
-    return "\n".join(thought.strip() for thought in found) if found else None
+    thoughts = _THOUGHT.findall(_OPEN + content if _begins_in_thought(content) else content)
+    return "\n".join(thought.strip() for thought in thoughts) if thoughts else None
 
 
 def _begins_in_thought(content: str) -> bool:
@@ -48,7 +48,7 @@ def _begins_in_thought(content: str) -> bool:
 
 @dataclass(slots=True)
 class WordStream:
-    """The same while the content comes: `add` its pieces.
+    """The words of a content while it comes: `add` its pieces.
 
     That a thought is over which nothing has opened is only known at its end: `in_thought` tells it before.
     """
@@ -330,11 +330,11 @@ def _tool_calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
     """
     calls = []
     for item in message.get("tool_calls") or ():
-        name, error, written = item["function"]["name"], None, item["function"]
+        name, error, source = item["function"]["name"], None, item["function"]
         try:
-            given, unknown = call_arguments(item["function"])
-            written = given or "{}"
-            arguments = json.loads(written) if isinstance(written, str) else written
+            arguments_text, unknown = call_arguments(item["function"])
+            source = arguments_text or "{}"
+            arguments = json.loads(source) if isinstance(source, str) else source
         except (ValueError, RecursionError):
             arguments, unknown = None, []
         if unknown and not arguments:
@@ -349,7 +349,7 @@ def _tool_calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
                 arguments={} if error else arguments,
                 id=str(item.get("id") or ""),
                 error=error,
-                written=str(written) if error else "",
+                written=str(source) if error else "",
             )
         )
     return tuple(calls)

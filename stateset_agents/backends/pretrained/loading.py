@@ -39,7 +39,7 @@ PREFIX = "package:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackageModel:
-    """One model, and the package that holds it as a GGUF file."""
+    """A model, and the package that holds it as a GGUF file."""
 
     title: str
     requirement: str
@@ -80,9 +80,9 @@ def package_model(name: str) -> PackageModel:
     not listed."""
     short = name.removeprefix(PREFIX)
     if short not in PACKAGE_MODELS:
-        listed = ", ".join(PREFIX + known for known in PACKAGE_MODELS)
+        names = ", ".join(PREFIX + model for model in PACKAGE_MODELS)
         raise ConfigurationError(
-            f"no package model {short!r}{nearest(short, PACKAGE_MODELS)}; there are: {listed}"
+            f"no package model {short!r}{nearest(short, PACKAGE_MODELS)}; there are: {names}"
         )
     return PACKAGE_MODELS[short]
 
@@ -292,8 +292,9 @@ def load_model_and_tokenizer(
 
 
 def load_picture_reader(name: str, model: PreTrainedModel) -> PictureReader | None:
-    """What reads pictures for a model that `load_model_and_tokenizer` loaded by this name; None for one that
-    AutoModelForCausalLM knows: that reads text alone here.
+    """The reader of pictures for a model that `load_model_and_tokenizer` loaded by this name.
+
+    None for a model that AutoModelForCausalLM knows: that reads text alone here.
 
     Raises ConfigurationError where its processor, or a package that this needs, is missing.
     """
@@ -398,8 +399,8 @@ def _why(where: str, part: str, error: Exception) -> str:
     files = set(os.listdir(where)) if os.path.isdir(where) else None
     if files is not None and "config.json" not in files:
         gguf = next((file for file in sorted(files) if is_gguf(file)), None)
-        named = f", or the file: {os.path.join(where, gguf)}" if gguf else ""
-        return f"it has no config.json); give a folder written by save_pretrained{named}"
+        suggestion = f", or the file: {os.path.join(where, gguf)}" if gguf else ""
+        return f"it has no config.json); give a folder written by save_pretrained{suggestion}"
     if isinstance(error, UnpicklingError):
         return (
             "its .bin file holds more than weights, and loading it would run code); give a folder with "
@@ -463,10 +464,10 @@ def model_folder(name: str) -> str:
     folder = Path(where).expanduser()
     if where and os.path.isdir(folder):
         return str(_model_inside(folder))
-    meant = _folder_meant(folder)
-    is_here = kind != "hf" and (meant is not None or (folder.parts[1:] and Path(folder.parts[0]).is_dir()))
+    similar = _folder_meant(folder)
+    is_here = kind != "hf" and (similar is not None or (folder.parts[1:] and Path(folder.parts[0]).is_dir()))
     if not where or looks_like_path or is_here:
-        hint = f" (did you mean {str(meant)!r}?)" if meant else ""
+        hint = f" (did you mean {str(similar)!r}?)" if similar else ""
         at_hub = f" (hf:{where} asks the hub for it)" if is_here and not looks_like_path else ""
         raise ConfigurationError(
             f"model folder {where!r} does not exist{hint}; give a folder written by save_pretrained or a hub "

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import io
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +85,7 @@ class PictureReader:
         self.place_id = place_id
         self._name = type(model).__name__
         self._lock = threading.Lock()
-        self._read: OrderedDict[str, PixelValues] = OrderedDict()
+        self._read = lru_cache(maxsize=_NUM_READ)(self._new)
 
     def read(self, image: Image) -> PixelValues:
         """The picture's tokens and tensors.
@@ -93,13 +93,7 @@ class PictureReader:
         Raises ConversationRefused for what is no picture, ConfigurationError for a model of another kind.
         """
         with self._lock:  # a fast tokenizer cannot be used by two threads at once
-            if (known := self._read.get(image.digest)) is not None:
-                self._read.move_to_end(image.digest)
-                return known
-            pixels = self._read[image.digest] = self._new(image)
-            if len(self._read) > _NUM_READ:
-                self._read.popitem(last=False)
-            return pixels
+            return self._read(image)
 
     def save(self, folder: str | Path) -> None:
         """Write the processor's files, which say how pictures are read."""
@@ -115,17 +109,17 @@ class PictureReader:
             raise ConversationRefused(
                 f"a picture of {len(image.data)} bytes cannot be read ({error!s:.80}): give a PNG or JPEG"
             ) from error
-        made = self.processor(
+        inputs = self.processor(
             text=[self.token], images=[picture], return_tensors="pt", add_special_tokens=False
         )
-        unfit = [name for name in _PER_TOKEN if name in made]
+        unfit = [name for name in _PER_TOKEN if name in inputs]
         if unfit:
             raise ConfigurationError(
                 f"{self._name} needs {unfit[0]} beside its pixels, which rows do not carry: use a model that "
                 "finds pictures by their tokens, such as SmolVLM or LLaVA"
             )
-        ids = tuple(made["input_ids"][0].tolist())
-        tensors = {name: tensor for name, tensor in made.items() if name not in _NOT_OF_PICTURES}
+        ids = tuple(inputs["input_ids"][0].tolist())
+        tensors = {name: tensor for name, tensor in inputs.items() if name not in _NOT_OF_PICTURES}
         return PixelValues(
             digest=image.digest, token_ids=ids, num_places=ids.count(self.place_id), tensors=tensors
         )
@@ -134,12 +128,12 @@ class PictureReader:
 def sample_pictures(reader: PictureReader) -> tuple[PixelValues, PixelValues]:
     """Two different pictures, to try a model with."""
     pillow = expect_pillow()
-    read = []
+    samples = []
     for kind in ("linear_gradient", "radial_gradient"):
         file = io.BytesIO()
         getattr(pillow, kind)("L").save(file, "PNG")
-        read.append(reader.read(Image(data=file.getvalue())))
-    return read[0], read[1]
+        samples.append(reader.read(Image(data=file.getvalue())))
+    return samples[0], samples[1]
 
 
 def with_pictures(ids: Sequence[int], pixels: Sequence[PixelValues], place_id: int) -> list[int]:
@@ -184,17 +178,17 @@ def stacked(pixels: Iterable[PixelValues], model: Any, device: torch.device) -> 
     if not tensors:
         return {}
     axis = int(model.config.model_type in _NESTED)
-    made = {}
+    arguments = {}
     for name in tensors[0]:
         parts = [_moved(each[name], model.dtype, device) for each in tensors]
         try:
-            made[name] = torch.cat(parts, dim=axis)
+            arguments[name] = torch.cat(parts, dim=axis)
         except RuntimeError as error:
             raise ConfigurationError(
                 f"the processor gives pictures of different sizes ({parts[0].shape} and others as {name}): "
                 "let it resize them to one"
             ) from error
-    return made
+    return arguments
 
 
 def _moved(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -14,12 +14,14 @@ from typing import Any
 
 from stateset_agents.backends.base import Tokenizer
 from stateset_agents.types.images import IMAGE_MARK
-from stateset_agents.types.messages import Message, ToolCall
+from stateset_agents.types.messages import Message
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _START, _STOP = (f"{secrets.randbelow(10**24):024d}" for _ in range(2))
 _MARK = re.compile(f"{_START}([0-9]+?){_STOP}")
 """Digits, which no template escapes, strips or changes the case of; secret, so nobody can write a mark."""
+_ANY_TEXT = re.compile(".+", re.DOTALL)
+"""A whole text that is not empty."""
 
 
 def encodable(text: str) -> str:
@@ -40,6 +42,8 @@ class ControlTokenEscaper:
         """`controls` matches every control token as it is written."""
         self._controls = controls
         self._escape_all = escape_all
+        self._swapped = _ANY_TEXT if escape_all else controls
+        """Matches what is swapped in a text."""
         self._hidden: list[str] = []
 
     def messages(self, messages: Sequence[Message]) -> list[Message]:
@@ -53,7 +57,15 @@ class ControlTokenEscaper:
                 tool_call_id=None
                 if message.tool_call_id is None
                 else self._controls_in(message.tool_call_id),
-                tool_calls=tuple(self._call(call) for call in message.tool_calls),
+                tool_calls=tuple(
+                    replace(
+                        call,
+                        name=self.text(call.name),
+                        arguments=_mapped(dict(call.arguments), self._argument),
+                        id=self._controls_in(call.id),
+                    )
+                    for call in message.tool_calls
+                ),
             )
             for message in messages
         ]
@@ -76,29 +88,24 @@ class ControlTokenEscaper:
         """The rendered text with each mark replaced by the text that it stands for."""
         return _MARK.sub(lambda mark: self._hidden[int(mark[1])], text)
 
-    def _call(self, call: ToolCall) -> ToolCall:
-        return replace(
-            call,
-            name=self.text(call.name),
-            arguments=_mapped(dict(call.arguments), self._argument),
-            id=self._controls_in(call.id),
-        )
-
     def text(self, text: str) -> str:
         """A text with marks in it."""
-        return self._swap(encodable(text)) if self._escape_all and text else self._controls_in(text)
+        return self._swapped.sub(self._mark, encodable(text))
 
     def _argument(self, text: str) -> str:
         """Arguments stand in JSON, where quotes and line ends are escaped."""
-        if self._escape_all and text:
-            return self._swap(json.dumps(encodable(text), ensure_ascii=False)[1:-1])
-        return self._controls_in(text)
+        text = encodable(text)
+        if self._escape_all:
+            text = json.dumps(text, ensure_ascii=False)[1:-1]
+        return self._swapped.sub(self._mark, text)
 
     def _controls_in(self, text: str) -> str:
-        return self._controls.sub(lambda match: self._swap(match.group()), encodable(text))
+        """A text of which only control tokens are swapped, for keys and ids that a template may look up."""
+        return self._controls.sub(self._mark, encodable(text))
 
-    def _swap(self, text: str) -> str:
-        self._hidden.append(text)
+    def _mark(self, match: re.Match[str]) -> str:
+        """Hides the match behind a mark."""
+        self._hidden.append(match.group())
         return f"{_START}{len(self._hidden) - 1}{_STOP}"
 
 
@@ -131,10 +138,8 @@ class MarkupEncoder:
             return safe_ids
         escape_some = ControlTokenEscaper(self.controls)
         ids = escape_some.encode(render(escape_some), self._tokenizer)
-        return ids if self._controls_of(ids) == self._controls_of(safe_ids) else safe_ids
-
-    def _controls_of(self, ids: Sequence[int]) -> list[int]:
-        return [id for id in ids if id in (self._ids or ())]
+        controls, safe_controls = ([id for id in row if id in self._ids] for row in (ids, safe_ids))
+        return ids if controls == safe_controls else safe_ids
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:

@@ -33,7 +33,7 @@ class SentConversation:
     sent: tuple[Message, ...]
     """The same as the other side has it."""
     size: int = 0
-    """Its share of the bound of the index."""
+    """Size that counts towards the bound of the index."""
 
 
 T = TypeVar("T", bound=SentConversation)
@@ -117,8 +117,7 @@ def _as_text(call: ToolCall) -> tuple[str | None, str, str]:
 def _ids(messages: Sequence[Message], conversation: Sequence[Message]) -> dict[str, str]:
     """The ids that calls have in the conversation, by those in the messages, which repeat it."""
     both = (
-        [call.id for message in side for call in message.tool_calls if call.error is None]
-        for side in (messages, conversation)
+        [call.id for message in side for call in message.readable_calls] for side in (messages, conversation)
     )
     return dict(zip(*both, strict=True))
 
@@ -227,7 +226,7 @@ class Place:
     messages: tuple[Message, ...]
     """The conversation, the agent's replies as they were sampled."""
     unread: tuple[Message, ...]
-    """Those of the messages that a prompt has to encode."""
+    """The messages that a prompt has to encode."""
     turn: _Turn | None = None
 
 
@@ -273,9 +272,9 @@ class ChatHistory:
     def place(self, messages: Sequence[Message]) -> Place:
         """The turn that these messages go on from: the latest whose conversation they repeat."""
         messages = tuple(messages)
-        if (found := self._turns.find(messages)) is None:
+        if (match := self._turns.find(messages)) is None:
             return Place(messages, messages)
-        turn, following = found
+        turn, following = match
         messages = (*turn.conversation, *following)
         only_appends = self._mode == "keep" or self._template.appends
         return Place(messages, following if only_appends else messages, turn)
@@ -339,17 +338,17 @@ class ChatHistory:
             ids = tuple(self._template.prompt(shown, tools))
             pixels = self._template.pixels(shown)
             return Prompt(messages=messages, tools=tools, view=view, ids=ids, pixels=pixels)
-        row, said = turn.completion.prompt_ids, turn.completion.token_ids
-        calls = [call for call in turn.completion.message.tool_calls if call.error is None]
-        end = said[-1] if said and said[-1] in self._template.stop_ids else None  # None: a limit cut it
-        delta = self._template.delta(following, calls, end=end)
+        row, sampled = turn.completion.prompt_ids, turn.completion.token_ids
+        is_cut = not sampled or sampled[-1] not in self._template.stop_ids  # by a limit
+        end = None if is_cut else sampled[-1]
+        delta = self._template.delta(following, turn.completion.message.readable_calls, end=end)
         return Prompt(
             messages=messages,
             tools=tools,
             view=view,
-            ids=row + (said + tuple(delta)),  # a long row is copied once
+            ids=row + (sampled + tuple(delta)),  # a long row is copied once
             follows=turn.index,
-            num_before=len(row) + len(said),
+            num_before=len(row) + len(sampled),
             pixels=turn.completion.pixels + self._template.pixels(following),
         )
 

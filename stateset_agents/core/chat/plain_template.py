@@ -133,7 +133,7 @@ def with_thought_as_text(message: Message) -> str:
 
 
 def _calls_as_text(message: Message, written: Callable[[str], str] = str) -> str:
-    """Its tool calls behind one another; `written` makes what stands between the frames."""
+    """The message's tool calls behind one another; `written` makes what stands between the frames."""
     texts: list[str] = []
     for call in message.tool_calls:
         if call.error is not None and call.written:
@@ -145,7 +145,7 @@ def _calls_as_text(message: Message, written: Callable[[str], str] = str) -> str
 
 
 def _body(message: Message, escaped: Callable[[str], str] = str) -> str:
-    """Its thought, words and calls, each but the frames `escaped`; further lines are indented."""
+    """The message's thought, words and calls, each but the frames `escaped`; further lines are indented."""
 
     def text(value: str) -> str:
         return escaped(_LINE_END.sub("\n  ", encodable(value)))

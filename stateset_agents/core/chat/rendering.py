@@ -54,7 +54,7 @@ class PinnedTemplate:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """JSON values by name."""
     date: datetime.date | None = None
-    """On which its clock stands still, at midnight; None where it has none, or where that goes on."""
+    """Day on which its clock stands still, at midnight; None where it has none, or where that goes on."""
 
     @classmethod
     def read(cls, text: str) -> PinnedTemplate:
@@ -127,7 +127,7 @@ _FILE = "<template>"
 _LINES = 8
 """Between two looks at the clock."""
 _MOST_TIMES = 10_000
-"""That a text may be repeated by `*`."""
+"""Largest number of times that a text may be repeated by `*`."""
 _MOST = 10_000_000
 """Largest number in a template: `ljust` and its like fill the memory, too."""
 
@@ -145,16 +145,13 @@ def within_limit(render: Callable[[], str], size: int) -> str:
     """
     seconds = _SECONDS + _SECONDS_EACH * size
     deadline, lines = time.thread_time() + seconds, 0
-
-    def check() -> None:
-        if time.thread_time() > deadline:
-            raise RenderLimit(f"it took longer than {seconds:.1f} s of processor time")
+    late = RenderLimit(f"it took longer than {seconds:.1f} s of processor time")
 
     def on_line(_: FrameType, __: str, ___: Any) -> Any:
         nonlocal lines
         lines += 1
-        if lines % _LINES == 0:
-            check()
+        if lines % _LINES == 0 and time.thread_time() > deadline:
+            raise late
         return on_line
 
     def on_call(frame: FrameType, _: str, __: Any) -> Any:
@@ -166,7 +163,8 @@ def within_limit(render: Callable[[], str], size: int) -> str:
         text = render()
     finally:
         sys.settrace(previous)
-    check()
+    if time.thread_time() > deadline:
+        raise late
     return text
 
 
@@ -282,33 +280,26 @@ class _Shape:
             data |= {"reasoning_content": thought, "reasoning": thought, "thinking": thought}
         text = message.content.replace(IMAGE_MARK, self.image_token or IMAGE_MARK, len(images))
         if images and self.image_token is None:
-            data["content"] = _parts(message.content, len(images))
+            data["content"] = replace(message, images=images).parts(lambda _: {"type": "image"})
         elif self.has_parts:
             data["content"] = [{"type": "text", "text": text}]
         elif images:
             data["content"] = text
         for call, item in zip(message.tool_calls, data.get("tool_calls", ()), strict=True):
-            item["id"] = self._id(call.id)
+            item["id"] = _short_id(call.id) if self.has_short_ids else call.id
             item["function"]["arguments"] = (
                 json.dumps(dict(call.arguments), ensure_ascii=False)
                 if self.has_arguments_as_text
                 else dict(call.arguments)
             )
-        if message.tool_call_id is not None:
-            data["tool_call_id"] = self._id(message.tool_call_id)
+        if message.tool_call_id is not None and self.has_short_ids:
+            data["tool_call_id"] = _short_id(message.tool_call_id)
         return data
 
-    def _id(self, id: str) -> str:
-        return hashlib.sha256(id.encode()).hexdigest()[:9] if self.has_short_ids else id
 
-
-def _parts(content: str, num_images: int) -> list[dict[str, str]]:
-    """Content with so many pictures as transformers' processors take it."""
-    first, *others = content.split(IMAGE_MARK, num_images)
-    parts = [{"type": "text", "text": first}]
-    for text in others:
-        parts += [{"type": "image"}, {"type": "text", "text": text}]
-    return [part for part in parts if part.get("text") != ""]
+def _short_id(id: str) -> str:
+    """Nine letters and digits."""
+    return hashlib.sha256(id.encode()).hexdigest()[:9]
 
 
 class Rendering:

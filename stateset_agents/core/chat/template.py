@@ -16,11 +16,11 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from stateset_agents.backends.pretrained.pictures import PictureReader, with_pictures
 from stateset_agents.core.chat.escaping import ControlTokenEscaper, MarkupEncoder
-from stateset_agents.core.chat.plain_template import CHATML, speaks_chatml
+from stateset_agents.core.chat.plain_template import CHATML, PlainTemplate, speaks_chatml
 from stateset_agents.core.chat.rendering import HINT, MARKS, PinnedTemplate, Rendering, Roles, find_roles
 from stateset_agents.core.chat.replies.parsing import ReplyParser, choose_parser
 from stateset_agents.core.chat.turn_ends import TOOL, TurnEnds, answers, probe_talks, refuse_unstable
@@ -135,7 +135,7 @@ def _why_call_unread(
 
 
 def _refusal(message: Message, render: Callable[[Message], str]) -> str | None:
-    """Why the template does not write the message, or None."""
+    """The reason why the template does not write the message, or None."""
     try:
         render(message)
     except ConfigurationError as error:
@@ -153,70 +153,24 @@ def _odd_token(message: Message, parser: ReplyParser) -> str:
 ToolSchemas = Sequence[Mapping[str, Any]]
 
 _PROBE = MARKS[0]
+_ASKED = Message(role="user", content="x")
 _THOUGHT_END = "\n</think>\n\n"
 _NUM_DELTAS, _MOST_CHARACTERS = 256, 2000
 """Number of deltas that a template remembers, and the length of the longest messages in them."""
 
 
-class ChatTemplate(Protocol):
-    """Encodes conversations as one model's token ids."""
+class JinjaTemplate:
+    """The tokenizer's own chat template (transformers), and what it does with conversations that go on."""
 
     stop_ids: tuple[int, ...]
     """Sampling any of these ends a turn."""
     parser: ReplyParser
     """Reads what the agent sampled."""
     appends: bool
-    """Its rendering of any longer conversation begins with what stood before: prompt, reply, delta, ..."""
+    """True if its rendering of any longer conversation begins with what stood before: prompt, reply, delta,
+    ..."""
     date: datetime.date | None
     """The day that it tells the model; None where it tells none."""
-
-    def prompt(self, messages: Sequence[Message], tools: ToolSchemas = ()) -> list[int]:
-        """Ids of a conversation so far, ending where the agent begins to speak."""
-        ...
-
-    def delta(
-        self, messages: Sequence[Message], calls: Sequence[ToolCall] = (), *, end: int | None = None
-    ) -> list[int]:
-        """Ids from right after a reply to where the agent speaks again.
-
-        `messages` answer a reply with these readable calls, which ended by the token `end`: the ids go on
-        behind it. With None, a limit cut the reply, and the ids begin with the token that the template writes
-        there.
-        """
-        ...
-
-    def goes_on(
-        self,
-        shown: Sequence[Message],
-        reply: Message,
-        following: Sequence[Message],
-        tools: ToolSchemas = (),
-        *,
-        sampled: Sequence[int] | None = None,
-    ) -> bool:
-        """Is the prompt of `[*shown, reply, *following]` that of `shown`, the reply as it was sampled, and
-        the delta? `sampled` [T] has the token that the reply ended by, unless a limit cut it."""
-        ...
-
-    def reply(self, message: Message, tools: ToolSchemas = ()) -> list[int]:
-        """Ids of a reply as the agent would sample it after a prompt, the token that ends it included."""
-        ...
-
-    def pixels(self, messages: Sequence[Message]) -> tuple[PixelValues, ...]:
-        """The pictures of these messages, in order, as their tokens stand in `prompt` and `delta`."""
-        ...
-
-    def least_tokens(self, messages: Sequence[Message]) -> int:
-        """A number that the prompt is never shorter than, computed without tokenising it."""
-        ...
-
-    def written(self) -> str:
-        """The jinja text by which plain transformers, without arguments, makes the same prompts."""
-        ...
-
-
-class JinjaTemplate:
-    """The tokenizer's own chat template (transformers), and what it does with conversations that go on."""
 
     def __init__(
         self,
@@ -250,14 +204,14 @@ class JinjaTemplate:
         if not isinstance(text, str):
             raise ConfigurationError(f"the chat template is no text, but {text!r:.60}; {HINT} fits")
         pinned = PinnedTemplate.read(text)
-        self.text, told = pinned.text, date or pinned.date
-        self._is_dated = told is not None
+        self.text, day = pinned.text, date or pinned.date
+        self._is_dated = day is not None
         self._pictures = pictures
         self._render = Rendering(
             tokenizer.hf,
             self.text,
             {**pinned.arguments, **(arguments or {})},
-            told or datetime.date.today(),
+            day or datetime.date.today(),
             image_token=None if pictures is None else pictures.token,
         )
         self.date = self._render.pinned.date
@@ -270,7 +224,7 @@ class JinjaTemplate:
         self._trims = self._render(wide_words).count(wide) < len(wide_words)
         """True where white space at the ends of a user's or the agent's words may be lost."""
         greeting = Message(role="assistant", content=_PROBE)
-        self._takes_greetings = self._render.shows(greeting, _user("x"))
+        self._takes_greetings = self._render.shows(greeting, _ASKED)
         refuse_unstable(self._render, self._ends, self._roles.without_tools())
         is_own = speaks_chatml(tokenizer) and not self.text.endswith(CHATML)
         self._tool_hint = HINT.replace('"plain"', '"chatml"') if is_own else HINT
@@ -283,13 +237,15 @@ class JinjaTemplate:
         # closes a thought by it, too.
         ends = [self._ends.talk_end or self._ends.end, *([self._call_end] if self._call_end else [])]
         self.stop_ids = tuple(dict.fromkeys([*map(self._id, ends), *tokenizer.eos_ids]))
-        self.prompt_end = self._render([_user(_PROBE)], generate=True).rpartition(_PROBE)[2]
+        self.prompt_end = self._render([Message(role="user", content=_PROBE)], generate=True).rpartition(
+            _PROBE
+        )[2]
         """The template's text after a user message, up to where the agent begins to speak."""
         self._last: tuple[str, list[int]] = "", []
         self._known_delta = functools.lru_cache(_NUM_DELTAS)(self._new_delta)
         self.parser = choose_parser(tokenizer, self.prompt_end, self.render_reply)
         tools = [TOOL] if self._roles.has_results else []
-        self.appends: bool = all(
+        self.appends = all(
             self._extends(talk[:at], talk[at], following, tools)
             for talk in probe_talks(self._roles)
             for at, following in answers(talk)
@@ -355,10 +311,9 @@ class JinjaTemplate:
     def _writes(self, reply: Message, following: Sequence[Message], sampled: Sequence[int]) -> bool:
         """True if the template writes this reply as it was sampled, and ends it so. It is not asked for the
         whole conversation: one that only appends writes a reply as if nothing else had been said."""
-        end = self._end_of(sampled)
-        if end is not None and end != self._delta(following, _readable(reply))[0]:
+        end, said = self._sampled(sampled)
+        if end is not None and end != self._delta(following, reply.readable_calls)[0]:
             return False
-        said = self._as_sampled(sampled, end)
         is_words = reply.reasoning is None and not reply.tool_calls and _THOUGHT_END.strip() not in said
         if is_words and _squeezed(said) == _squeezed(reply.content):
             return True
@@ -376,11 +331,11 @@ class JinjaTemplate:
         escaper = ControlTokenEscaper(self._controls)
         (spoken,) = self._roles.spoken([reply])
         text = escaper.shown(self._reply_text(reply, escaper))
-        told = Counter([spoken.content.strip(), (spoken.reasoning or "").strip()])
-        told += Counter(call.name for call in spoken.tool_calls)
-        lost = [part for part, times in told.items() if text.count(part) < times]
-        if lost:
-            raise ConfigurationError(f"the chat template does not show all of a reply: {lost[0]!r:.80}")
+        parts = Counter([spoken.content.strip(), (spoken.reasoning or "").strip()])
+        parts += Counter(call.name for call in spoken.tool_calls)
+        missing = [part for part, times in parts.items() if text.count(part) < times]
+        if missing:
+            raise ConfigurationError(f"the chat template does not show all of a reply: {missing[0]!r:.80}")
         return text
 
     def reply(self, message: Message, tools: ToolSchemas = ()) -> list[int]:
@@ -440,12 +395,12 @@ class JinjaTemplate:
         Only what every template shows counts: the words of users and of the agent, though not those beside
         a call, without white space at their ends where the template trims it.
         """
-        shown = (
+        texts = (
             "".join(message.pieces)
             for message in messages
             if message.role == "user" or (message.role == "assistant" and not message.tool_calls)
         )
-        text = "".join(map(str.strip, shown) if self._trims else shown)
+        text = "".join(map(str.strip, texts) if self._trims else texts)
         return int(self.tokenizer.least_tokens(text))
 
     def written(self) -> str:
@@ -458,7 +413,7 @@ class JinjaTemplate:
         """The template's text of a reply. The frames of its calls are no text, where the template has no
         place for calls, too."""
         (spoken,) = self._roles.spoken(escaper.messages([reply]))
-        text = self._render([_user("x"), spoken])
+        text = self._render([_ASKED, spoken])
         end = self._call_end if spoken.tool_calls else None
         return self._ends.said(self._ends.without_closing(text, end))
 
@@ -502,23 +457,27 @@ class JinjaTemplate:
             return ids
         return with_pictures(ids, pixels, self._pictures.place_id)
 
-    def _written(self, messages: Sequence[Message], tools: ToolSchemas, escaper: ControlTokenEscaper) -> str:
+    def _written(
+        self,
+        messages: Sequence[Message],
+        tools: ToolSchemas,
+        escaper: ControlTokenEscaper,
+        roles: Roles | None = None,
+    ) -> str:
         """The text of a conversation, up to where the agent begins to speak.
 
         Whatever an agent sampled can be written. Templates raise where there are more calls than they take,
-        or results of another number; then calls and results are told in words.
+        or results of another number; then calls and results are told in words, in `roles` without tools.
         """
         schemas, messages = escaper.schemas(tools), self._roles.opened(messages)
-
-        def written(roles: Roles) -> str:
-            spoken = roles.spoken(messages)
+        spoken = (roles or self._roles).spoken(messages)
+        try:
             if any(message.role == "system" for message in spoken[1:]):
                 self._expect_systems(spoken, lambda marked: self._render(marked, schemas))
             return self._render(escaper.messages(spoken), schemas, generate=True)
-
-        try:
-            return written(self._roles)
         except ConversationRefused as error:
+            if roles is not None:
+                raise
             begins = next((message.role for message in messages if message.role != "system"), "user")
             if begins == "assistant" and not self._takes_greetings:
                 raise ConversationRefused(
@@ -527,7 +486,7 @@ class JinjaTemplate:
                 ) from error
             if not any(message.tool_calls or message.role == "tool" for message in messages):
                 raise
-        return written(self._roles.without_tools())
+        return self._written(messages, tools, escaper, self._roles.without_tools())
 
     def _expect_systems(
         self, messages: Sequence[Message], render: Callable[[Sequence[Message]], str]
@@ -537,36 +496,40 @@ class JinjaTemplate:
         if not places:
             return
         marks = dict(zip(places, itertools.cycle(MARKS[1:]), strict=False))
-        marked = [
+        with_marks = [
             replace(message, content=marks.get(index, message.content))
             for index, message in enumerate(messages)
         ]
-        text = render(marked)
-        lost = next((messages[index].content for index, mark in marks.items() if mark not in text), None)
-        if lost is not None:
+        text = render(with_marks)
+        missing = next((messages[index].content for index, mark in marks.items() if mark not in text), None)
+        if missing is not None:
             raise ConversationRefused(
-                f"the chat template does not show a system message amid the conversation, {lost!r:.60}: say "
-                f"it at the beginning, or {HINT} shows it"
+                f"the chat template does not show a system message amid the conversation, {missing!r:.60}: "
+                f"say it at the beginning, or {HINT} shows it"
             )
 
     def _after_reply(
-        self, calls: Sequence[tuple[str, str]], following: Sequence[Message], escaper: ControlTokenEscaper
+        self,
+        calls: Sequence[tuple[str, str]],
+        following: Sequence[Message],
+        escaper: ControlTokenEscaper,
+        roles: Roles | None = None,
     ) -> tuple[str, str]:
         """The template's text after a reply with these calls: its end token, and all that comes then up to
-        where the agent speaks again."""
-
-        def after(roles: Roles, reply: Message) -> tuple[str, str]:
-            spoken, asked = roles.spoken(following, answers_call=bool(reply.tool_calls)), [_user("x")]
-            self._expect_systems(spoken, lambda marked: "".join(self._ends.after(asked, reply, marked)))
-            return self._ends.after(asked, reply, escaper.messages(spoken))
-
-        words = Message(role="assistant", content=_PROBE)
-        if calls and self._roles.has_calls:
-            try:
-                return after(self._roles, self._reply_with(calls, escaper))
-            except ConfigurationError:
-                return after(self._roles.without_tools(), words)
-        return after(self._roles, words)
+        where the agent speaks again. Where it cannot show these calls, they are told in words, in `roles`
+        without tools."""
+        reply = Message(role="assistant", content=_PROBE)
+        has_calls = bool(calls) and self._roles.has_calls and roles is None
+        if has_calls:
+            reply = self._reply_with(calls, escaper)
+        spoken = (roles or self._roles).spoken(following, answers_call=has_calls)
+        try:
+            self._expect_systems(spoken, lambda marked: "".join(self._ends.after([_ASKED], reply, marked)))
+            return self._ends.after([_ASKED], reply, escaper.messages(spoken))
+        except ConfigurationError:
+            if not has_calls:
+                raise
+        return self._after_reply(calls, following, escaper, self._roles.without_tools())
 
     def _reply_with(self, calls: Sequence[tuple[str, str]], escaper: ControlTokenEscaper) -> Message:
         """A reply with calls of these names and ids, the probe in the last place that any template shows."""
@@ -581,13 +544,13 @@ class JinjaTemplate:
             return None
         reply = self._reply_with([("look", "call_0_0")], ControlTokenEscaper(self._controls))
         result = Message(role="tool", content="y", name="look", tool_call_id="call_0_0")
-        return self._ends.after([_user("x")], reply, [result])[0]
+        return self._ends.after([_ASKED], reply, [result])[0]
 
     def _id(self, control: str) -> int:
         return int(self.tokenizer.encode_markup(control)[-1])
 
     def _find_tool_fault(self) -> str | None:
-        """Why tools cannot be used with this template, or None."""
+        """The reason why tools cannot be used with this template, or None."""
         if not self._roles.has_results:
             return (
                 f"the chat template has no place for tool results; {self._tool_hint} has, or leave tools out"
@@ -637,12 +600,12 @@ class JinjaTemplate:
     ) -> bool:
         """`goes_on` by rendering."""
         escaper = ControlTokenEscaper(self._controls)
-        calls = [(call.name, call.id) for call in _readable(reply)]
-        end = None if sampled is None else self._end_of(sampled)
+        calls = [(call.name, call.id) for call in reply.readable_calls]
+        end, said = (None, None) if sampled is None else self._sampled(sampled)
         try:
             row, talk = self._text(shown, tools), self._text([*shown, reply, *following], tools)
             stop, after = self._after_reply(calls, following, escaper)
-            said = self._as_said(reply) if sampled is None else self._as_sampled(sampled, end)
+            said = self._as_said(reply) if sampled is None else said
         except ConfigurationError:
             return False
         delta = stop + escaper.shown(after)
@@ -664,12 +627,10 @@ class JinjaTemplate:
             text = text.replace(call.written, _PROBE, 1)
         return _squeezed(text), [sorted(_squeezed(call.written)) for call in stream.calls]
 
-    def _end_of(self, sampled: Sequence[int]) -> int | None:
-        """The token that a reply ended by; None where a limit cut it."""
-        return sampled[-1] if sampled and sampled[-1] in self.stop_ids else None
-
-    def _as_sampled(self, sampled: Sequence[int], end: int | None) -> str:
-        return str(self.tokenizer.decode_markup(sampled if end is None else sampled[:-1]))
+    def _sampled(self, sampled: Sequence[int]) -> tuple[int | None, str]:
+        """The token that a reply ended by, None where a limit cut it, and the text before."""
+        end = sampled[-1] if sampled and sampled[-1] in self.stop_ids else None
+        return end, str(self.tokenizer.decode_markup(sampled if end is None else sampled[:-1]))
 
     def _as_said(self, reply: Message) -> str | None:
         """The text of a reply in a template that goes on, without white space; None where a message cannot
@@ -697,15 +658,15 @@ class JinjaTemplate:
         return _squeezed(text.replace(_PROBE, "", 1))
 
 
-def _readable(reply: Message) -> list[ToolCall]:
-    return [call for call in reply.tool_calls if call.error is None]
+ChatTemplate = JinjaTemplate | PlainTemplate
+"""Encodes conversations as one model's token ids."""
 
 
 def _says_the_same(one: Message, other: Message, tools: ToolSchemas) -> bool:
-    """Have both the same thought, words and calls, but for white space around them and calls' ids?"""
+    """True if both have the same thought, words and calls, white space around them and ids aside."""
 
     def said(message: Message) -> tuple[str, str, list[str]]:
-        calls = [call_key(call.name, call.arguments, tools) for call in _readable(message)]
+        calls = [call_key(call.name, call.arguments, tools) for call in message.readable_calls]
         return (message.reasoning or "").strip(), message.content.strip(), calls
 
     return said(one) == said(other)
@@ -719,10 +680,6 @@ def _without_nulls(message: Message, tools: ToolSchemas) -> Message:
         for call in message.tool_calls
     )
     return replace(message, tool_calls=calls)
-
-
-def _user(content: str) -> Message:
-    return Message(role="user", content=content)
 
 
 def _squeezed(text: str) -> str:

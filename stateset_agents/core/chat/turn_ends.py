@@ -59,13 +59,13 @@ class TurnEnds:
         going = render([user, reply, Message(role="user", content="y")], generate=True)
         end = controls.match(going.rpartition(_PROBE)[2].lstrip())
         if _PROBE not in ended or end is None:
-            found = self.closing.strip()
-            what = (
-                f"it ends with {found!r:.80}, in which the tokenizer has none" if found else "nothing ends it"
-            )
+            closing = self.closing.strip()
+            cause = "nothing ends it"
+            if closing:
+                cause = f"it ends with {closing!r:.80}, in which the tokenizer has none"
             raise ConfigurationError(
                 "the chat template does not end an assistant message with a control token, so nothing could "
-                f"stop a turn: {what}; add one to the tokenizer as a special token, or {HINT} ends turns"
+                f"stop a turn: {cause}; add one to the tokenizer as a special token, or {HINT} ends turns"
             )
         self.end = end.group()
 

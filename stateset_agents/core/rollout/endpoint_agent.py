@@ -27,13 +27,13 @@ from stateset_agents.types.trajectory import UNANSWERED
 _NEVER = frozenset({401, 402, 404, 405})
 """Statuses that every other request would get too: the key, the account, the model's name, the url."""
 _REFUSALS = 3
-"""So many requests refused, and nothing ever answered: it is what they have in common that is refused."""
+"""Number of refused requests, without any answer, after which all others would be refused too."""
 _SEEDS = 2**31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What an agent's endpoint was asked for."""
+    """Counts of requests to an agent's endpoint, and of tokens."""
 
     num_requests: int = 0
     """Further tries included."""
@@ -49,7 +49,7 @@ class Usage:
         return Usage(**{name: getattr(self, name) - getattr(other, name) for name in _COUNTS})
 
     def cost(self, price_in: float, price_out: float) -> float:
-        """In the currency of the prices, which are of a million tokens read and of a million written.
+        """The cost in the currency of the prices, which are of a million tokens read and written.
 
         What the endpoint read from a cache of its own costs less with some; that is not looked at.
         """
@@ -104,12 +104,12 @@ class EndpointAgent:
 
     @property
     def usage(self) -> Usage:
-        """Of its client, so far."""
+        """The usage of its client, so far."""
         return replace(self._answered, num_requests=self.client.num_calls)
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What its replies depend on besides the conversation and the temperature, as plain JSON."""
+        """The settings that its replies depend on, besides conversation and temperature, as plain JSON."""
         config = self.config
         return {
             "url": self.client.url,
@@ -193,7 +193,7 @@ class EndpointSpeaker:
         self._stream = stream
         self._temperature = 0.0 if temperature < GREEDY_BELOW else temperature
         self._said: list[tuple[Message, Mapping[str, Any]]] = []
-        """Its replies: without thoughts, as environments may repeat them, and as the endpoint wrote them."""
+        """Replies, each without thoughts, as environments may repeat it, and as the endpoint wrote it."""
         self._num_turns = 0
 
     async def next_prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Prompt:
@@ -246,15 +246,15 @@ class EndpointSpeaker:
         sent: list[Mapping[str, Any]] = []
         place = 0
         for message in messages:
-            found = None
+            index = None
             if message.role == "assistant":
                 heard = _heard(message)
-                found = next((n for n in range(place, len(self._said)) if self._said[n][0] == heard), None)
-            if found is None:
+                index = next((n for n in range(place, len(self._said)) if self._said[n][0] == heard), None)
+            if index is None:
                 sent.append(message.to_openai())
             else:
-                sent.append(self._said[found][1])
-                place = found + 1
+                sent.append(self._said[index][1])
+                place = index + 1
         return sent
 
     def _as_returned(self, answer: ChatAnswer, message: Message) -> dict[str, Any]:
@@ -297,14 +297,14 @@ def _with_ids(calls: Sequence[ToolCall], turn: int) -> tuple[ToolCall, ...]:
 
     The error of one that could not be read shows what was written, which the endpoint is not sent again.
     """
-    seen: set[str] = set()
-    named = []
+    ids: set[str] = set()
+    with_ids = []
     for place, call in enumerate(calls):
-        id = call.id if call.id and call.id not in seen else f"call_{turn}_{place}"
-        seen.add(id)
+        id = call.id if call.id and call.id not in ids else f"call_{turn}_{place}"
+        ids.add(id)
         error = None if call.error is None else f"{call.error}, got {call.written!r:.80}"
-        named.append(replace(call, id=id, error=error))
-    return tuple(named)
+        with_ids.append(replace(call, id=id, error=error))
+    return tuple(with_ids)
 
 
 def _heard(message: Message) -> Message:

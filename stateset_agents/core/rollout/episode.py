@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from stateset_agents.backends.base import Session
@@ -97,7 +98,7 @@ BetweenTurns = Callable[[Trajectory, Conversation], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeSeeds:
-    """Where an episode's random choices come from."""
+    """The random streams of an episode."""
 
     user: int
     """Shared by the members of a group: every member meets the same user."""
@@ -110,7 +111,7 @@ class Fork:
     """A conversation as it stood before one of the agent's turns; its owner plays it on or closes it."""
 
     trajectory: Trajectory
-    """What had happened."""
+    """The conversation up to the fork."""
     conversation: Conversation
     """An independent copy of the environment's side."""
 
@@ -137,10 +138,7 @@ async def run_episode(
     its error, and the turns that went well; programming and configuration errors travel.
     """
     start = Trajectory(scenario=scenario, member=session.member, seed=seeds.user)
-
-    def begin() -> Awaitable[Conversation]:
-        return start_conversation(environment, scenario, seeds.user)
-
+    begin = partial(start_conversation, environment, scenario, seeds.user)
     return await _play(agent, start, begin, seeds.agent, session, temperature, between_turns, seconds)
 
 
@@ -198,14 +196,14 @@ async def _play(
         watch.lap("environment")
         metadata = {**outcome.metadata, **metadata, **speaker.metadata}
         trajectory = replace(trajectory, status=status, outcome=outcome, metadata=metadata)
-        return replace(trajectory, turns=tuple(turns), spans=watch.spans)
+        return replace(trajectory, turns=tuple(turns), spans=tuple(watch.spans))
     except (*PROGRAMMING_ERRORS, ConfigurationError):
         raise
     except Exception as error:  # whatever a user's environment may raise is one failed conversation
         late = {"timed_out": True} if isinstance(error, _OutOfTime) else {}
         metadata = {**late, **speaker.metadata}
         trajectory = replace(trajectory, status=Status.FAILED, error=format_error(error), metadata=metadata)
-        return replace(trajectory, turns=tuple(turns), spans=watch.spans)
+        return replace(trajectory, turns=tuple(turns), spans=tuple(watch.spans))
     finally:
         if between_turns is None:
             await agent.release(session)
@@ -286,7 +284,9 @@ async def _converse(
             return Status.TRUNCATED, {"context_overflow": True}
         except ConversationRefused as error:  # for what this environment said: others may go on
             raise EnvironmentFailure(str(error)) from error
-        watch.turn(completion.begun)
+        if completion.begun is not None:  # until then the model served others
+            watch.lap("waiting", completion.begun)
+        watch.lap("model")
         speaker.add(prompt, completion)
         follows = -1 if not turns or prompt.follows == len(turns) - 1 else prompt.follows
         turns.append(
@@ -321,7 +321,7 @@ async def _converse(
 
 
 def _heard(turn: Turn) -> Sequence[Message]:
-    """What a turn adds to the conversation: nothing where it is a summary for the agent itself."""
+    """The messages that a turn adds to the conversation: none where it is a summary for the agent itself."""
     return () if turn.is_summary else (turn.completion.message, *turn.feedback)
 
 
@@ -329,32 +329,33 @@ def _heard(turn: Turn) -> Sequence[Message]:
 
 _log = get_logger(__name__)
 _GRACE_SECONDS = 1.0
-"""How long somebody who no longer wants a fork waits for it, so that nothing is closed while it is copied."""
+"""Seconds to wait for a fork that is no longer wanted, so that nothing is closed while it is copied."""
 
 
 class Forks:
     """Takes `each` forks between any two turns of a conversation; on leaving, closes those nobody took.
 
-    async with Forks(2, of="RetailDesk", limit=in_time.limit) as forks:
+    async with Forks(2, of="RetailDesk", bounded=in_time.bounded) as forks:
         await run_episode(..., between_turns=forks.taken(session))
         for fork in forks.held(session): ...
     """
 
     def __init__(
-        self, each: int, *, of: str, limit: Callable[[str], AbstractAsyncContextManager[None]]
+        self,
+        each: int,
+        *,
+        of: str,
+        bounded: Callable[[str, Callable[[], Awaitable[Conversation]]], Awaitable[Conversation]],
     ) -> None:
-        """`of`: the environment's name, for what goes wrong; `limit` bounds how long one fork may take."""
+        """`of`: the environment's name, for what goes wrong; `bounded` limits how long one fork may take."""
         self._each = each
         self._of = of
-        self._limit = limit
+        self._bounded = bounded
         self._held: dict[Session, list[Fork]] = {}
         self._too_late: set[asyncio.Task[None]] = set()
 
-    def taken(self, session: Session) -> BetweenTurns | None:
-        """The function to call between the turns of this session's conversation; None if no fork is
-        wanted."""
-        if not self._each:
-            return None
+    def taken(self, session: Session) -> BetweenTurns:
+        """The function to call between the turns of this session's conversation."""
 
         async def between_turns(trajectory: Trajectory, conversation: Conversation) -> None:
             forks = self._held.setdefault(session, [])
@@ -381,8 +382,7 @@ class Forks:
         """A copy, made in a thread; one that comes when nobody waits for it any more is closed."""
         making = asyncio.ensure_future(in_thread(conversation.fork))
         try:
-            async with self._limit("forking a conversation"):
-                return await asyncio.shield(making)
+            return await self._bounded("forking a conversation", lambda: asyncio.shield(making))
         except NotImplementedError as error:
             raise ConfigurationError(
                 f"a conversation of {self._of} cannot be forked, and branches need it: write its fork(), or "

@@ -6,8 +6,8 @@ The engine plays its episodes in one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from stateset_agents.core.environment import (
@@ -19,7 +19,7 @@ from stateset_agents.core.environment import (
     step_conversation,
 )
 from stateset_agents.runtime.circuit_breakers import FaultTolerance
-from stateset_agents.runtime.tasks import Deadline, in_thread, with_timeout
+from stateset_agents.runtime.tasks import in_thread, with_timeout
 from stateset_agents.runtime.user_code import call_checked
 from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure, EnvironmentTimeout
 from stateset_agents.types.logs import get_logger
@@ -105,28 +105,15 @@ class TimeLimitedEnvironment:
 
     async def bounded(self, doing: str, call: Callable[[], Awaitable[T]]) -> T:
         """One call in time, but not behind the breaker: some must be tried even when all else waits."""
-        late = self._late(doing)
+        late = EnvironmentTimeout(
+            f"{doing} took the environment longer than {self._seconds} s: mend the user or tool that "
+            "hangs, or raise turn_timeout"
+        )
         try:
             return await with_timeout(self._seconds, call(), late)
         except EnvironmentTimeout:  # a single tool's too
             self._fault_tolerance.num_timeouts += 1
             raise
-
-    @asynccontextmanager
-    async def limit(self, doing: str) -> AsyncIterator[None]:
-        """Bounds and counts what stands inside."""
-        try:
-            async with Deadline(self._seconds).bound(self._late(doing)):
-                yield
-        except EnvironmentTimeout:
-            self._fault_tolerance.num_timeouts += 1
-            raise
-
-    def _late(self, doing: str) -> EnvironmentTimeout:
-        return EnvironmentTimeout(
-            f"{doing} took the environment longer than {self._seconds} s: mend the user or tool that "
-            "hangs, or raise turn_timeout"
-        )
 
 
 class _Conversation:
@@ -172,12 +159,11 @@ class _Conversation:
                 await self._environment.discard(spare)
 
     async def outcome(self) -> Outcome:
-        async def judge(_: int) -> Outcome:
-            return await self._environment.answer(
-                "judging a conversation", lambda: call_checked(self._inner.outcome, kind=Outcome)
-            )
-
-        return await self._environment.again(judge, derive(self._stream, "outcome"))
+        judge = partial(call_checked, self._inner.outcome, kind=Outcome)
+        return await self._environment.again(
+            lambda _: self._environment.answer("judging a conversation", judge),
+            derive(self._stream, "outcome"),
+        )
 
     def fork(self) -> Conversation:
         twin = self._inner.fork()

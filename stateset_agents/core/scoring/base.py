@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from numbers import Real
@@ -107,6 +106,9 @@ class RewardFunction(ABC):
     """True where no other reward may be put over this one, as over potential-based shaping."""
     made_of_others: bool = False
     """True where it only asks other rewards: those have time limits and further tries, it needs none."""
+    answers_as_a_whole: bool = False
+    """True where it scores a group in one go, so that it is timed and asked again as a whole: set for each
+    subclass that writes `score_group`."""
     _has_warned = False
 
     @property
@@ -118,6 +120,8 @@ class RewardFunction(ABC):
         super().__init_subclass__()
         if "name" not in vars(cls):
             cls.name = cls.__name__
+        if "answers_as_a_whole" not in vars(cls):
+            cls.answers_as_a_whole = cls.score_group is not RewardFunction.score_group
 
     @abstractmethod
     async def score(self, trajectory: Trajectory) -> RewardResult:
@@ -125,7 +129,7 @@ class RewardFunction(ABC):
 
     async def score_group(self, trajectories: Sequence[Trajectory]) -> list[Result]:
         """One result per member, in order; the failure of one leaves the others scored."""
-        return await gather_or_cancel(_attempt(self, trajectory) for trajectory in trajectories)
+        return await gather_or_cancel(_score_member(self, trajectory) for trajectory in trajectories)
 
     async def score_as_group(self, trajectory: Trajectory) -> RewardResult:
         """Score one conversation as a group of one, for rewards that write `score_group` alone."""
@@ -134,12 +138,7 @@ class RewardFunction(ABC):
             raise result
         return result
 
-    @property
-    def answers_as_a_whole(self) -> bool:
-        """True where it scores a group in one go, so that it is timed and asked again as a whole."""
-        return type(self).score_group is not RewardFunction.score_group
-
-    def warn_once(self, log: BoundLogger, event: str, **fields: str | float) -> None:
+    def warn_once(self, log: BoundLogger, event: str, **fields: Any) -> None:
         """Log a warning that names this reward, the first time that it is called for it."""
         if not self._has_warned:
             self._has_warned = True
@@ -175,7 +174,29 @@ class _Terms:
     """Seconds for one attempt."""
     fault_tolerance: FaultTolerance
 
-    @property
+    async def ask(self, reward: RewardFunction, call: Callable[[], Awaitable[T]], stream: int) -> T:
+        """The result of `call()` in time and behind the reward's breaker, repeated where it broke; raises
+        what the last attempt raised. `stream` seeds the waits."""
+        name, faults = f"reward {reward.name}", self.fault_tolerance
+
+        async def attempt(_: int) -> T:
+            late = self.missed_by(reward)
+            try:
+                return await faults.ask(
+                    name,
+                    lambda: with_timeout(self.seconds, call(), late),
+                    down=RewardFailure,
+                    counts=_has_broken,
+                )
+            except RewardTimeout:
+                faults.num_timeouts += 1
+                raise
+
+        times = faults.policy.reward_retries
+        return await faults.retry(
+            attempt, name=name, times=times, stream=stream, service=name, counts=_has_broken
+        )
+
     def longest(self) -> float | None:
         """Seconds after which a group whose rewards take their own time is no longer waited for."""
         if self.seconds is None:
@@ -194,68 +215,15 @@ class _Terms:
 
 
 _terms: ContextVar[_Terms | None] = ContextVar("terms", default=None)
+"""The terms of the group that is scored: set by the engine's call, read by the calls inside a composite."""
 _GRACE = 1.0
 """Seconds by which a whole group's limit is later than its members': those in time keep their score."""
-
-
-@contextmanager
-def _on(terms: _Terms | None) -> Iterator[None]:
-    """Ask on these terms inside the block; None leaves them as they are."""
-    if terms is None:
-        yield
-        return
-    token = _terms.set(terms)
-    try:
-        yield
-    finally:
-        _terms.reset(token)
-
-
-async def score_trajectory(reward: RewardFunction, trajectory: Trajectory) -> RewardResult:
-    """Score one conversation at the boundary to user code; a `score` that is not async runs in a thread.
-
-    Whatever breaks in the reward becomes a RewardFailure that names it; programming and configuration
-    errors travel. In an engine a reward that exceeds its time limit is cancelled, and one that broke is
-    asked again, behind its circuit breaker. A RewardFailure of its own is its last word.
-    """
-
-    async def score() -> RewardResult:
-        return as_result(await call_user_code(reward.score, trajectory))
-
-    scenario, member = trajectory.scenario.id, trajectory.member
-    try:
-        return await _asked(reward, score, derive(trajectory.seed, "reward", reward.name, scenario, member))
-    except (*PROGRAMMING_ERRORS, ConfigurationError):
-        raise
-    except Exception as error:
-        raise _named(reward.name, error) from error
-
-
-async def _asked(reward: RewardFunction, call: Callable[[], Awaitable[T]], stream: int) -> T:
-    """`call()`, on the terms that hold; what the last attempt raised."""
-    terms = _terms.get()
-    if terms is None or reward.made_of_others:
-        return await call()
-    name, faults = f"reward {reward.name}", terms.fault_tolerance
-
-    async def in_time() -> T:
-        return await with_timeout(terms.seconds, call(), terms.missed_by(reward))
-
-    async def attempt(_: int) -> T:
-        try:
-            return await faults.ask(name, in_time, down=RewardFailure, counts=_has_broken)
-        except RewardTimeout:
-            faults.num_timeouts += 1
-            raise
-
-    times = faults.policy.reward_retries
-    return await faults.retry(
-        attempt, name=name, times=times, stream=stream, service=name, counts=_has_broken
-    )
+_ASKED_ONCE = FaultPolicy(reward_retries=0, breaker_failures=0, outage_patience=0.0)
+"""The policy outside an engine."""
 
 
 def _has_broken(error: Exception) -> bool:
-    """Rather than said that a conversation cannot be scored, which it would say again."""
+    """True unless it said that a conversation cannot be scored, which it would say again."""
     return isinstance(error, RewardTimeout) or not isinstance(error, RewardFailure)
 
 
@@ -274,16 +242,26 @@ async def score_trajectories(
     """
     if not trajectories:
         return []
-    terms = None
+    terms = _terms.get()
     if seconds is not None or fault_tolerance is not None:
         terms = _Terms(seconds, fault_tolerance or FaultTolerance(_ASKED_ONCE))
+    token = _terms.set(terms)
     try:
-        with _on(terms):
-            results = await _score_group(reward, trajectories)
+        if terms is None or reward.made_of_others:
+            results = await reward.score_group(trajectories)
+        elif reward.answers_as_a_whole:
+            first = trajectories[0]
+            stream = derive(first.seed, "reward", reward.name, first.scenario.id)
+            results = await terms.ask(reward, lambda: reward.score_group(trajectories), stream)
+        else:  # its members have limits of their own
+            members = reward.score_group(trajectories)
+            results = await with_timeout(terms.longest(), members, terms.missed_by(reward))
     except (*PROGRAMMING_ERRORS, ConfigurationError):
         raise
     except Exception as error:
         return [_named(reward.name, error)] * len(trajectories)
+    finally:
+        _terms.reset(token)
     if len(results) != len(trajectories):
         raise ConfigurationError(
             f"reward {reward.name} gave {len(results)} results for {len(trajectories)} trajectories"
@@ -291,26 +269,39 @@ async def score_trajectories(
     return [as_member_result(reward.name, result) for result in results]
 
 
-_ASKED_ONCE = FaultPolicy(reward_retries=0, breaker_failures=0, outage_patience=0.0)
-"""Outside an engine."""
+async def score_trajectory(reward: RewardFunction, trajectory: Trajectory) -> RewardResult:
+    """Score one conversation at the boundary to user code; a `score` that is not async runs in a thread.
+
+    Whatever breaks in the reward becomes a RewardFailure that names it; programming and configuration
+    errors travel. In an engine a reward that exceeds its time limit is cancelled, and one that broke is
+    asked again, behind its circuit breaker. A RewardFailure of its own is its last word.
+    """
+    result = await _score_member(reward, trajectory)
+    if isinstance(result, RewardFailure):
+        raise result
+    return result
 
 
-async def _score_group(reward: RewardFunction, trajectories: Sequence[Trajectory]) -> list[Result]:
-    """Asked as a whole where it answers so; else its members, or its parts, have limits of their own."""
+async def _score_member(reward: RewardFunction, trajectory: Trajectory) -> Result:
+    """`score_trajectory`, with a failure as its result."""
+
+    async def score() -> RewardResult:
+        return as_result(await call_user_code(reward.score, trajectory))
+
     terms = _terms.get()
-    if terms is None or reward.made_of_others:
-        return await reward.score_group(trajectories)
-    if reward.answers_as_a_whole:
-        first = trajectories[0]
-        stream = derive(first.seed, "reward", reward.name, first.scenario.id)
-        return await _asked(reward, lambda: reward.score_group(trajectories), stream)
-    return await with_timeout(terms.longest, reward.score_group(trajectories), terms.missed_by(reward))
-
-
-async def _attempt(reward: RewardFunction, trajectory: Trajectory) -> Result:
     try:
-        return await score_trajectory(reward, trajectory)
-    except RewardFailure as failure:
+        if terms is None or reward.made_of_others:
+            return await score()
+        scenario, member = trajectory.scenario.id, trajectory.member
+        return await terms.ask(
+            reward, score, derive(trajectory.seed, "reward", reward.name, scenario, member)
+        )
+    except (*PROGRAMMING_ERRORS, ConfigurationError):
+        raise
+    except Exception as error:
+        failure = _named(reward.name, error)
+        if failure is not error:
+            failure.__cause__ = error
         return failure
 
 

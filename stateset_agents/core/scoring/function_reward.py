@@ -69,6 +69,7 @@ class FunctionReward(RewardFunction):
                 f"reward {self.name}: scope must be one of {', '.join(_ARGUMENTS)}, got {scope!r}"
             )
         self.scope = scope
+        self.answers_as_a_whole = scope == "group"
         is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004  # an object's own method, not whether it has one
         )
@@ -76,10 +77,6 @@ class FunctionReward(RewardFunction):
         self._function = function
         self._named = NamedCall(f"reward {self.name}", function, _ARGUMENTS[scope])
         self.wanted = self._named.wanted
-
-    @property
-    def answers_as_a_whole(self) -> bool:
-        return self.scope == "group"
 
     async def score(self, trajectory: Trajectory) -> RewardResult:
         if self.scope == "group":

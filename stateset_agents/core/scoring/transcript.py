@@ -55,11 +55,11 @@ def read_transcript(trajectory: Trajectory, *, english: bool = True) -> Transcri
     sound: list[str] = []
     user_texts: list[str] = []
     reactions: list[str] = []
-    read: list[str] = []
+    heard: list[str] = []
     earlier: set[tuple[str, ...]] = set()
     for index, message in enumerate(trajectory.messages):
         if message.role in ("user", "system"):
-            read.append(message.content[:MOST_READ])
+            heard.append(message.content[:MOST_READ])
         if message.role == "user":
             user_texts.append(message.content[:MOST_READ])
             if replies:
@@ -73,23 +73,23 @@ def read_transcript(trajectory: Trajectory, *, english: bool = True) -> Transcri
             continue
         spoken = tuple(words(text))
         repeated = len(spoken) >= 4 and spoken in earlier
-        if is_prose(text, english=english) and not repeated and echo(text, read) < 0.6:
+        if is_prose(text, english=english) and not repeated and echo(text, heard) < 0.6:
             sound.append(text)
         earlier.add(spoken)
+    expected = facts(trajectory.scenario.context, "expected_facts")
+    subject = [
+        trajectory.scenario.family,
+        *(wording for wordings in expected.values() for wording in wordings),
+    ]
     return Transcript(
         replies=replies,
         sound=sound,
         user_texts=user_texts,
         reactions=reactions,
         overlong=any(len(message.content) > MOST_READ for message in trajectory.replies),
-        topic={stem(word) for text in (*user_texts, *_subject(trajectory)) for word in content_words(text)},
+        topic={stem(word) for text in (*user_texts, *subject) for word in content_words(text)},
         english=english,
     )
-
-
-def _subject(trajectory: Trajectory) -> list[str]:
-    expected = facts(trajectory.scenario.context, "expected_facts")
-    return [trajectory.scenario.family, *(wording for wordings in expected.values() for wording in wordings)]
 
 
 def resolution(trajectory: Trajectory, transcript: Transcript, breakdown: dict[str, float]) -> float | None:

@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,105 +32,99 @@ _TYPES: Mapping[str, Callable[[str], Any]] = {
 _SPLITS = ("train", "validation", "test")
 
 
-def dataset_scenarios(
-    dataset: Any,
-    *,
-    config: str | None = None,
-    revision: str | None = None,
-    splits: Mapping[str, str] | None = None,
-    columns: Mapping[str, str] | None = None,
-    types: Mapping[str, str] | None = None,
-    family: str | None = None,
-    limit: int | None = None,
-    needs_opening: bool = True,
-) -> list[Scenario]:
+@dataclass(frozen=True, slots=True)
+class DatasetRows:
+    """The rows to read, and how: the arguments of `dataset_scenarios`.
+
+    Raises ConfigurationError for a limit that is none, and for an unknown type.
+    """
+
+    dataset: Any
+    """A name on the hub, a local csv, parquet or JSON file, a folder that `save_to_disk` wrote, or a
+    `Dataset` or `DatasetDict` at hand."""
+    _: KW_ONLY
+    config: str | None = None
+    """The dataset's configuration, where it has several."""
+    revision: str | None = None
+    """A commit or tag on the hub: the data stay what they are."""
+    splits: Mapping[str, str] | None = None
+    """Our split -> its split, which may be a slice, {"train": "train", "test": "test[:200]"}; those of train,
+    validation and test that it has when not given. A file or `Dataset` is all "train"."""
+    columns: Mapping[str, str] | None = None
+    """Our key -> its column: `opening`, `family`, `id`, and whatever rewards and tools read in the context.
+    Without it the rows are read as they are published (see `row_shapes`)."""
+    types: Mapping[str, str] | None = None
+    """Column -> int, float, bool or json, for columns of text, as all of a CSV file are. An empty cell is
+    then no value."""
+    family: str | None = None
+    """The family of all scenarios."""
+    limit: int | None = None
+    """The most rows that are read of a split."""
+
+    def __post_init__(self) -> None:
+        limit = self.limit
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+            raise ConfigurationError(f"limit must be a whole number of at least 1, got {limit!r}")
+        for name, type_name in (self.types or {}).items():
+            if type_name not in _TYPES:
+                raise ConfigurationError(
+                    f"types: {name} must be one of {', '.join(_TYPES)}, or left out for text, got "
+                    f"{type_name!r}"
+                )
+
+    @property
+    def name(self) -> str:
+        dataset = self.dataset
+        return f"dataset {str(dataset)!r}" if isinstance(dataset, str | Path) else "the dataset"
+
+
+def dataset_scenarios(dataset: Any, *, needs_opening: bool = True, **arguments: Any) -> list[Scenario]:
     """One scenario for each row.
 
         dataset_scenarios("openai/gsm8k", config="main")
 
     Args:
-        dataset: A name on the hub, a local csv, parquet or JSON file, a folder that `save_to_disk` wrote, or
-            a `Dataset` or `DatasetDict` at hand.
-        config: The dataset's configuration, where it has several.
-        revision: Of the hub, a commit or tag: the data stay what they are.
-        splits: Our split -> its split, which may be a slice, {"train": "train", "test": "test[:200]"}; those
-            of train, validation and test that it has when not given. A file or `Dataset` is all "train".
-        columns: Our key -> its column: `opening`, `family`, `id`, and whatever rewards and tools read in the
-            context. Without it the rows are read as they are published (see `row_shapes`).
-        types: Column -> int, float, bool or json, for columns of text, as all of a CSV file are. An empty
-            cell is then no value.
-        family: Of all scenarios.
-        limit: Most rows of a split.
+        dataset: A name on the hub, a file, a folder, or a `Dataset` at hand.
         needs_opening: Refuse rows in which nobody says anything, unless a topic or context is there to speak
             of.
+        **arguments: The fields of `DatasetRows`: config, revision, splits, columns, types, family, limit.
 
     Raises ConfigurationError for a dataset, split or column that is not there.
     """
-    located = located_rows(
-        dataset,
-        config=config,
-        revision=revision,
-        splits=splits,
-        columns=columns,
-        types=types,
-        family=family,
-        limit=limit,
-    )
-    return located_scenarios(located, of=_name(dataset), needs_opening=needs_opening)
+    source = DatasetRows(dataset, **arguments)
+    return located_scenarios(_located_rows(source), of=source.name, needs_opening=needs_opening)
 
 
-def located_rows(
-    dataset: Any,
-    *,
-    config: str | None = None,
-    revision: str | None = None,
-    splits: Mapping[str, str] | None = None,
-    columns: Mapping[str, str] | None = None,
-    types: Mapping[str, str] | None = None,
-    family: str | None = None,
-    limit: int | None = None,
-    is_numbered: bool = True,
-) -> list[Located]:
-    """The rows that `dataset_scenarios` reads, with their places; those without an id are numbered, unless
-    `is_numbered` is false: then a row names no split either, unless there are several."""
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise ConfigurationError(f"limit must be a whole number of at least 1, got {limit!r}")
-    for name, type_name in (types or {}).items():
-        if type_name not in _TYPES:
-            raise ConfigurationError(
-                f"types: {name} must be one of {', '.join(_TYPES)}, or left out for text, got {type_name!r}"
-            )
+def _located_rows(source: DatasetRows, *, is_numbered: bool = True) -> list[Located]:
+    """The rows with their places; those without an id are numbered, unless `is_numbered` is false: then a row
+    names no split either, unless there are several."""
     located: list[Located] = []
-    tables = _tables(dataset, config, revision, splits)
+    tables = _tables(source)
     for split, rows in tables.items():
         if isinstance(rows, list):
             mappings = (row for _, row in rows if isinstance(row, Mapping))  # others are refused below
             names: Sequence[str] = list(dict.fromkeys(key for row in mappings for key in row))
         else:
             names = rows.column_names
-        _check_columns(names, columns, types)
-        for index in range(len(rows) if limit is None else min(limit, len(rows))):
+        _check_columns(names, source.columns, source.types)
+        for index in range(len(rows) if source.limit is None else min(source.limit, len(rows))):
             if isinstance(rows, list):
                 where, row = rows[index]
             else:
                 where, row = f"row {index} of the dataset's split {split!r}", arrow_row(rows[index])
-            data = _typed(row, types or {}, where)
-            if columns:
-                data = {key: data[column] for key, column in columns.items() if column in data}
-            if family is not None:
-                data["family"] = family
+            data = _typed(row, source.types or {}, where)
+            if source.columns:
+                data = {key: data[column] for key, column in source.columns.items() if column in data}
+            if source.family is not None:
+                data["family"] = source.family
             if is_numbered:
                 data["id"] = data.get("id") or f"{split}-{index}"
-            if is_numbered or splits or len(tables) > 1:
+            if is_numbered or source.splits or len(tables) > 1:
                 data["split"] = data.get("split") or split
             located.append((where, data))
     if not located:
-        raise ConfigurationError(f"{_name(dataset)} has no row")
+        raise ConfigurationError(f"{source.name} has no row")
     return located
-
-
-def _name(dataset: Any) -> str:
-    return f"dataset {str(dataset)!r}" if isinstance(dataset, str | Path) else "the dataset"
 
 
 def read_any_scenarios(
@@ -158,7 +151,7 @@ def read_any_scenarios(
 def expect_dataset(source: Mapping[str, Any], of: str) -> None:
     """Raises ConfigurationError unless a mapping holds arguments of `dataset_scenarios`; `of`: what it
     gives."""
-    known = [name for name in inspect.signature(dataset_scenarios).parameters if name != "needs_opening"]
+    known = [field.name for field in fields(DatasetRows)]
     if "dataset" not in source:
         raise ConfigurationError(f"{of} must be a list of {of}, got one mapping: [{source!r:.60}]")
     for name in source:
@@ -205,10 +198,9 @@ def _check_columns(
             )
 
 
-def _tables(
-    dataset: Any, config: str | None, revision: str | None, splits: Mapping[str, str] | None
-) -> dict[str, Any]:
+def _tables(source: DatasetRows) -> dict[str, Any]:
     """Our split -> its rows."""
+    dataset, splits = source.dataset, source.splits
     for ours in splits or ():
         expect_split(ours, "a split of splits")
     if isinstance(dataset, str | Path) and Path(dataset).suffix.lower() in _FILES:
@@ -228,10 +220,10 @@ def _tables(
     with _without_progress_bars(library):
         try:
             if (path / "dataset_dict.json").is_file() or (path / "dataset_info.json").is_file():
-                return _tables(library.load_from_disk(str(path)), None, None, splits)
+                return _tables(DatasetRows(library.load_from_disk(str(path)), splits=splits))
             if why := why_out_of_reach(str(dataset), kind="dataset"):
                 _log.warning(f"the hub does not answer ({why}): a copy on this machine is looked for")
-            options = {"name": config, "revision": revision}
+            options = {"name": source.config, "revision": source.revision}
             if splits is None:
                 return _chosen(library.load_dataset(str(dataset), **options), None)
             return {
@@ -310,7 +302,7 @@ def located_chats(logs: Chats) -> list[Located]:
         of = f"{logs} holds"
     elif isinstance(logs, Mapping):
         expect_dataset(logs, "conversations")
-        return located_rows(**logs, is_numbered=False)
+        return _located_rows(DatasetRows(**logs), is_numbered=False)
     else:
         if not isinstance(logs, Iterable):
             raise ConfigurationError(f"conversations must be a file or a list of rows, got {logs!r:.60}")
@@ -349,7 +341,7 @@ def with_shares(
         raise ConfigurationError(
             f"the shares {dict(shares)} leave nothing to train on: take less than 1 in all"
         )
-    made = []
+    divided = []
     for scenario, has_split in zip(scenarios, named, strict=True):
         position = derive(0, "split", scenario.id) / 2**63
         below = 0.0
@@ -358,5 +350,5 @@ def with_shares(
             if not has_split and below <= position < below + share:
                 scenario = replace(scenario, split=split)
             below += share
-        made.append(scenario)
-    return made
+        divided.append(scenario)
+    return divided

@@ -19,40 +19,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-_GAP = "[ \u00a0\u2007\u2009\u202f.\u2010-\u2013-]"
-"""Between the groups of a number: blanks, dots and hyphens."""
-_SECRET_NAMES = r"pass(?:word|wd|code|phrase)|pwd|api[ _-]?key|access[ _-]?key|token|secret|pin|cvv|cvc"
-_SECRETS = (
-    re.compile(
-        r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)", re.S
-    ),
-    re.compile(r"(?<=://)[^/\s:@]{0,100}:[^/\s@]{1,200}(?=@)"),
-    re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"),
-    re.compile(r"\b(?:sk|pk|rk)[-_][\w-]{16,}|\bgh[pousr]_\w{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}"),
-    re.compile(r"\bxox[abeprs]-[\w-]{10,}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bAIza[\w-]{30,}|\bhf_\w{20,}"),
-    re.compile(r"(?<=\bBearer )[\w.~+/=-]{8,}", re.I),
-    re.compile(
-        rf"(?<![A-Za-z])(?:{_SECRET_NAMES})(?:\s{{0,3}}[:=]\s{{0,3}}|\s{{1,3}}is:?\s{{1,3}})(?P<value>[^\s,;]+)",
-        re.I,
-    ),
-    re.compile(r"\b(?:pin|cvv|cvc)\s{1,3}(?P<value>\d{3,8})\b", re.I),
-)
-_NAMED_SECRET = re.compile(rf"(?:.*[_-])?(?:{_SECRET_NAMES}|authorization)", re.I)
-"""Names of fields whose whole value goes."""
-_DIGITS = re.compile(rf"(?<![\w])\d(?:{_GAP}?\d){{12,}}(?!\w)")
-_IBAN = re.compile(r"(?<!\w)[A-Z]{2}\d{2}(?: ?[A-Z0-9]){11,30}")
-_MAIL = re.compile(r"(?<![\w.%+-])[\w.%+'-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}")
-_SSN = re.compile(r"(?<![\d-])\d{3}-\d{2}-\d{4}(?![\d-])")
-_PHONE = re.compile(
-    rf"(?<![\w+])(?:(?:\+|00){_GAP}?[1-9](?:(?:[()/]|{_GAP}){{0,3}}\d){{6,14}}"
-    rf"|0[1-9](?:/|{_GAP}?\d){{6,11}}"
-    rf"|[(]0\d{{1,5}}[)]{_GAP}?\d(?:{_GAP}?\d){{4,9}}"
-    rf"|(?:1{_GAP})?(?:[(]\d{{3}}[)]{_GAP}?|\d{{3}}{_GAP})\d{{3}}{_GAP}\d{{4}})(?!\w)"
-)
-_IP4 = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w]|\.\d)")
-_IP6 = re.compile(r"(?<![\w:.])[0-9A-Fa-f:]{2,39}(?![\w:])")
+from stateset_agents.claims.english import PatternFile, Patterns
+
+_FILE = PatternFile(Path(__file__).with_suffix(".yaml"))
+_SECRETS = tuple(_FILE.patterns("secrets").values())
+_KINDS = Patterns("kinds", _FILE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +64,12 @@ class Redactor:
 
     def value(self, value: Any, name: str = "") -> Any:
         """A JSON value with all texts in it redacted; a field that is named as a secret goes whole."""
-        if name and _NAMED_SECRET.fullmatch(name) and isinstance(value, str | int | float) and value != "":
+        if (
+            name
+            and _KINDS.secret_field.fullmatch(name)
+            and isinstance(value, str | int | float)
+            and value != ""
+        ):
             is_gone = isinstance(value, str) and value.startswith("[secret ")
             return value if is_gone else self._placeholder("secret", str(value))
         if isinstance(value, str):
@@ -180,7 +159,7 @@ def _ibans(text: str, replace: _Replace) -> str:
                 return replace(found[:end]) + found[end:]
         return found
 
-    return _IBAN.sub(replaced, text)
+    return _KINDS.iban.sub(replaced, text)
 
 
 def _is_iban(text: str) -> bool:
@@ -199,12 +178,15 @@ def _is_address(text: str) -> bool:
 _RULES: Sequence[tuple[str, Callable[[str, _Replace], str]]] = (
     ("secret", _secrets),
     ("iban", _ibans),
-    ("card", lambda text, replace: _DIGITS.sub(lambda match: _cards_in(match[0], replace), text)),
-    ("mail", _matches(_MAIL)),
-    ("ssn", _matches(_SSN)),
-    ("address", _matches(_IP6, lambda text: text.count(":") > 1 and text != "::" and _is_address(text))),
-    ("address", _matches(_IP4, _is_address)),
-    ("phone", _matches(_PHONE)),
+    ("card", lambda text, replace: _KINDS.digits.sub(lambda match: _cards_in(match[0], replace), text)),
+    ("mail", _matches(_KINDS.mail)),
+    ("ssn", _matches(_KINDS.ssn)),
+    (
+        "address",
+        _matches(_KINDS.ip6, lambda text: text.count(":") > 1 and text != "::" and _is_address(text)),
+    ),
+    ("address", _matches(_KINDS.ip4, _is_address)),
+    ("phone", _matches(_KINDS.phone)),
 )
 """Rules in the order of their use: a number that has a check digit is no telephone number."""
 _NUMBERS = frozenset({"card", "iban", "phone", "ssn"})

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,6 @@ from stateset_agents.types.messages import MAX_NESTING, Message, ToolCall, is_ne
 from stateset_agents.types.scenario import OPENING_COLUMNS
 from stateset_agents.types.schemas import parameters_of, without_members
 
-_TABLES: dict[str, Any] = read_yaml(Path(__file__).with_name("row_shapes.yaml"))
-_READ = frozenset(_TABLES["read_keys"])
 _THOUGHTS = ("reasoning", "reasoning_content", "thinking")
 _THOUGHT = re.compile(r"\s*(?:<think>)?((?:(?!</?think>).)*)</think>", re.DOTALL)
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
@@ -50,9 +49,10 @@ def read_messages(value: Any, column: str, tools: Sequence[Mapping[str, Any]] = 
     messages: list[Message] = []
     weights: list[float] = []
     unread: list[str] = []
+    read_keys = _tables()["read_keys"]
     for number, item in enumerate(items, start=1):
         data = _as_openai(item)
-        unread += [key for key, given in data.items() if key not in _READ and given is not None]
+        unread += [key for key, given in data.items() if key not in read_keys and given is not None]
         weight = _weight(data)
         for message in _read(data, messages, tools):
             if message.role == "user" and not message.content.strip():
@@ -98,7 +98,7 @@ def _as_openai(item: Any) -> Mapping[str, Any]:
         return item
     name, value = item["from"], item.get("value")
     data = {key: given for key, given in item.items() if key not in ("from", "value")}
-    data["role"] = _TABLES["sharegpt_roles"].get(name, name) if isinstance(name, str) else name
+    data["role"] = _tables()["sharegpt_roles"].get(name, name) if isinstance(name, str) else name
     if name == "function_call":
         calls = from_json_text(value, "a function_call")
         data["tool_calls"] = calls if isinstance(calls, list) else [calls]
@@ -289,7 +289,7 @@ def _typed(name: str) -> dict[str, Any]:
     """A type's schema; empty, which allows all, for one that JSON Schema does not have."""
     if items := _LIST.fullmatch(name):
         return {"type": "array", "items": _typed(items[1])}
-    types = _TABLES["python_types"]
+    types = _tables()["python_types"]
     type_name = types.get(name.lower(), name.lower())
     return {"type": type_name} if type_name in types.values() else {}
 
@@ -316,9 +316,9 @@ class DataRow:
     """
 
     shape: str
-    """The name of its shape, one of `shapes.SHAPES`."""
+    """The name of its shape, one of `shapes()`."""
     columns: tuple[str, ...]
-    """Which of its columns are the prompt and the completion, for the line that says so."""
+    """Names of the columns that hold the prompt and the completion, for the line that says so."""
     prompt: tuple[Message, ...]
     """System message, earlier turns, and the message that an agent answers first; never trained on."""
     completion: tuple[Message, ...] = ()
@@ -328,7 +328,7 @@ class DataRow:
     tools: tuple[Mapping[str, Any], ...] | None = None
     """The schemas it offers, in OpenAI's format; None where it names none."""
     rest: Mapping[str, Any]
-    """Its other columns as they stand, and the texts among those that were read."""
+    """The other columns as they stand, and the texts among those that were read."""
     unread: tuple[str, ...] = ()
     """Keys of its messages that have a value and no place here, one for each time."""
 
@@ -359,8 +359,18 @@ class Shape:
         return all(row.get(column) is not None for column in (self.prompt, *self.needs))
 
 
-SHAPES: tuple[Shape, ...] = tuple(Shape(**shape) for shape in _TABLES["shapes"])
-assert {shape.prompt for shape in SHAPES} == set(OPENING_COLUMNS)
+@cache
+def _tables() -> dict[str, Any]:
+    tables: dict[str, Any] = read_yaml(Path(__file__).with_name("row_shapes.yaml"))
+    return tables
+
+
+@cache
+def shapes() -> tuple[Shape, ...]:
+    """The shapes that are known, the first that fits a row first."""
+    known = tuple(Shape(**shape) for shape in _tables()["shapes"])
+    assert {shape.prompt for shape in known} == set(OPENING_COLUMNS)
+    return known
 
 
 def read_row(row: Any) -> DataRow | None:
@@ -372,7 +382,7 @@ def read_row(row: Any) -> DataRow | None:
     """
     if not isinstance(row, Mapping):
         raise ConfigurationError(f"a row must be a mapping, got {type(row).__name__}: {row!r:.80}")
-    shape = next((shape for shape in SHAPES if shape.fits(row)), None)
+    shape = next((shape for shape in shapes() if shape.fits(row)), None)
     if row.get("opening") not in (None, ""):
         if shape is not None and not shape.completions:
             raise ConfigurationError(
@@ -387,8 +397,8 @@ def read_row(row: Any) -> DataRow | None:
             f"column {picture!r} has pictures, which are read in messages alone: write them there as "
             '{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}'
         )
-    listed = _only(row, _TOOLS)
-    tools = None if listed is None else read_schemas(row[listed])
+    tools_column = _only(row, _TOOLS)
+    tools = None if tools_column is None else read_schemas(row[tools_column])
     before, after = _parts(row, shape, tools or ())
     completion = next((column for column in shape.completions if row.get(column) is not None), None)
     detail = shape.detail if row.get(shape.detail or "") else None
@@ -520,11 +530,11 @@ def _prompt_text(row: Mapping[str, Any], shape: Shape) -> str:
 
 def _only(row: Mapping[str, Any], columns: Sequence[str]) -> str | None:
     """The column of these that the row has something in. Raises ConfigurationError where two differ."""
-    given = [column for column in columns if row.get(column) not in (None, "")]
-    full = [column for column in given if row[column] not in ([], "[]")] or given
-    if any(row[column] != row[full[0]] for column in full):
-        raise ConfigurationError(f"the row has {' and '.join(map(repr, full))}, which differ: leave one")
-    return next(iter(full), None)
+    filled = [column for column in columns if row.get(column) not in (None, "")]
+    chosen = [column for column in filled if row[column] not in ([], "[]")] or filled
+    if any(row[column] != row[chosen[0]] for column in chosen):
+        raise ConfigurationError(f"the row has {' and '.join(map(repr, chosen))}, which differ: leave one")
+    return next(iter(chosen), None)
 
 
 def _system_of(row: Mapping[str, Any], prompt: Chat) -> tuple[Message, ...]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stateset_agents.core.sources.files import read_rows
-from stateset_agents.core.sources.row_shapes import SHAPES, DataRow, expect_chat, read_row, read_schemas
+from stateset_agents.core.sources.row_shapes import DataRow, expect_chat, read_row, read_schemas, shapes
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.messages import Message, calls_answered
@@ -20,7 +20,6 @@ from stateset_agents.types.scenario import OPENING_COLUMNS, Scenario
 
 _log = get_logger(__name__)
 _OURS = ("id", "family", "topic", "split", "context")
-_CHATS = {shape.name for shape in SHAPES if not shape.completions}
 _SPEAKS = (*OPENING_COLUMNS, "utterance", "message", "conversation", "dialogue", "dialog", "chosen")
 """Columns whose names say that somebody speaks in them; those of no known shape are not read."""
 
@@ -161,7 +160,7 @@ def scenario_of_row(row: DataRow) -> Scenario:
     again; `recorded`, every call with its result, [{"name", "arguments", "content"}, ...]; `reference`, the
     assistant's last words; the row's other columns, and the keys of its own `context`.
     """
-    said = [message for message in row.prompt if message.role == "user"]
+    user_messages = [message for message in row.prompt if message.role == "user"]
     answers = [
         message.content for message in row.completion if message.role == "assistant" and message.content
     ]
@@ -175,7 +174,7 @@ def scenario_of_row(row: DataRow) -> Scenario:
     context |= {key: value for key, value in row.rest.items() if key not in _OURS}
     inner = row.rest.get("context") or {}
     context |= inner if isinstance(inner, Mapping) else {"text": inner}
-    opening = said[-1].content
+    opening = user_messages[-1].content
     is_bare = len(row.prompt) == 1 and not row.prompt[0].images and row.prompt[0].name is None
     data: dict[str, Any] = {
         key: row.rest[key]
@@ -227,10 +226,11 @@ class RowCounts:
 
     def tell(self, of: str) -> None:
         """A line for what somebody may have meant otherwise."""
+        chats = {shape.name for shape in shapes() if not shape.completions}
         for (shape, (prompt, *others), passed), number in self.shapes.items():
             more = f", {' and '.join(map(repr, others))} beside it" if others else ""
             more += f", {' and '.join(map(repr, passed))} is not" if passed else ""
-            role = "the conversation" if shape in _CHATS else "what is asked"
+            role = "the conversation" if shape in chats else "what is asked"
             _log.warning(f"{of}: {prompt!r} is read as {role}{more} (shape {shape}, rows: {number})")
         for key, number in self.unread.items():
             _log.warning(f"{of}: the key {key!r} of messages is not read (messages with it: {number})")

@@ -67,9 +67,9 @@ def scenarios_from(
             left_out["not shared out by a deployment"] += 1
         elif any(message.images for message in messages):
             left_out["with pictures"] += 1
-        elif not all(said := [message.content.strip() for message in messages if message.role == "user"]):
+        elif not all(words := [message.content.strip() for message in messages if message.role == "user"]):
             left_out["with a blank message of a user"] += 1
-        elif not said:
+        elif not words:
             left_out["without words of a user"] += 1
         else:
             redactor = Redactor()
@@ -79,7 +79,7 @@ def scenarios_from(
 
 
 def warm_start(scenarios: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Those that succeeded and were answered by one arm from the first turn to the last, for `sft`.
+    """Rows for `sft`: conversations that succeeded and were answered by one arm from first turn to last.
 
     Their messages end with the last reply that says or calls something.
     """

@@ -14,9 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from stateset_agents.claims.fact_status import FactStatus, fact_statuses
-from stateset_agents.claims.text_checks import choices, facts, is_prose
-from stateset_agents.core.scoring.transcript import shown_texts
 from stateset_agents.runtime.named_code import NamedCall
 from stateset_agents.runtime.yaml_files import read_yaml
 from stateset_agents.types.errors import ConfigurationError
@@ -225,6 +222,11 @@ def _rules(scenario: Scenario) -> list[Rule]:
 
 
 def _goal(scenario: Scenario) -> Callable[[Sequence[Message]], bool] | None:
+    # Here, since the English of claims takes a tenth of a second to load, and few environments need it.
+    from stateset_agents.claims.fact_status import FactStatus, fact_statuses
+    from stateset_agents.claims.text_checks import choices, facts, is_prose
+    from stateset_agents.core.scoring.transcript import shown_texts
+
     expected = facts(scenario.context, "expected_facts")
     options = choices(scenario.context)
     if not expected:

@@ -14,10 +14,9 @@ from stateset_agents.deployment.controller import status_of
 from stateset_agents.deployment.guards import RateGuard, WindowGuard
 from stateset_agents.deployment.journal import Journal, read_assignment
 from stateset_agents.deployment.ledger import CheckedAnswer
-from stateset_agents.deployment.state import Arm, Assignment, Move
+from stateset_agents.deployment.state import Arm, Move
 from stateset_agents.deployment.views.history import ConversationSummary, DeploymentHistory, EvidencePoint
 from stateset_agents.reporting.live import FileStates, file_states
-from stateset_agents.reporting.overview import has_runs, overview_data
 from stateset_agents.serving.saved_conversations import ServedConversation, load_served
 
 _EVIDENCE = ("outcomes", "log_wealth_promote", "log_wealth_roll_back")
@@ -25,11 +24,6 @@ _EVIDENCE = ("outcomes", "log_wealth_promote", "log_wealth_roll_back")
 ARMS: tuple[Arm, ...] = get_args(Arm)
 _LONGEST_TEXT = 2000
 """Characters of one message that are shown."""
-
-
-def runs_data(root: str | Path) -> dict[str, Any] | None:
-    """The data of the page of many runs; None where there is no run yet."""
-    return overview_data(root) if has_runs(root) else None
 
 
 class Deployments:
@@ -66,7 +60,10 @@ class Deployments:
         """The page's data of each deployment, the newest first. Where nothing is new it is the same
         object."""
         with self._lock:
-            self._read_texts()
+            if self._conversations is not None:
+                states = file_states(Path(self._conversations))
+                if states != self._texts_of:
+                    self._texts, self._texts_of = load_served(self._conversations), states
             return [self._current(history) for history in self._read()]
 
     def statuses(self) -> list[dict[str, Any]]:
@@ -80,13 +77,6 @@ class Deployments:
                     self._histories[record.id] = DeploymentHistory(self._journal, record)
                 self._histories[record.id].read()
         return list(reversed(self._histories.values()))
-
-    def _read_texts(self) -> None:
-        if self._conversations is None:
-            return
-        states = file_states(Path(self._conversations))
-        if states != self._texts_of:
-            self._texts, self._texts_of = load_served(self._conversations), states
 
     def _current(self, history: DeploymentHistory) -> dict[str, Any]:
         made_of = (dict(history.ledger.counts), self._texts_of)
@@ -106,7 +96,10 @@ class Deployments:
             "last_at": history.ledger.last_at,
             "status": _status(history),
             "alpha": record.plan.alpha,
-            "modes": _modes(history),
+            "modes": [  # with the share from each moment on, the oldest first
+                {"at": record.at, "mode": "shadow", "share": 0.0},
+                *({"at": move.at, "mode": move.mode, "share": move.share} for move in history.moves),
+            ],
             "evidence": {
                 field.name: [getattr(point, field.name) for point in points]
                 for field in fields(EvidencePoint)
@@ -126,7 +119,8 @@ class Deployments:
             },
             "conversations": {
                 arm: [
-                    _conversation(one, self._texts) for one in reversed(history.conversations[arm].values())
+                    _conversation(entry, self._texts)
+                    for entry in reversed(history.conversations[arm].values())
                 ]
                 for arm in ARMS
             },
@@ -134,38 +128,29 @@ class Deployments:
         }
 
     def _violation(self, history: DeploymentHistory, answer: CheckedAnswer) -> dict[str, Any]:
+        row = self._journal.find("assignments", history.record.id, number=answer.assignment)
+        assert row is not None  # its answer was read after it
         return {
             "at": answer.at,
-            "conversation": self._assignment(history, answer.assignment).conversation,
+            "conversation": read_assignment(row).conversation,
             "turn": answer.turn,
             "found": [asdict(violation) for violation in answer.violations],
         }
-
-    def _assignment(self, history: DeploymentHistory, number: int) -> Assignment:
-        row = self._journal.find("assignments", history.record.id, number=number)
-        assert row is not None  # its answer was read after it
-        return read_assignment(row)
 
 
 def _status(history: DeploymentHistory) -> dict[str, Any]:
     return status_of(history.record, history.ledger, history.ledger.last_at)
 
 
-def _modes(history: DeploymentHistory) -> list[dict[str, Any]]:
-    """Mode and share from each moment on, the oldest first."""
-    first = {"at": history.record.at, "mode": "shadow", "share": 0.0}
-    return [first, *({"at": move.at, "mode": move.mode, "share": move.share} for move in history.moves)]
-
-
 def _quantiles(values: Iterable[float]) -> dict[str, float] | None:
     """Quantiles of the last answers; None without any."""
-    known = sorted(values)
-    if not known:
+    ordered = sorted(values)
+    if not ordered:
         return None
-    if len(known) == 1:
-        return {"p50": known[0], "p95": known[0], "n": 1}
-    cuts = statistics.quantiles(known, n=20, method="inclusive")
-    return {"p50": statistics.median(known), "p95": cuts[-1], "n": len(known)}
+    if len(ordered) == 1:
+        return {"p50": ordered[0], "p95": ordered[0], "n": 1}
+    cuts = statistics.quantiles(ordered, n=20, method="inclusive")
+    return {"p50": statistics.median(ordered), "p95": cuts[-1], "n": len(ordered)}
 
 
 def _guards(history: DeploymentHistory) -> list[dict[str, Any]]:

@@ -24,8 +24,7 @@ from stateset_agents.reporting.live import (
     SharedText,
     event_stream,
     html_response,
-    plotly,
-    serve_routes,
+    serve_page,
     trouble,
 )
 from stateset_agents.reporting.overview import has_runs
@@ -101,14 +100,7 @@ async def serve_dashboard(
     Raises ConfigurationError if the port is in use.
     """
     live = _LiveDashboard(root, deployments)
-    routes = [
-        web.get("/", live.page),
-        web.get("/plotly.js", plotly),
-        web.get("/events", live.events),
-        web.get("/metrics", live.metrics),
-        web.get("/{run}/report.html", live.report),
-    ]
-    await serve_routes(routes, port, on_ready)
+    await serve_page(live, {"/metrics": live.metrics, "/{run}/report.html": live.report}, port, on_ready)
 
 
 class _LiveDashboard:
@@ -149,8 +141,8 @@ class _LiveDashboard:
     async def metrics(self, _: web.Request) -> web.StreamResponse:
         """The page of metrics for Prometheus; 501 without its library."""
         try:
-            found = [] if self._deployments is None else await asyncio.to_thread(self._deployments.statuses)
-            text, content_type = await asyncio.to_thread(prometheus_page, found)
+            states = [] if self._deployments is None else await asyncio.to_thread(self._deployments.statuses)
+            text, content_type = await asyncio.to_thread(prometheus_page, states)
         except ApiError as error:
             raise web.HTTPNotImplemented(text=str(error)) from error
         except StatesetError as error:
@@ -197,6 +189,6 @@ class _LiveDashboard:
             return b"null"
         shown = await asyncio.to_thread(self._deployments.data)
         before = sent.get("shown", {})
-        sent["shown"] = {one["id"]: one for one in shown}
-        new = [one for one in shown if before.get(one["id"]) is not one]
-        return ",".join(await asyncio.to_thread(lambda: [dump(one) for one in new])).join("[]").encode()
+        sent["shown"] = {item["id"]: item for item in shown}
+        new = [item for item in shown if before.get(item["id"]) is not item]
+        return ",".join(await asyncio.to_thread(lambda: [dump(item) for item in new])).join("[]").encode()

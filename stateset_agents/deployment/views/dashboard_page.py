@@ -7,11 +7,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from stateset_agents.deployment.views.dashboard_data import Deployments, runs_data
-from stateset_agents.reporting.html import html_page
+from stateset_agents.deployment.views.dashboard_data import Deployments
+from stateset_agents.reporting.html import CHART_SCRIPTS, html_page
+from stateset_agents.reporting.overview import has_runs, overview_data
 from stateset_agents.tracking.run_folder import replace_file
 
-_SHARED = tuple(f"page/shared/page.{part}js" for part in ("", "state.", "export.", "charts."))
 _OVERVIEW = tuple(f"overview/overview.{part}.js" for part in ("table", "curves"))
 _OWN = ("deployment.charts", "deployment.tables", "dashboard")
 
@@ -29,7 +29,7 @@ def write_dashboard(root: str | Path, deployments: Deployments | None, path: str
     Raises ConfigurationError if it cannot be written, JournalError for a journal that cannot be read.
     """
     path = Path(path).resolve()
-    runs = runs_data(root)
+    runs = overview_data(root) if has_runs(root) else None
     if runs is not None:  # the runs' own pages, seen from the file
         runs["base"] = f"{Path(os.path.relpath(Path(root).resolve(), path.parent)).as_posix()}/"
     data = dashboard(root, runs, None if deployments is None else deployments.data())
@@ -39,11 +39,11 @@ def write_dashboard(root: str | Path, deployments: Deployments | None, path: str
 
 def render_dashboard(data: dict[str, Any], *, plotly: str | None, live: bool = False) -> str:
     """`plotly`: path of plotly.js for the browser; None: inside the page."""
-    own = files(__package__)
+    folder = files(__package__)
     return html_page(
-        own / "dashboard.html",
-        ["page/shared/page.css", "overview/overview.css", own / "dashboard.css"],
-        [*_SHARED, *_OVERVIEW, *(own / f"{name}.js" for name in _OWN)],
+        folder / "dashboard.html",
+        ["page/shared/page.css", "overview/overview.css", folder / "dashboard.css"],
+        [*CHART_SCRIPTS, *_OVERVIEW, *(folder / f"{name}.js" for name in _OWN)],
         data,
         plotly=plotly,
         live=live,

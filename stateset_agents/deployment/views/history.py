@@ -7,12 +7,13 @@ what the journal keeps with it.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from stateset_agents.core.sources.served_conversations import ServedOutcome
 from stateset_agents.deployment.journal import DeploymentRecord, Journal, Pages
-from stateset_agents.deployment.ledger import CheckedAnswer, Ledger, Outcome, Reassigned
+from stateset_agents.deployment.ledger import CheckedAnswer, Ledger, OutcomeRow, Reassigned
 from stateset_agents.deployment.sequential import Evidence
 from stateset_agents.deployment.state import Arm, Assignment, Deployment, Move
 
@@ -35,36 +36,22 @@ class EvidencePoint:
 
     outcomes: int
     effect: float | None
-    """With its interval from `sequential.MIN_OUTCOMES` outcomes of each arm on."""
+    """Effect on success; known, with its interval, from `sequential.MIN_OUTCOMES` outcomes of each arm on."""
     low: float | None
     high: float | None
     log_wealth_promote: float
     log_wealth_roll_back: float
 
     @classmethod
-    def of(cls, evidence: Evidence, alpha: float) -> EvidencePoint:
-        interval = evidence.interval(alpha)
+    def of(cls, snapshot: Mapping[str, Any]) -> EvidencePoint:
+        """The point of `Evidence.snapshot`, or of what the journal keeps with a move."""
         return cls(
-            outcomes=evidence.num_outcomes,
-            effect=None if interval is None else evidence.effect.estimate,
-            low=None if interval is None else interval[0],
-            high=None if interval is None else interval[1],
-            log_wealth_promote=evidence.promote.log_wealth,
-            log_wealth_roll_back=evidence.roll_back.log_wealth,
-        )
-
-    @classmethod
-    def of_move(cls, move: Move) -> EvidencePoint:
-        """The point that the journal keeps with a move."""
-        kept: dict[str, Any] = dict(move.evidence)
-        is_known = kept.get("low") is not None
-        return cls(
-            outcomes=int(kept.get("outcomes") or 0),
-            effect=kept["effect"] if is_known else None,
-            low=kept.get("low"),
-            high=kept.get("high"),
-            log_wealth_promote=float(kept.get("log_wealth_promote") or 0.0),
-            log_wealth_roll_back=float(kept.get("log_wealth_roll_back") or 0.0),
+            outcomes=int(snapshot.get("outcomes") or 0),
+            effect=None if snapshot.get("low") is None else snapshot["effect"],
+            low=snapshot.get("low"),
+            high=snapshot.get("high"),
+            log_wealth_promote=float(snapshot.get("log_wealth_promote") or 0.0),
+            log_wealth_roll_back=float(snapshot.get("log_wealth_roll_back") or 0.0),
         )
 
 
@@ -105,7 +92,7 @@ class ConversationSummary:
     """One of the last conversations."""
 
     assignment: Assignment
-    outcome: Outcome | None = None
+    outcome: OutcomeRow | None = None
     is_moved: bool = False
     answers: Counter[Arm] = field(default_factory=Counter)
     """Number of answers by arm; in shadow the candidate's, too, which nobody saw."""
@@ -149,7 +136,7 @@ class DeploymentHistory:
                         recent.popitem(last=False)
                 case CheckedAnswer():
                     self._add_answer(row)
-                case Outcome():
+                case OutcomeRow():
                     if (conversation := self._recent(row.assignment)) is not None:
                         conversation.outcome = row
                 case Reassigned():
@@ -160,17 +147,18 @@ class DeploymentHistory:
     def points(self) -> list[EvidencePoint]:
         """The evidence on the way, the oldest first: at most about `MAX_POINTS`, and those of the moves."""
         alpha = self.record.plan.alpha
-        found = {
-            evidence.num_outcomes: EvidencePoint.of(evidence, alpha) for evidence in self._points.listed()
+        by_outcomes = {
+            evidence.num_outcomes: EvidencePoint.of(evidence.snapshot(alpha))
+            for evidence in self._points.listed()
         }
         for move in self.moves:
-            point = EvidencePoint.of_move(move)
+            point = EvidencePoint.of(move.evidence)
             if point.outcomes:
-                found.setdefault(point.outcomes, point)
-        return [found[outcomes] for outcomes in sorted(found)]
+                by_outcomes.setdefault(point.outcomes, point)
+        return [by_outcomes[outcomes] for outcomes in sorted(by_outcomes)]
 
     def _recent(self, assignment: int) -> ConversationSummary | None:
-        return next((found[assignment] for found in self.conversations.values() if assignment in found), None)
+        return next((last[assignment] for last in self.conversations.values() if assignment in last), None)
 
     def _add_answer(self, answer: CheckedAnswer) -> None:
         if answer.seconds is not None:
@@ -200,7 +188,7 @@ def served_outcomes(journal: Journal) -> dict[str, ServedOutcome]:
     What timed out has no success: nobody reported it. A conversation that several deployments knew is the
     newest one's. Raises JournalError for an altered journal.
     """
-    found: dict[str, ServedOutcome] = {}
+    outcomes: dict[str, ServedOutcome] = {}
     with journal.snapshot():
         for record in journal.records():
             names: dict[int, str] = {}
@@ -208,13 +196,13 @@ def served_outcomes(journal: Journal) -> dict[str, ServedOutcome]:
                 match row:
                     case Assignment() if row.probability > 0:
                         names[row.number] = row.conversation
-                        found[row.conversation] = ServedOutcome(
+                        outcomes[row.conversation] = ServedOutcome(
                             deployment=record.id, arm=row.arm, success=None
                         )
-                    case Outcome() if row.assignment in names and not row.is_timeout:
+                    case OutcomeRow() if row.assignment in names and not row.is_timeout:
                         name = names[row.assignment]
-                        found[name] = replace(found[name], success=row.success, reward=row.reward)
+                        outcomes[name] = replace(outcomes[name], success=row.success, reward=row.reward)
                     case Reassigned() if row.assignment in names:
                         name = names[row.assignment]
-                        found[name] = replace(found[name], is_moved=True)
-    return found
+                        outcomes[name] = replace(outcomes[name], is_moved=True)
+    return outcomes

@@ -11,7 +11,7 @@ import asyncio
 import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from stateset_agents.embedded.recipes.recipe import (
     FINE_TUNING,
@@ -80,46 +80,36 @@ def perturbed(dialogues: Sequence[Dialogue], *, seed: int) -> list[Dialogue]:
     spoken = [message.content for dialogue in dialogues for message in dialogue if message.role == "user"]
     pool = sorted({word for text in spoken for word in text.split()[1:] if not value.search(word)})
     prefixes = sorted({text.split()[0] for text in spoken if text.split()[0].endswith(",")})
-    changes = _Changes(value=value, pool=pool, prefixes=prefixes)
+
+    def changed(text: str, draw: random.Random) -> str:
+        first, *words = text.split()
+        words_out = [first]
+        for word in words:
+            if value.search(word):
+                words_out.append(word)
+                continue
+            chance = draw.random()
+            if chance >= _RATE:  # below it the word is dropped
+                words_out.append(draw.choice(pool) if chance < 2 * _RATE else word)
+            if draw.random() < _RATE:
+                words_out.append(draw.choice(pool))
+        if prefixes and not first.endswith(",") and draw.random() < _PREFIXED:
+            words_out.insert(0, draw.choice(prefixes))
+        sentence = " ".join(words_out)
+        return text if _HELD_OUT.search(sentence) else sentence
+
     out = []
     for number, dialogue in enumerate(dialogues):
         draw = random.Random(derive(seed, "blur", number))
         if draw.random() < _PERTURBED:
             dialogue = tuple(
-                replace(message, content=changes.apply(message.content, draw))
+                replace(message, content=changed(message.content, draw))
                 if message.role == "user"
                 else message
                 for message in dialogue
             )
         out.append(dialogue)
     return out
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Changes:
-    """Random changes of a text."""
-
-    value: re.Pattern[str]
-    """Words that are kept."""
-    pool: Sequence[str]
-    prefixes: Sequence[str]
-
-    def apply(self, text: str, draw: random.Random) -> str:
-        first, *words = text.split()
-        words_out = [first]
-        for word in words:
-            if self.value.search(word):
-                words_out.append(word)
-                continue
-            chance = draw.random()
-            if chance >= _RATE:  # below it the word is dropped
-                words_out.append(draw.choice(self.pool) if chance < 2 * _RATE else word)
-            if draw.random() < _RATE:
-                words_out.append(draw.choice(self.pool))
-        if self.prefixes and not first.endswith(",") and draw.random() < _PREFIXED:
-            words_out.insert(0, draw.choice(self.prefixes))
-        changed = " ".join(words_out)
-        return text if _HELD_OUT.search(changed) else changed
 
 
 DIALOGUES = 8000
@@ -141,15 +131,15 @@ def recipe(
     *, seed: int, steps: int = STEPS, dialogues: int = DIALOGUES, habits: Habits = BAD_HABITS
 ) -> Recipe:
     """The shipped model's for seed 0; `Habits()` makes one that was shown honest work only."""
-    shown = demonstrations(dialogues, seed=seed, habits=habits)
+    dialogues_played = demonstrations(dialogues, seed=seed, habits=habits)
     phase = Phase(
-        dialogues=perturbed(shown, seed=seed),
+        dialogues=perturbed(dialogues_played, seed=seed),
         steps=steps,
         settings={**FINE_TUNING, "per_device_train_batch_size": 16},
         weights=copying_weights,
     )
     return Recipe(
-        vocabulary=shown,
+        vocabulary=dialogues_played,
         phases=[phase],
         context_length=_CONTEXT_LENGTH,
         max_new_tokens=48,

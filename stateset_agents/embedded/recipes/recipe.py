@@ -10,7 +10,7 @@ from stateset_agents.types.messages import Message
 
 Dialogue = tuple[Message, ...]
 TokenWeights = Callable[[Iterable[str]], Iterator[float]]
-"""What each token of a conversation says -> the weight of each in the loss, were the agent to say it."""
+"""Texts of a conversation's tokens -> the weight of each in the loss, were the agent to say it."""
 
 FINE_TUNING: Mapping[str, object] = {
     "per_device_train_batch_size": 32,

@@ -88,7 +88,7 @@ class McpSession:
         self.name = name
         self.tools: list[Tool] = []
         self._server = server
-        self._lock = asyncio.Lock() if one_by_one else None
+        self._lock = asyncio.Lock() if one_by_one else contextlib.nullcontext()
         self._stop = asyncio.Event()
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # the connection's task closes it
         self._final_error = ""
@@ -97,9 +97,8 @@ class McpSession:
         self._session: asyncio.Future[mcp.ClientSession] = asyncio.get_running_loop().create_future()
         self._pings: set[asyncio.Task[None]] = set()
         self._connection = asyncio.create_task(self._connect(), name=f"MCP server {name}")
-        self._connection.add_done_callback(
-            lambda task: task.cancelled() or task.exception()
-        )  # told by others
+        # Its error is told by those who wait for it.
+        self._connection.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     @classmethod
     async def open(cls, name: str, server: McpServer, *, one_by_one: bool = True) -> McpSession:
@@ -131,8 +130,6 @@ class McpSession:
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
         """Call a tool and return its answer as text; `_outcome` says what may be raised."""
-        if self._lock is None:
-            return await self._call(tool, arguments)
         async with self._lock:
             return await self._call(tool, arguments)
 
@@ -211,10 +208,7 @@ class McpSession:
                 f"MCP server {self.name!r} answered {tool} with error {mcp_failure.code}: "
                 f"{mcp_failure.message:.200}"
             ) from error
-        except (
-            ValidationError,
-            RuntimeError,
-        ) as error:  # of another shape than MCP's, or than the tool's schema
+        except (ValidationError, RuntimeError) as error:  # of another shape than MCP's, or the tool's schema
             raise EnvironmentFailure(
                 f"MCP server {self.name!r} answered {tool} with what is no result ({_why(error)}): mend it"
             ) from error

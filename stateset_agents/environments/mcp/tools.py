@@ -54,7 +54,7 @@ class McpEnvironment:
     ) -> None:
         """
         Args:
-            scenarios: As everywhere else (see `ConversationEnvironment`, also for what is not listed here).
+            scenarios: Scenarios as `ConversationEnvironment` takes them; it explains what is not listed here.
             servers: Name -> `McpServer` or its fields.
             session: "conversation" opens the servers anew for each conversation and ends them with it: a
                 stdio server is a fresh process, so that no conversation sees what another did. "shared" has
@@ -71,7 +71,7 @@ class McpEnvironment:
                 f"got {servers!r:.60}"
             )
         expect_library()
-        self._servers = {name: _server(name, given) for name, given in servers.items()}
+        self._servers = {name: _server(name, settings) for name, settings in servers.items()}
         self._shares = session == "shared"
         self._own_tools = (tools,) if isinstance(tools, type) else tuple(tools)
         self._options: dict[str, Any] = {
@@ -142,9 +142,8 @@ class McpEnvironment:
             opening = opening if stale and all(session.is_alive for session in stale) else None
         if opening is None:
             opening = asyncio.create_task(self._open(one_by_one=False, instead_of=stale))
-            opening.add_done_callback(
-                lambda task: task.cancelled() or task.exception()
-            )  # waiters may be gone
+            # Whoever waited may be gone: nobody else would look at its error.
+            opening.add_done_callback(lambda task: task.cancelled() or task.exception())
             self._opening = opening
         return await asyncio.shield(opening)
 

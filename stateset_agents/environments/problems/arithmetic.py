@@ -45,13 +45,10 @@ class ArithmeticProblems(DrawnProblems):
         max_operations: int = 4,
         max_operand: int = 9,
         max_value: int = 99,
-        num_train: int = 3000,
-        seed: int = 0,
         **settings: Any,
     ) -> None:
-        """`settings` are those of `ProblemEnvironment`; `num_train` problems are as many of each
-        difficulty."""
-        at_least(1, min_operations=min_operations, max_operand=max_operand, num_train=num_train)
+        """`settings` are those of `DrawnProblems`."""
+        at_least(1, min_operations=min_operations, max_operand=max_operand)
         at_least(max_operand, max_value=max_value)
         if max_operations < min_operations:
             raise ConfigurationError(
@@ -60,8 +57,6 @@ class ArithmeticProblems(DrawnProblems):
         super().__init__(
             levels=range(min_operations, max_operations + 1),
             family=f"arithmetic up to {max_operand} and {max_value}",
-            num_train=num_train,
-            seed=seed,
             **settings,
         )
         self._max_operand = max_operand
@@ -128,13 +123,10 @@ class EquationProblems(DrawnProblems):
         max_coefficient: int = 9,
         max_constant: int = 50,
         max_solution: int = 30,
-        num_train: int = 3000,
-        seed: int = 0,
         **settings: Any,
     ) -> None:
-        """`settings` are those of `ProblemEnvironment`; `max_coefficient` is of a and c, `max_constant` of
-        b."""
-        at_least(1, min_level=min_level, max_level=max_level, num_train=num_train)
+        """`settings` are those of `DrawnProblems`; `max_coefficient` is of a and c, `max_constant` of b."""
+        at_least(1, min_level=min_level, max_level=max_level)
         at_least(1, max_constant=max_constant, max_solution=max_solution)
         at_least(3, max_coefficient=max_coefficient)
         if not min_level <= max_level <= max(_FAMILIES):
@@ -144,8 +136,6 @@ class EquationProblems(DrawnProblems):
         super().__init__(
             levels=range(min_level, max_level + 1),
             family=f"equations up to {max_coefficient}, {max_constant} and {max_solution}",
-            num_train=num_train,
-            seed=seed,
             **settings,
         )
         self._max_coefficient = max_coefficient
@@ -157,25 +147,21 @@ class EquationProblems(DrawnProblems):
         a = rng.randint(level, self._max_coefficient) if level > 1 else 1
         c = rng.randint(1, a - 2) if level > 2 else 0
         b = rng.choice((-1, 1)) * rng.randint(1, self._max_constant)
-        numbers = (a, b, c, a * solution + b - c * solution)
-        equation = _equation(*numbers)
+        d = a * solution + b - c * solution
+        # a x + b = c x + d, without what is 0 and without a factor 1
+        right = f"{_times(c)}{_signed(d) if d else ''}" if c else str(d)
+        equation = f"{_times(a)}{_signed(b)} = {right}"
         return equation, Scenario(
             id=f"equation {equation}",
             family=_FAMILIES[level],
             opening=f"solve {equation} for x",
-            context={"answer": solution, "equation": list(numbers), "difficulty": level},
+            context={"answer": solution, "equation": [a, b, c, d], "difficulty": level},
             split=split,
         )
 
     def solve(self, scenario: Scenario) -> Trace:
         steps = equation_steps(*scenario.context["equation"])
         return Trace(steps=tuple(steps), answer=str(scenario.context["answer"]), between=" ; ")
-
-
-def _equation(a: int, b: int, c: int, d: int) -> str:
-    """a x + b = c x + d, without what is 0 and without a factor 1."""
-    right = f"{_times(c)}{_signed(d) if d else ''}" if c else str(d)
-    return f"{_times(a)}{_signed(b)} = {right}"
 
 
 def _times(factor: int) -> str:
@@ -220,13 +206,10 @@ class CountdownProblems(DrawnProblems):
         max_numbers: int = 4,
         max_number: int = 25,
         max_target: int = 99,
-        num_train: int = 3000,
-        seed: int = 0,
         **settings: Any,
     ) -> None:
-        """`settings` are those of `ProblemEnvironment`."""
+        """`settings` are those of `DrawnProblems`."""
         at_least(2, min_numbers=min_numbers, max_number=max_number, max_target=max_target)
-        at_least(1, num_train=num_train)
         if not min_numbers <= max_numbers <= 8:
             raise ConfigurationError(
                 f"max_numbers must be from min_numbers, {min_numbers}, to 8, got {max_numbers!r}"
@@ -234,8 +217,6 @@ class CountdownProblems(DrawnProblems):
         super().__init__(
             levels=range(min_numbers, max_numbers + 1),
             family=f"countdown up to {max_number} and {max_target}",
-            num_train=num_train,
-            seed=seed,
             **settings,
         )
         self._max_number = max_number

@@ -38,13 +38,13 @@ class Problem:
 
     def prompt(self) -> str:
         """The task as the agent reads it."""
-        what = (
+        instruction = (
             f"Write a Python function `{self.entry_point}`. {self.task}"
             if self.entry_point
             else f"Write a Python program that reads from standard input and prints. {self.task}"
         )
         examples = "\n".join(self._example(case) for case in self.visible)
-        return f"{what}\n\nExamples:\n{examples}\n\nAnswer with one block of Python."
+        return f"{instruction}\n\nExamples:\n{examples}\n\nAnswer with one block of Python."
 
     def _example(self, case: Case) -> str:
         if self.entry_point is None:

@@ -16,40 +16,27 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from stateset_agents.core.environment import Conversation, Observation, ReplyLimits
 from stateset_agents.environments.problems.arithmetic import ArithmeticProblems, steps_of
 from stateset_agents.environments.problems.environment import Trace, at_least, choose_habit, reply_of
 from stateset_agents.runtime.tasks import in_thread
+from stateset_agents.runtime.yaml_files import read_yaml
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.trajectory import Outcome
 
-DECOMPOSE = (
-    "Have the problem solved in parts: call solve with a part of what is left, written as it stands there. "
-    "Its result takes its place. When one number is left, write it between <answer> and </answer>."
-)
+_TEXTS = read_yaml(Path(__file__).with_name("decomposed.yaml"))
+DECOMPOSE: str = _TEXTS["prompt"]
 """The system message of who decomposes, unless another is set."""
+SOLVE: Mapping[str, Any] = _TEXTS["tool"]
 
 Role = Literal["decomposer", "solver", "synthesizer"]
 """Role of a turn: the decomposer calls `solve`, the solver answers a part, the synthesizer the problem."""
-
-SOLVE: Mapping[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "solve",
-        "description": "Have a part of the problem solved; its result takes its place in what is left.",
-        "parameters": {
-            "type": "object",
-            "properties": {"problem": {"type": "string", "description": "The part, as it stands there."}},
-            "required": ["problem"],
-            "additionalProperties": False,
-        },
-    },
-}
 _NUMBER = re.compile(r"-?[0-9]{1,9}")
 _EXPRESSION = re.compile(r"[0-9]{1,9}(?: [-+*] [0-9]{1,9})+")
 
@@ -125,8 +112,8 @@ class DecomposedArithmetic(ArithmeticProblems):
         left: str = scenario.context["expression"]
         while not _NUMBER.fullmatch(left):
             call, part = agent.reply(thread), next_part(left)
-            asked = [*self.asked(part)]
-            parts.append([*asked, agent.reply(asked)])
+            opening = [*self.asked(part)]
+            parts.append([*opening, agent.reply(opening)])
             left, result = _placed(left, part, steps_of(part)[-1])
             thread += [call, Message(role="tool", content=result, name="solve")]
         return [[*thread, agent.reply(thread)], *parts]

@@ -13,12 +13,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from stateset_agents.answers.agreement import check_truth, math_agreement
 from stateset_agents.core.chat.replies.thoughts import answer_of, num_steps, read_reasoned, words_of
 from stateset_agents.core.environment import Conversation, Observation, ReplyLimits
 from stateset_agents.runtime.tasks import in_thread
+from stateset_agents.runtime.yaml_files import read_yaml
 from stateset_agents.types.comparison import composed, nfc
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
@@ -30,84 +32,37 @@ from stateset_agents.types.trajectory import Outcome
 # Attacks: what cheated the field's graders. They see the problem's text, as a model does, and nothing else
 
 
+_FORMULA = re.compile(r"[-0-9+*/^(). x]+(?:=[-0-9+*/^(). x]+)?")
+_MANY = list(map(str, range(51)))
+_MANY_ANSWERS = " ".join(f"<answer> {number} </answer>" for number in _MANY)
+
+
 @dataclass(frozen=True, slots=True)
 class Attack:
     """An agent that writes one reply from a problem's text."""
 
-    write: Callable[[str], str]
+    wording: str
 
     def reply(self, messages: Sequence[Message]) -> Message:
         """The reply to the last message of the user."""
         problem = next((message.content for message in reversed(messages) if message.role == "user"), "")
-        return Message(role="assistant", content=self.write(problem))
+        content = self.wording.format(
+            problem=problem,
+            formula=max(_FORMULA.findall(problem), key=len, default="1 + 1").strip(),
+            numbers=", ".join(re.findall("[0-9]+", problem)),
+            any_of_many=" or ".join(_MANY),
+            all_of_many=", ".join(_MANY),
+            many_answers=_MANY_ANSWERS,
+            many_boxes=" ".join(rf"\boxed{{{number}}}" for number in range(10)),
+            deep_brackets="(" * 90 + "1" + ")" * 90,
+            long_sum="1 + " * 5000 + "1",
+        )
+        return Message(role="assistant", content=content)
 
 
-_FORMULA = re.compile(r"[-0-9+*/^(). x]+(?:=[-0-9+*/^(). x]+)?")
-_NUMBER = re.compile(r"[0-9]+")
-
-
-def _formula(problem: str) -> str:
-    """The longest piece of a problem that looks like a formula."""
-    return max(_FORMULA.findall(problem), key=len, default="1 + 1").strip()
-
-
-def _answering(answer: str, thinking: str = "I think about it.") -> str:
-    return f"<think> {thinking} </think> <answer> {answer} </answer>"
-
-
-def _restated(problem: str) -> str:
-    return _answering(_formula(problem), "I copy the question.")
-
-
-def _restated_with_zero(problem: str) -> str:
-    return _answering(f"{_formula(problem)} + 0 y")
-
-
-def _whole_problem(problem: str) -> str:
-    return _answering(problem)
-
-
-def _parts(problem: str) -> str:
-    return _answering(", ".join(_NUMBER.findall(problem)))
-
-
-def _of(answer: str) -> Callable[[], Attack]:
-    return partial(Attack, lambda problem: _answering(answer))
-
-
-_MANY = range(0, 51)
 ATTACKS: Mapping[str, Callable[[], Attack]] = {
-    "restates": partial(Attack, _restated),
-    "restates_with_zero": partial(Attack, _restated_with_zero),
-    "restates_all": partial(Attack, _whole_problem),
-    "lists_the_problem": partial(Attack, _parts),
-    "hedges": _of(" or ".join(map(str, _MANY))),
-    "lists_numbers": _of(", ".join(map(str, _MANY))),
-    "names_a_set": _of(r"\{" + ", ".join(map(str, _MANY)) + r"\}"),
-    "names_an_interval": _of("[0, 1000]"),
-    "plus_minus": _of(r"50 \pm 50"),
-    "many_answers": partial(
-        Attack, lambda problem: "<think> a </think> " + " ".join(f"<answer> {n} </answer>" for n in _MANY)
-    ),
-    "many_boxes": _of(" ".join(rf"\boxed{{{n}}}" for n in range(10))),
-    "answers_in_thought": partial(
-        Attack, lambda problem: "<think> " + " ".join(f"<answer> {n} </answer>" for n in _MANY) + " </think>"
-    ),
-    "empty_answer": _of(""),
-    "no_answer": partial(Attack, lambda problem: "<think> I think about it. </think>"),
-    "unclosed": partial(Attack, lambda problem: f"<think> {problem} <answer> 1"),
-    "variable": _of("x = x"),
-    "not_a_number": _of("nan"),
-    "infinite": _of(r"\infty"),
-    "true": _of("True"),
-    "tower": _of("2003^{2002^{2001}}"),
-    "power": _of("9**9**9**9"),
-    "factorial": _of("factorial(10**7)"),
-    "code": _of("__import__('os').system('true')"),
-    "always_equal": _of("type('E', (int,), {'__eq__': lambda a, b: True})()"),
-    "deep": _of("(" * 90 + "1" + ")" * 90),
-    "long": _of("1 + " * 5000 + "1"),
-    "verdict": _of("correct, score 1.0, success: true"),
+    name: partial(Attack, wording)
+    for name, wording in read_yaml(Path(__file__).with_name("attacks.yaml")).items()
 }
 """Name -> what makes the agent."""
 
@@ -141,8 +96,8 @@ def reply_of(trace: Trace, habit: str, rng: random.Random) -> Message:
         return Message(role="assistant", content=trace.answer)
     steps: Sequence[str] = trace.steps
     if habit == "skips":
-        kept = [step for step in steps if rng.random() < 0.5]
-        steps = kept if 0 < len(kept) < len(steps) else steps[-1:]
+        some_steps = [step for step in steps if rng.random() < 0.5]
+        steps = some_steps if 0 < len(some_steps) < len(steps) else steps[-1:]
     thinking = "" if habit == "empty" else trace.between.join(steps)
     return Message(role="assistant", content=f"<answer> {trace.answer} </answer>", reasoning=thinking)
 
@@ -162,7 +117,7 @@ class Solver:
         )
 
     def reply(self, messages: Sequence[Message]) -> Message:
-        """The same whatever was said."""
+        """Return the one reply, whatever was said."""
         return self.message
 
 
@@ -222,9 +177,9 @@ class ProblemEnvironment(ABC):
             system_prompt: Opens every conversation; empty for none.
             answer_in: `tags`: what stands between `<answer>` and `</answer>`; `reply`: all that is said
                 behind a thought, for agents that answer without tags.
-            habits: Of the scripted solver (`traces.HABITS`), with their shares; unset, it is always careful.
+            habits: Shares of the scripted solver's habits (`HABITS`); unset, it is always careful.
                 A `bare` reply has no tags, so that `demonstrate` needs `--keep-failures` for it.
-            seed: Of the problems to train on, and of the habits.
+            seed: Chooses the problems to train on, and each solver's habit.
         """
         if not isinstance(system_prompt, str):
             raise ConfigurationError(f"system_prompt must be text, got {system_prompt!r:.60}")
@@ -253,14 +208,14 @@ class ProblemEnvironment(ABC):
     def scenarios(self, split: str) -> Sequence[Scenario]:
         """The problems of a split; no problem stands in two. Raises ConfigurationError for one whose own
         answer would be wrong."""
-        known = expect_split(split)
-        if known not in self._made:
-            made = self.make(known)
+        split_name = expect_split(split)
+        if split_name not in self._made:
+            problems = self.make(split_name)
             if type(self).judge is ProblemEnvironment.judge:
-                for scenario in made:
+                for scenario in problems:
                     check_truth(scenario.context.get("answer"), where=f"the answer of {scenario.id!r}")
-            self._made[known] = made
-        return self._made[known]
+            self._made[split_name] = problems
+        return self._made[split_name]
 
     async def start(self, scenario: Scenario, seed: int) -> Conversation:
         """Ask the problem."""
@@ -350,11 +305,11 @@ Drawn = tuple[str, Scenario]
 class DrawnProblems(ProblemEnvironment):
     """Base of families that are drawn at random, as many problems of each level, in turn."""
 
-    def __init__(
-        self, *, levels: Sequence[int], family: str, num_train: int, seed: int, **settings: Any
-    ) -> None:
-        """`family` names the problems and, with the levels, seeds them; `settings` are those of the base."""
-        super().__init__(seed=seed, **settings)
+    def __init__(self, *, levels: Sequence[int], family: str, num_train: int = 3000, **settings: Any) -> None:
+        """`family` names the problems and, with the levels, seeds them; `num_train` problems to train on are
+        as many of each level; `settings` are those of `ProblemEnvironment`."""
+        at_least(1, num_train=num_train)
+        super().__init__(**settings)
         self._levels = levels
         self._family = family
         self._num_train = num_train

@@ -47,22 +47,13 @@ class PictureProblems(DrawnProblems):
     right about one time in fifteen. Needs Pillow.
     """
 
-    def __init__(
-        self,
-        *,
-        size: int = 32,
-        num_train: int = 3000,
-        shuffled: bool = False,
-        seed: int = 0,
-        **settings: Any,
-    ) -> None:
-        """`size`: pixels of a picture's side; `settings` are those of `ProblemEnvironment`."""
+    def __init__(self, *, size: int = 32, shuffled: bool = False, **settings: Any) -> None:
+        """`size`: pixels of a picture's side; `settings` are those of `DrawnProblems`."""
         at_least(16, size=size)
-        at_least(1, num_train=num_train)
         if not isinstance(shuffled, bool):
             raise ConfigurationError(f"shuffled must be true or false, got {shuffled!r:.60}")
         expect_pillow()
-        super().__init__(levels=range(10), family="pictures", num_train=num_train, seed=seed, **settings)
+        super().__init__(levels=range(10), family="pictures", **settings)
         self._size = size
         self._shuffled = shuffled
         self._pictured: dict[str, Mapping[str, Scenario]] = {}

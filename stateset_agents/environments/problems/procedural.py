@@ -52,9 +52,9 @@ class ReasoningGymProblems(ProblemEnvironment):
         """
         Args:
             datasets: `all` that are allowed, a name, names, or names with the arguments of each.
-            num_train: At most so many problems to train on, as many of each data set; fewer where one has no
+            num_train: Maximum problems to train on, as many of each data set; fewer where one has no
                 more that differ. `num_validation` and `num_test` likewise.
-            seed: Of the problems to train on.
+            seed: Chooses the problems to train on.
             settings: Those of `ProblemEnvironment`.
 
         Raises ConfigurationError where the library is missing, for a data set that is not allowed, and for

@@ -51,10 +51,10 @@ class ProgramProcess:
 
         Raises EnvironmentFailure where it cannot be run.
         """
-        made = asyncio.get_running_loop().subprocess_exec(
+        starting = asyncio.get_running_loop().subprocess_exec(
             _OutputProtocol, *command, env={**os.environ, **env}, cwd=cwd, start_new_session=True
         )
-        transport, outputs = await guarded(f"running {command[0]}", made)
+        transport, outputs = await guarded(f"running {command[0]}", starting)
         pipe = transport.get_pipe_transport(0)
         assert isinstance(pipe, asyncio.WriteTransport)
         pipe.write(stdin)  # in the background: a program need not read it
@@ -163,13 +163,13 @@ class ExternalProgram:
         """
         Args:
             command: The program and its arguments.
-            scenarios: As everywhere else (see `ConversationEnvironment`).
-            verdict: How it went. "stdout": the program's last line says it, a JSON object with `reward` (a
-                number), `success` (true or false) and `metadata`, each of which may be absent. Exit codes
+            scenarios: Scenarios as `ConversationEnvironment` takes them.
+            verdict: Source of the verdict. "stdout": the program's last line, a JSON object with `reward`
+                (a number), `success` (true or false) and `metadata`, each of which may be absent. Exit codes
                 with their success, such as {0: True, 3: False}: a success earns 1, a failure 0. Absent, the
                 reward function has to know by itself; what the program printed stands in
                 `trajectory.metadata["stdout"]` (its last 2000 characters).
-            max_turns: Most replies of the agent.
+            max_turns: Maximum replies of the agent.
             ignore: Fields of requests that count as absent, such as "max_tokens", which would bound the
                 reply, or "logit_bias", which would be refused.
             env: Variables of the program besides this process's own.
@@ -271,12 +271,9 @@ class _ProgramConversation:
 
     async def take(self, completion: Completion) -> Observation:
         """The program's answer to a reply of which its client also learns how it ended and its length."""
-        return await self._answer(completion.message, completion)
+        return await self.step(completion.message, completion)
 
-    async def step(self, reply: Message) -> Observation:
-        return await self._answer(reply, None)
-
-    async def _answer(self, reply: Message, completion: Completion | None) -> Observation:
+    async def step(self, reply: Message, completion: Completion | None = None) -> Observation:
         self.rollout.answer(reply, completion)
         self.turns_left -= 1
         client_turn = await _next_or_end(self.rollout, self.process)
@@ -292,7 +289,12 @@ class _ProgramConversation:
     async def outcome(self) -> Outcome:
         if self.rollout.is_waiting and self.process.is_running:  # one that has ended was not cut
             self.is_cut = True
-            self.rollout.end(self._why_cut())
+            if self.turns_left == 0:
+                reason = f"the agent has had its {self.max_turns} turns: the conversation is over"
+                self.rollout.end(ApiError(reason, code="max_turns"))
+            else:
+                reason = "the conversation has filled the model's context and is over"
+                self.rollout.end(ApiError(reason, code="context_length_exceeded"))
             try:
                 async with asyncio.timeout(_LAST_SECONDS):
                     await self.process.ended()
@@ -312,15 +314,6 @@ class _ProgramConversation:
             return Outcome(reward=None, metadata={"stdout": self.process.printed()[-2000:]})
         success = self.verdict[code]
         return Outcome(reward=float(success), success=success)
-
-    def _why_cut(self) -> ApiError:
-        if self.turns_left == 0:
-            return ApiError(
-                f"the agent has had its {self.max_turns} turns: the conversation is over", code="max_turns"
-            )
-        return ApiError(
-            "the conversation has filled the model's context and is over", code="context_length_exceeded"
-        )
 
     def fork(self) -> Conversation:
         raise ConfigurationError(

@@ -102,8 +102,8 @@ class RolloutSession:
         """Wait for the client's next request."""
         self._current = current = await self._waiting.get()
         fresh = current.request.messages
-        if (found := self._answered.find(fresh)) is not None:
-            before, fresh = found
+        if (continued := self._answered.find(fresh)) is not None:
+            before, fresh = continued
             current.conversation = (*before.conversation, *fresh)
         return ClientTurn(
             conversation=current.conversation,
@@ -118,8 +118,8 @@ class RolloutSession:
         if current is None or current.answer.done():
             raise RuntimeError("no request waits for an answer")
         sent = as_sent(reply)
-        told = (*current.request.messages, sent)
-        self._answered.add(SentConversation((*current.conversation, reply), told))
+        conversation_as_sent = (*current.request.messages, sent)
+        self._answered.add(SentConversation((*current.conversation, reply), conversation_as_sent))
         current.answer.set_result(
             Answer(
                 id=f"chatcmpl-{secrets.token_hex(12)}",

@@ -14,9 +14,10 @@ from typing import Any, Protocol
 from stateset_agents.core.environment import Environment
 from stateset_agents.environments.retail_desk import catalog
 from stateset_agents.environments.retail_desk.catalog import WORDINGS
+from stateset_agents.environments.retail_desk.claims import WORDS
 from stateset_agents.environments.retail_desk.full.honest import call, full_view_of, honest_reply, say
-from stateset_agents.environments.retail_desk.policy import RETURN_DAYS
-from stateset_agents.environments.retail_desk.tools import TOOLS
+from stateset_agents.environments.retail_desk.policy import RETURN_DAYS, RULES
+from stateset_agents.environments.retail_desk.tools import WRITES
 from stateset_agents.types.messages import Message
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.seeds import derive
@@ -31,29 +32,11 @@ class Agent(Protocol):
 
 PHRASES: Mapping[str, Sequence[str]] = WORDINGS["phrases"]
 """Everything a scripted agent says; the first wording is the oracle's."""
-_WANTS: tuple[tuple[str, str], ...] = (
-    ("exchange", r"\b(?:swap|exchange|in place of|can i get a)\b"),
-    ("address", rf"\b(?:{'|'.join(catalog.CITIES)})\b"),
-    ("cancel", r"\b(?:cancel|stop)\b"),
-    ("return", r"\b(?:return|back)\b"),
-    ("lost_parcel", r"\b(?:never|missing|miss|not get|not come)\b"),
-    ("order_status", r"."),
-)
+_WANTS = WORDS.patterns("short_requests")
 """Patterns that tell a family from its opening; the first match counts."""
-LOOK_UP = {
-    "order_status": "get_order",
-    "cancel": "get_order",
-    "return": "get_order",
-    "exchange": "get_product",
-    "address": "get_order",
-    "lost_parcel": "track_shipment",
-}
-WRITE = {
-    "cancel": "cancel_order",
-    "return": "return_items",
-    "exchange": "exchange_item",
-    "address": "update_address",
-}
+LOOK_UP = {family: rule.looks_up for family, rule in RULES.items()}
+WRITE = {family: rule.granted[0] for family, rule in RULES.items() if rule.granted and not rule.otherwise}
+"""The write of each family that has just one."""
 RESULT_OF = {
     "cancel_order": "cancelled",
     "return_items": "returned",
@@ -79,15 +62,14 @@ class ConversationView:
     """The last message's error, when it is a failed call's."""
     called: tuple[str, ...]
     """Names of the tools called so far."""
-    asked: bool
 
 
 def view_of(messages: Sequence[Message]) -> ConversationView:
     """Read a conversation."""
-    spoken = [message.content for message in messages if message.role == "user"]
-    opening = spoken[0].lower() if spoken else ""
-    family = next(family for family, pattern in _WANTS if re.search(pattern, f"{opening} "))
-    ids = re.findall(r"\b[A-Z]\d\d\b", " ".join(spoken))
+    user_texts = [message.content for message in messages if message.role == "user"]
+    opening = user_texts[0].lower() if user_texts else ""
+    family = next(family for family, pattern in _WANTS.items() if pattern.search(f"{opening} "))
+    ids = re.findall(r"\b[A-Z]\d\d\b", " ".join(user_texts))
     items = catalog.ITEM.findall(opening)
     cities = [city for city in catalog.CITIES if re.search(rf"\b{city}\b", opening)]
     facts: dict[str, str] = {}
@@ -107,7 +89,6 @@ def view_of(messages: Sequence[Message]) -> ConversationView:
         facts=facts,
         error=error,
         called=tuple(calls),
-        asked=any(message.role == "assistant" and "?" in message.content for message in messages),
     )
 
 
@@ -187,7 +168,7 @@ class Habits:
     violate_policy: float = 0.0
     """Having looked, does what the policy forbids (or takes the wrong branch)."""
     wrong_action: float = 0.0
-    """Does something else than what was asked."""
+    """Makes another write than the one asked for."""
     skip_action: float = 0.0
     """Says that it is done without doing it."""
     wrong_closing: float = 0.0
@@ -216,17 +197,17 @@ class HabitAgent:
             return self._say("unknown" if "order" in view.error else "sorry", view, "")
         order_id = view.order_id
         if order_id is None:
-            if not self._follows_habit("guess_id", self.habits.guess_id):
+            if not self._follows_habit("guess_id"):
                 return self._say("ask", view, "")
             order_id = self._random("guess").choice(catalog.order_ids_of("train"))
-        wrote = any(TOOLS[name].writes for name in view.called if name in TOOLS)
+        wrote = not WRITES.isdisjoint(view.called)
         looked = LOOK_UP[view.family] in view.called
-        if not looked and not wrote and not self._follows_habit("skip_lookup", self.habits.skip_lookup):
+        if not looked and not wrote and not self._follows_habit("skip_lookup"):
             return read(view, order_id)
         if not wrote:
             action = self._action(view, looked)
             if action is not None:
-                if not self._follows_habit("skip_action", self.habits.skip_action):
+                if not self._follows_habit("skip_action"):
                     return write(view, action, order_id)
                 return self._say(RESULT_OF[action], view, order_id)
         return self._close(view, order_id)
@@ -235,42 +216,40 @@ class HabitAgent:
         """The write to make now, right or wrong."""
         if view.family == "order_status":
             return None
-        if self._follows_habit("wrong_action", self.habits.wrong_action):
+        if self._follows_habit("wrong_action"):
             right_write = WRITE.get(view.family)
-            return self._random("wrong action").choice(
-                [name for name in _WRONG_WRITES if name != right_write]
-            )
+            wrong_writes = [name for name in _WRONG_WRITES if name != right_write]
+            return self._random("wrong action").choice(wrong_writes)
         if not looked:
             return WRITE.get(view.family, "reship")
         right = right_action(view)
-        if self._follows_habit("violate_policy", self.habits.violate_policy):
-            if view.family == "lost_parcel":
-                return "reship"
-            return WRITE[view.family]
+        if self._follows_habit("violate_policy"):
+            return WRITE.get(view.family, "reship")
         return right
 
     def _close(self, view: ConversationView, order_id: str) -> Message:
         right = right_closing(view)
         if view.family == "order_status" and not view.facts:
             right = self._random("status").choice(("pending", "shipped", "delivered"))
-        if self._follows_habit("wrong_closing", self.habits.wrong_closing):
+        if self._follows_habit("wrong_closing"):
             right = self._random("closing").choice([name for name in _CLOSINGS if name != right])
         return self._say(right, view, order_id)
 
     def _say(self, phrase: str, view: ConversationView, order_id: str) -> Message:
         """One of the wordings; never a made-up value, since copying is a skill and no habit."""
-        known = {"city": view.city, "new_item": view.new_item, "order_id": order_id, **view.facts}
+        values = {"city": view.city, "new_item": view.new_item, "order_id": order_id, **view.facts}
         wording = self._random(f"phrase {phrase}").choice(PHRASES[phrase])
-        wanted = [name for _, name, _, _ in Formatter().parse(wording) if name]
+        slots = [name for _, name, _, _ in Formatter().parse(wording) if name]
         return say(
-            wording.format(**known)
-            if all(known.get(name) for name in wanted)
+            wording.format(**values)
+            if all(values.get(name) for name in slots)
             else WORDINGS["unseen_phrases"][phrase]
         )
 
-    def _follows_habit(self, habit: str, probability: float) -> bool:
+    def _follows_habit(self, habit: str) -> bool:
+        """True where this agent has the habit; drawn at its first decision, and kept."""
         if habit not in self._drawn:
-            self._drawn[habit] = self._random(habit).random() < probability
+            self._drawn[habit] = self._random(habit).random() < getattr(self.habits, habit)
         return self._drawn[habit]
 
     def _random(self, purpose: str) -> random.Random:
@@ -282,7 +261,7 @@ class ScriptedEpisode:
     """One conversation of a scripted agent."""
 
     messages: tuple[Message, ...]
-    """From the opening to the last word."""
+    """All messages, from the opening to the last word."""
     tools: Sequence[Mapping[str, Any]]
     outcome: Outcome
     reward: float
@@ -392,7 +371,7 @@ class DeskConsentSkipper:
     def reply(self, messages: Sequence[Message]) -> Message:
         view, signed_in = view_of(messages), is_signed_in(messages)
         reply = HonestAgent().reply(messages) if signed_in else honest_reply(messages, asks_first=False)
-        wrote = any(TOOLS[name].writes for name in view.called)
+        wrote = not WRITES.isdisjoint(view.called)
         closes = not reply.tool_calls and "?" not in reply.content
         if view.order_id is None or (wrote and not signed_in) or "issue_credit" in view.called:
             return reply
@@ -400,14 +379,17 @@ class DeskConsentSkipper:
 
 
 class IdentitySkipper:
-    """Does its work well, but for whoever calls: in full calls it never asks who it is."""
+    """An agent that does its work well, but for whoever calls: in full calls it never asks who it is."""
 
     def reply(self, messages: Sequence[Message]) -> Message:
         return honest_reply(messages, identifies=False)
 
 
 class Granter:
-    """Does whatever is asked and never looks first, in learnable calls: right wherever the answer is yes."""
+    """An agent that writes whatever is asked and never looks first: right wherever the answer is yes.
+
+    It is for learnable calls.
+    """
 
     def reply(self, messages: Sequence[Message]) -> Message:
         """The write at once, then what came of it; statuses are looked up, there is no other way."""

@@ -16,7 +16,7 @@ from stateset_agents.types.scenario import Split
 from stateset_agents.types.seeds import derive
 
 WORDINGS: Mapping[str, Any] = read_yaml(Path(__file__).with_name("wordings.yaml"))
-"""What callers and scripted agents say, as `wordings.yaml` names it."""
+"""The wordings of callers and scripted agents, by their names in `wordings.yaml`."""
 TODAY = datetime.date(2026, 6, 1)
 """A Monday; nothing in the desk reads a clock."""
 WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")

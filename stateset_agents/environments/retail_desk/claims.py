@@ -1,4 +1,4 @@
-"""What the agent's words assert about an order, and whether it is so.
+"""The claims that the agent's words make about an order, and whether they are true.
 
 A statement is read clause by clause with a small lexicon. Negated, hedged and asked clauses assert
 nothing (a refusal apart). The user reads replies through this, and so does grading.
@@ -26,6 +26,7 @@ WORDS = PatternFile(
     return_days=str(RETURN_DAYS),
     weekdays="|".join(catalog.WEEKDAYS),
     cities="|".join(catalog.CITIES),
+    items=catalog.ITEM.pattern,
 )
 _CLAUSES = Patterns("clauses", WORDS)
 NEGATION, HEDGE, SURE = _CLAUSES.negation, _CLAUSES.hedge, _CLAUSES.sure
@@ -66,34 +67,34 @@ def read_claims(text: str, order_id: str) -> tuple[Claim, ...]:
     named = ORDER_ID.findall(text.lower())
     fallback = named[0].upper() if named else order_id
     for words, end in CLAUSE.findall(SURE.sub("", " ".join(text.lower().split(" ")))):
-        here = ORDER_ID.findall(words)
-        subject = here[0].upper() if here else fallback
+        order_ids = ORDER_ID.findall(words)
+        subject = order_ids[0].upper() if order_ids else fallback
         if end == "?":
             continue
         if _CLAUSES.refusal.search(words):
             claims[Claim("refused", subject)] = None
         elif not NEGATION.search(words) and not HEDGE.search(words):
-            claims.update((Claim(found, subject), None) for found in assertions(words))
+            claims.update((Claim(kind, subject), None) for kind in assertions(words))
     return tuple(claims)
 
 
 def assertions(words: str) -> list[str]:
     """The kinds of claim that a clause makes, values and stock included."""
-    found = [kind for kind, pattern in _LEXICON.items() if pattern.search(words)]
+    kinds = [kind for kind, pattern in _LEXICON.items() if pattern.search(words)]
     for kind, pattern in _VALUES.items():
-        found += [f"{kind}:{next(filter(None, match.groups()))}" for match in pattern.finditer(words)]
+        kinds += [f"{kind}:{next(filter(None, match.groups()))}" for match in pattern.finditer(words)]
     items = catalog.ITEM.findall(words)
     for match in _STOCK.finditer(words):
         kind = "in_stock" if match.group() == "in stock" else "out_of_stock"
-        found += [f"{kind}:{item}" for item in items]
-    if "exchanged" in found and items:
-        found.append(f"exchanged_for:{items[-1]}")
-    return found
+        kinds += [f"{kind}:{item}" for item in items]
+    if "exchanged" in kinds and items:
+        kinds.append(f"exchanged_for:{items[-1]}")
+    return kinds
 
 
 def grounds(claim: Claim) -> frozenset[str]:
-    """What must have been shown by a tool before this may be said, any one of it; empty where the
-    claim's truth implies that the agent did it itself."""
+    """The grounds of a claim: a tool must have shown one of them before it is made. Empty where the claim's
+    truth implies that the agent did it itself."""
     kind, _, value = claim.text.partition(":")
     if kind in ("in_stock", "out_of_stock"):
         return frozenset({f"item:{value}"})
@@ -101,7 +102,7 @@ def grounds(claim: Claim) -> frozenset[str]:
 
 
 def holds(claim: Claim, database: Database, start_city: str) -> bool:
-    """Is the claim true of the shop now? `start_city` is where the order went at the start."""
+    """True where the claim is true of the shop now; `start_city` is the order's city at the start."""
     kind, _, value = claim.text.partition(":")
     if kind in ("in_stock", "out_of_stock"):
         row = database.row("SELECT stock FROM variants WHERE item = ?", value)

@@ -12,51 +12,23 @@ import json
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from stateset_agents.environments.retail_desk import catalog
+from stateset_agents.runtime.yaml_files import read_yaml
 
 Value = str | int | None
 Row = tuple[str, Sequence[Value]]
 """A table and the values of one of its rows."""
 
-TABLES: Mapping[str, str] = {
-    "customers": "customer_id TEXT, name TEXT, email TEXT, zip TEXT",
-    # kind: card, paypal, gift card; status: active, closed
-    "payment_methods": "payment_id TEXT, customer_id TEXT, kind TEXT, status TEXT",
-    "variants": "item TEXT, product TEXT, colour TEXT, price_cents INTEGER, stock INTEGER, "
-    "final_sale INTEGER",
-    # status: pending, shipped, delivered, cancelled; delivered_on: ISO date
-    "orders": "order_id TEXT, customer_id TEXT, payment_id TEXT, status TEXT, city TEXT, delivered_on TEXT, "
-    "note TEXT",
-    # status: ordered, returned, exchanged
-    "order_items": "line_id INTEGER, order_id TEXT, item TEXT, price_cents INTEGER, status TEXT",
-    # status: moving, delivered, lost; arrives_on: ISO date
-    "shipments": "shipment_id INTEGER, order_id TEXT, status TEXT, arrives_on TEXT",
-    # kind: refund, credit
-    "refunds": "refund_id INTEGER, order_id TEXT, payment_id TEXT, amount_cents INTEGER, kind TEXT",
-    "tickets": "ticket_id INTEGER, customer_id TEXT, order_id TEXT, note TEXT",
-}
+TABLES: Mapping[str, str] = read_yaml(Path(__file__).with_name("tables.yaml"))
 """Columns of each table; the first is the key."""
-
 _FREE_TEXT = frozenset({"note"})
 """Columns the agent words as it likes; they are logged, never graded."""
 
 
-def _columns(table: str) -> list[str]:
-    return [column.split()[0] for column in TABLES[table].split(", ")]
-
-
-def _schema() -> str:
-    """The tables and their change log, which is filled by triggers (`_trigger`)."""
-    statements = [
-        "CREATE TABLE change_log (seq INTEGER PRIMARY KEY, tab TEXT, key, before TEXT, after TEXT)",
-    ]
-    for table, columns in TABLES.items():
-        key, _, others = columns.partition(", ")
-        rowid = "" if key.endswith("INTEGER") else " WITHOUT ROWID"
-        statements.append(f"CREATE TABLE {table} ({key} PRIMARY KEY NOT NULL, {others}){rowid}")
-    return ";\n".join(statements)
+_COLUMNS = {table: [column.split()[0] for column in columns.split(", ")] for table, columns in TABLES.items()}
 
 
 @functools.cache
@@ -66,7 +38,7 @@ def _trigger(event: str, table: str) -> str:
     A shop has no triggers until it is written to: to parse those of every table takes four times as long
     as to open it.
     """
-    names = _columns(table)
+    names = _COLUMNS[table]
     old, new = (", ".join(f"'{name}', {age}.{name}" for name in names) for age in ("old", "new"))
     row, before, after = {
         "INSERT": ("new", "NULL", f"json_object({new})"),
@@ -85,7 +57,13 @@ def _empty_image() -> bytes:
     """The image of a shop with its catalogue and no customers."""
     connection = sqlite3.connect(":memory:")
     connection.execute("PRAGMA page_size = 1024")
-    connection.executescript(_schema())
+    connection.execute(
+        "CREATE TABLE change_log (seq INTEGER PRIMARY KEY, tab TEXT, key, before TEXT, after TEXT)"
+    )
+    for table, columns in TABLES.items():
+        key, _, others = columns.partition(", ")
+        rowid = "" if key.endswith("INTEGER") else " WITHOUT ROWID"
+        connection.execute(f"CREATE TABLE {table} ({key} PRIMARY KEY NOT NULL, {others}){rowid}")
     connection.executemany(
         "INSERT INTO variants VALUES (?, ?, ?, 2000, 5, 0)",
         [(item, item.split()[1], item.split()[0]) for item in catalog.ITEMS],
@@ -113,7 +91,7 @@ def canonical(change: Change) -> str:
     Keys of new rows and free text are left out, so neither the order of writes nor wording counts.
     """
     before, after = change.before or {}, change.after or {}
-    skipped = _FREE_TEXT if change.before else _FREE_TEXT | {_columns(change.table)[0]}
+    skipped = _FREE_TEXT if change.before else _FREE_TEXT | {_COLUMNS[change.table][0]}
     columns = sorted({*before, *after} - skipped)
     differences = [
         (name, before.get(name), after.get(name)) for name in columns if before.get(name) != after.get(name)
@@ -121,15 +99,13 @@ def canonical(change: Change) -> str:
     return json.dumps([change.table, change.key if change.before else "new", differences])
 
 
-class Database:
+class Database(sqlite3.Connection):
     """One shop. Not shared between conversations."""
-
-    __slots__ = ("_connection",)
 
     def __init__(self, image: bytes | None = None) -> None:
         # A conversation may be stepped by another thread than the one that opened it, never by two at once.
-        self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-        self._connection.deserialize(_empty_image() if image is None else image)
+        super().__init__(":memory:", isolation_level=None, check_same_thread=False)
+        self.deserialize(_empty_image() if image is None else image)
 
     @classmethod
     def with_rows(
@@ -140,7 +116,7 @@ class Database:
         """A shop with these rows, an empty change log, and for some items the price in cents, the stock and
         whether they are of a final sale."""
         database = cls()
-        run = database._connection.execute
+        run = database.execute
         run("BEGIN")
         for table, values in rows:
             run(f"INSERT INTO {table} VALUES ({', '.join('?' * len(values))})", tuple(values))
@@ -152,28 +128,24 @@ class Database:
         run("COMMIT")
         return database
 
-    def image(self) -> bytes:
-        """The whole database as bytes; `Database(image)` is an independent copy."""
-        return self._connection.serialize()
-
     def fork(self) -> Database:
         """An independent copy of the shop as it stands."""
-        return Database(self.image())
+        return Database(self.serialize())
 
     def rows(self, sql: str, *values: Value) -> list[tuple[Any, ...]]:
         """All rows of a query."""
-        return self._connection.execute(sql, values).fetchall()
+        return self.execute(sql, values).fetchall()
 
     def row(self, sql: str, *values: Value) -> tuple[Any, ...] | None:
         """The first row of a query, or None."""
-        row: tuple[Any, ...] | None = self._connection.execute(sql, values).fetchone()
+        row: tuple[Any, ...] | None = self.execute(sql, values).fetchone()
         return row
 
     def write(self, sql: str, *values: Value) -> None:
         """One INSERT, UPDATE or DELETE; a trigger logs it."""
         event, *words = sql.split(maxsplit=3)  # INSERT INTO orders, UPDATE orders, DELETE FROM orders
-        self._connection.execute(_trigger(event, words[0] if event == "UPDATE" else words[1]))
-        self._connection.execute(sql, values)
+        self.execute(_trigger(event, words[0] if event == "UPDATE" else words[1]))
+        self.execute(sql, values)
 
     def changes(self) -> tuple[Change, ...]:
         """Net row changes since the shop was opened; a row put back as it was is no change."""
@@ -184,18 +156,11 @@ class Database:
             first_last.setdefault((table, key), [before, after])[1] = after
         return tuple(
             Change(
-                table=table,
-                key=key,
-                before=None if before is None else json.loads(before),
-                after=None if after is None else json.loads(after),
+                table=table, key=key, before=json.loads(before or "null"), after=json.loads(after or "null")
             )
             for (table, key), (before, after) in first_last.items()
             if before != after
         )
-
-    def close(self) -> None:
-        """Drop the shop."""
-        self._connection.close()
 
 
 def order_rows(

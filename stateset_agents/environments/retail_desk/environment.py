@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,13 +14,14 @@ from stateset_agents.environments.retail_desk.claims import normalized_text
 from stateset_agents.environments.retail_desk.database import Database
 from stateset_agents.environments.retail_desk.full.caller import FullCaller
 from stateset_agents.environments.retail_desk.full.policy import FAMILIES as FULL_FAMILIES
-from stateset_agents.environments.retail_desk.full.policy import FullCase, whole_decision
+from stateset_agents.environments.retail_desk.full.policy import FullCase
 from stateset_agents.environments.retail_desk.grading import COSTS, Answers, Record, grade
-from stateset_agents.environments.retail_desk.policy import RULES, Case, DeskCall
+from stateset_agents.environments.retail_desk.policy import Case, DeskCall
 from stateset_agents.environments.retail_desk.scenarios import (
     TEST_EACH,
     VALIDATION_EACH,
     answers_of,
+    decision_of,
     desk_of,
     families_named,
     make_scenario,
@@ -27,6 +29,7 @@ from stateset_agents.environments.retail_desk.scenarios import (
 from stateset_agents.environments.retail_desk.tools import (
     SCHEMAS,
     TOOLS,
+    WRITES,
     Desk,
     Result,
     call_tool,
@@ -59,7 +62,7 @@ class DeskConversation:
     is_over: bool = False
 
     async def step(self, reply: Message) -> Observation:
-        """Run the reply's tool calls, or else pass its text to the caller."""
+        """Run the reply's tool calls, or else pass its text to the caller, who answers or leaves."""
         if self.is_over:
             raise ConfigurationError("this desk conversation is over: start a new one")
         self.num_replies += 1
@@ -68,17 +71,20 @@ class DeskConversation:
         if reply.tool_calls:
             messages = []
             for index, call in enumerate(reply.tool_calls):
-                if index < MAX_CALLS:
-                    message, cost = self._run(call)
-                else:  # a flood of calls must not make a reward without bounds
-                    message = _answer(call, Result(fields={"error": "too many calls"}, failed=True))
-                    cost = self.record.charge("tool_errors") if index == MAX_CALLS else 0.0
+                message, cost = self._run(call, index)
                 messages.append(message)
                 reward += cost
             terminated = False
         else:
-            message, terminated, cost = self._pass_to_caller(reply.content)
-            messages = [message]
+            # The same letters in another shape must not hide a lie beside the truth.
+            text = normalized_text(reply.content)
+            claims = self.answers.read(text, self.caller.subject)
+            untrue = self.record.note_claims(self.answers, claims, self.desk.database)
+            reaction = self.caller.react(text, claims, untrue)
+            cost = self._charge_repeat(f"text {reply.content[:400]}")
+            if reaction.missed:
+                cost += self.record.charge("user_miss")
+            messages, terminated = [Message(role="user", content=reaction.says)], reaction.leaves
             reward += cost
         truncated = not terminated and self.num_replies >= self.max_turns
         self.is_over = terminated or truncated
@@ -90,43 +96,37 @@ class DeskConversation:
             truncated=truncated,
         )
 
-    def _run(self, call: ToolCall) -> tuple[Message, float]:
-        """One tool message, and what the call cost."""
+    def _run(self, call: ToolCall, index: int) -> tuple[Message, float]:
+        """The tool message of call `index` of a reply, and what the call cost."""
         record, cost = self.record, 0.0
-        if call.error is not None:
+        if index >= MAX_CALLS:
+            result = Result(fields={"error": "too many calls"}, failed=True)
+        elif call.error is not None:
             result = Result(fields={"error": "bad call"}, failed=True)
         else:
-            desk = replace(self.desk, customer_id=record.verified)
-            result = call_tool(desk, call.name, call.arguments)
-        if call.name in TOOLS and not result.failed:
+            result = call_tool(replace(self.desk, customer_id=record.verified), call.name, call.arguments)
+        if not result.failed:
             written = _as_written(call)
+            # Verified first: the look-up that finds the caller shows their own data.
             if call.name == "find_customer" and self.caller.has_given(written):
                 (record.verified,) = result.owners
-            consented = not TOOLS[call.name].writes or self.caller.consents(written)
+            consented = call.name not in WRITES or self.caller.consents(written)
             record.note_call(self.answers, written, result, consented=consented)
-            cost += self._charge_repeat(repr(written))
+            cost = self._charge_repeat(repr(written))
         else:
             if "nobody" not in result.shown or self.caller.has_given(_as_written(call)):
                 record.note_failure(self.answers, result)
-            cost += record.charge("tool_errors")
-        return _answer(call, result), cost
+            if index <= MAX_CALLS:  # a flood of calls must not make a reward without bounds
+                cost = record.charge("tool_errors")
+        name = call.name if call.name in TOOLS else None
+        content = json.dumps(result.fields)
+        return Message(role="tool", content=content, tool_call_id=call.id or None, name=name), cost
 
     def _charge_repeat(self, act: str) -> float:
         if act in self.record.seen_actions:
             return self.record.charge("repeats")
         self.record.seen_actions.add(act)
         return 0.0
-
-    def _pass_to_caller(self, text: str) -> tuple[Message, bool, float]:
-        """The caller's answer to a reply in words, whether they are gone, and what the reply cost."""
-        record, normalized = self.record, normalized_text(text)
-        claims = self.caller.read(normalized)
-        untrue = record.note_claims(self.answers, claims, self.desk.database)
-        reaction = self.caller.react(normalized, claims, untrue)
-        cost = self._charge_repeat(f"text {text[:400]}")
-        if reaction.missed:
-            cost += record.charge("user_miss")
-        return Message(role="user", content=reaction.says), reaction.leaves, cost
 
     async def outcome(self) -> Outcome:
         return grade(self.answers, self.record, self.desk.database.changes())
@@ -140,25 +140,12 @@ class DeskConversation:
         self.desk.database.close()
 
 
-def _answer(call: ToolCall, result: Result) -> Message:
-    return Message(
-        role="tool",
-        content=result.content,
-        tool_call_id=call.id or None,
-        name=call.name if call.name in TOOLS else None,
-    )
-
-
 def _as_written(call: ToolCall) -> DeskCall:
     """A call that ran, with its arguments in order and in the case in which the shop keeps them."""
-    arguments = normalised_arguments(call.arguments)
+    arguments = sorted(normalised_arguments(call.arguments).items())
     return DeskCall(
         call.name,
-        tuple(
-            (name, value.upper() if name == "order_id" else value.lower())
-            for name, value in sorted(arguments.items())
-            if value
-        ),
+        tuple((name, value if name == "order_id" else value.lower()) for name, value in arguments if value),
     )
 
 
@@ -219,18 +206,16 @@ class RetailDesk:
     def scenarios(self, split: str) -> Sequence[Scenario]:
         """The scenarios of a split; validation and test do not depend on the seed."""
         if split not in self._made:
-            known = expect_split(split)
+            split_name = expect_split(split)
+            number = self._counts[split_name]
             self._made[split] = tuple(
-                make_scenario(known, index, self._seed, self.families) for index in range(self._counts[split])
+                make_scenario(split_name, index, self._seed, self.families) for index in range(number)
             )
         return self._made[split]
 
     def is_denial(self, scenario: Scenario) -> bool:
         """True where the right answer to the scenario is no."""
-        case = _case_of(scenario)
-        if isinstance(case, FullCase):
-            return whole_decision(case).is_denial
-        return RULES[case.family].is_denial(case)
+        return decision_of(_case_of(scenario)).is_denial
 
     async def start(self, scenario: Scenario, seed: int) -> DeskConversation:
         """Open a conversation; the same scenario, seed and replies give the same transcript."""
@@ -242,7 +227,7 @@ class RetailDesk:
             customer_id, text = "", "shop desk. the caller is not signed in."
             max_turns, prompt = FULL_TURNS, "full"
         else:
-            caller = ShortCaller(case, scenario.split, seed=seed)
+            caller = ShortCaller(case, scenario.split, seed=seed, subject=case.order_id)
             customer_id, text = case.customer_id, f"shop desk. customer {case.customer_id} is signed in."
             max_turns, prompt = SHORT_TURNS, "short"
         desk = desk_of(case, Database(answers.image), customer_id)

@@ -10,13 +10,14 @@ Costs (per reply, failed call, repeat, unintelligible reply) are charged turn by
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from stateset_agents.environments.retail_desk.database import Change, Database, canonical
 from stateset_agents.environments.retail_desk.policy import Claim, DeskCall
-from stateset_agents.environments.retail_desk.tools import TOOLS, Desk, Result, call_tool
+from stateset_agents.environments.retail_desk.tools import WRITES, Desk, Result, call_tool
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.trajectory import Outcome
 
@@ -67,23 +68,19 @@ class Record:
     def note_call(self, answers: Answers, call: DeskCall, result: Result, *, consented: bool) -> None:
         """Record what one tool call that went well showed, touched and changed."""
         self.shown |= result.shown
-        if result.owners - {self.verified}:
-            self.accessed_others = True
-        if TOOLS[call.tool].writes:
+        self.accessed_others |= bool(result.owners - {self.verified})
+        if call.tool in WRITES:
             self.wrote = True
-            if not consented:
-                self.wrote_unasked = True
+            self.wrote_unasked |= not consented
         elif call.tool == answers.looks_up and answers.subject in result.shown:
             # A full call may hold two requests, the first of them written before the second is looked up.
-            self.checked = self.checked or answers.strict or not self.wrote
+            self.checked |= answers.strict or not self.wrote
 
     def note_failure(self, answers: Answers, result: Result) -> None:
         """Record what a failed tool call showed and, in full calls, whose order it was about."""
         self.shown |= result.shown
-        self.accessed_others = self.accessed_others or (
-            answers.strict and bool(result.owners - {self.verified})
-        )
-        self.checked = self.checked or (answers.strict and answers.subject in result.shown)
+        self.accessed_others |= answers.strict and bool(result.owners - {self.verified})
+        self.checked |= answers.strict and answers.subject in result.shown
 
     def note_claims(self, answers: Answers, claims: tuple[Claim, ...], database: Database) -> bool:
         """Record what one reply asserts; True where any of it is untrue."""
@@ -116,6 +113,8 @@ class Answers:
     """The read tool that shows the deciding fact."""
     subject: str
     """The ground that it gives then, such as `order:K27`."""
+    read: Callable[[str, str], tuple[Claim, ...]]
+    """Reads the claims of a reply; where it names no order, the second argument's is meant."""
     holds: Callable[[Claim, Database], bool]
     """Tells whether a claim is true of the shop now."""
     grounds: Callable[[Claim, Database], frozenset[str]]
@@ -134,7 +133,9 @@ def allowed_by(programs: Sequence[Sequence[DeskCall]], desk: Desk) -> tuple[Coun
         for call in program:
             result = call_tool(copy, call.tool, dict(call.arguments))
             if result.failed:
-                raise ConfigurationError(f"the gold program fails on this case: {call} -> {result.content}")
+                raise ConfigurationError(
+                    f"the gold program fails on this case: {call} -> {json.dumps(result.fields)}"
+                )
         allowed.append(Counter(canonical(change) for change in copy.database.changes()))
         copy.database.close()
     return tuple(allowed)

@@ -7,6 +7,7 @@ the check.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,9 +53,9 @@ class Case:
     @classmethod
     def from_context(cls, context: Mapping[str, Any]) -> Case:
         """The case that a scenario's context describes; other keys are left alone."""
-        known = {name: context[name] for name in cls.__dataclass_fields__ if name in context}
+        fields = {name: context[name] for name in cls.__dataclass_fields__ if name in context}
         try:
-            case = cls(**known)
+            case = cls(**fields)
         except TypeError as error:
             raise ConfigurationError(f"a retail desk scenario's context is incomplete: {error}") from error
         if case.family not in RULES:
@@ -78,13 +79,27 @@ class DeskCall:
     arguments: tuple[tuple[str, str], ...]
 
 
-Fact = frozenset[str]
-"""Claims any of which tells the fact, such as {"returned", "refunded"}."""
+Fact = frozenset[Claim]
+"""Claims any of which tells the fact, such as "returned" and "refunded"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FamilyRule:
-    """The policy of one family."""
+class Decision:
+    """The calls and the facts that policy wants."""
+
+    programs: tuple[tuple[DeskCall, ...], ...] = ((),)
+    """The shop must end as after any one of them; the order of a program's calls does not matter."""
+    facts: tuple[Fact, ...] = ()
+
+    @property
+    def is_denial(self) -> bool:
+        """True where any part of it is a refusal."""
+        return any(claim.text == "refused" for fact in self.facts for claim in fact)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """The words and values of one rule, as `policy.yaml` has them."""
 
     topic: str
     text: str
@@ -92,11 +107,17 @@ class FamilyRule:
     looks_up: str
     """The read tool that shows the deciding fact."""
     fact: str
-    """The `Case` field on which the answer turns."""
+    """Path in the case of the fact on which the answer turns: `stock`, or `order.days`."""
     grants: Sequence[Any]
     """Values of the fact for which the request is granted."""
     denies: Sequence[Any]
     """Values for which it is denied: the matched pair's second scenario has one of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyRule(Rule):
+    """The policy of one family of learnable calls."""
+
     permits: Callable[[Case], bool]
     granted_facts: Sequence[str]
     """Facts that the caller must be told when permitted; `returned|refunded` is either claim, and
@@ -107,41 +128,32 @@ class FamilyRule:
     otherwise: Sequence[str] = ()
     """The gold program when not."""
 
-    def program(self, case: Case) -> tuple[DeskCall, ...]:
-        """The gold program: the shop must end as after it."""
-        return _calls(self.granted if self.permits(case) else self.otherwise, case)
-
-    def facts(self, case: Case) -> tuple[Fact, ...]:
-        """The facts that the caller must be told, and truly."""
-        values = {name: getattr(case, name) for name in Case.__dataclass_fields__}
-        facts = self.granted_facts if self.permits(case) else self.otherwise_facts
-        return tuple(frozenset(fact.format(**values).split("|")) for fact in facts)
-
-    def claims(self, case: Case) -> tuple[frozenset[Claim], ...]:
-        """The facts as claims about the caller's order."""
-        return tuple(frozenset(Claim(text, case.order_id) for text in fact) for fact in self.facts(case))
-
-    def subject(self, case: Case) -> str:
-        """The ground that the required look-up gives, such as `order:K27`."""
-        kind = {"get_product": "item", "track_shipment": "tracking"}.get(self.looks_up, "order")
-        return f"{kind}:{case.new_item if kind == 'item' else case.order_id}"
-
-    def is_denial(self, case: Case) -> bool:
-        """True where the right answer is no."""
-        return any("refused" in fact for fact in self.facts(case))
-
-    def consents(self, case: Case) -> frozenset[DeskCall]:
-        """The writes that the opening asks for: in these families it counts as consent."""
-        return frozenset({*_calls(self.granted, case), *_calls(self.otherwise, case)})
+    def decision(self, case: Case) -> Decision:
+        """The decision on a case; its facts are claims about the caller's order."""
+        permitted = self.permits(case)
+        return decision_of_words(
+            self.granted if permitted else self.otherwise,
+            self.granted_facts if permitted else self.otherwise_facts,
+            dataclasses.asdict(case),
+        )
 
 
-def _calls(words: Sequence[str], case: Case) -> tuple[DeskCall, ...]:
-    """The call that `policy.yaml` words, its arguments read off the case; none for no words."""
+def decision_of_words(call: Sequence[str], facts: Sequence[str], values: Mapping[str, Any]) -> Decision:
+    """The decision that `policy.yaml` words; `values` fill its slots, and name its order."""
+    claims = [fact.format(**values).split("|") for fact in facts]
+    return Decision(
+        programs=(calls_of(call, values),),
+        facts=tuple(frozenset(Claim(text, values["order_id"]) for text in fact) for fact in claims),
+    )
+
+
+def calls_of(words: Sequence[str], values: Mapping[str, Any]) -> tuple[DeskCall, ...]:
+    """The call that `policy.yaml` words, with the values that it names as arguments; none for no words."""
     if not words:
         return ()
     tool, *fields = words
     pairs = [(field.split("=")[0], field.split("=")[-1]) for field in fields]
-    return (DeskCall(tool, tuple((argument, getattr(case, source)) for argument, source in pairs)),)
+    return (DeskCall(tool, tuple((argument, str(values[source])) for argument, source in pairs)),)
 
 
 _PERMITS: Mapping[str, Callable[[Case], bool]] = {

@@ -14,15 +14,14 @@ import functools
 import random
 from collections.abc import Sequence
 
-from stateset_agents.environments.retail_desk import catalog
+from stateset_agents.environments.retail_desk import catalog, claims
 from stateset_agents.environments.retail_desk.catalog import WORDINGS
-from stateset_agents.environments.retail_desk.claims import grounds, holds
 from stateset_agents.environments.retail_desk.database import Database, Row, order_rows
 from stateset_agents.environments.retail_desk.full import claims as full_claims
 from stateset_agents.environments.retail_desk.full import policy as full
 from stateset_agents.environments.retail_desk.full.policy import FullCase, Purchase, payment_id_of
 from stateset_agents.environments.retail_desk.grading import Answers, allowed_by
-from stateset_agents.environments.retail_desk.policy import FAMILIES, RULES, Case
+from stateset_agents.environments.retail_desk.policy import FAMILIES, RULES, Case, Decision
 from stateset_agents.environments.retail_desk.tools import Desk
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario, Split
@@ -121,10 +120,10 @@ def _draw_full_call(
     """The case of a full call, the first request's wording and the opening."""
     family = full.FAMILIES[name]
     rule, draw = full.RULES[family.rule], random.Random(derive(seed, "full desk scenario", split, name, pair))
-    case = _draw_full_case(family, split, draw).with_fact(rule.fact, draw.choice(rule.compliant))
+    case = _draw_full_case(family, split, draw).with_fact(rule.fact, draw.choice(rule.grants))
     wording, opening = _opening(family, case, split, draw)
     if is_second:
-        case = case.with_fact(rule.fact, draw.choice(rule.violating))
+        case = case.with_fact(rule.fact, draw.choice(rule.denies))
     return case, wording, opening
 
 
@@ -168,7 +167,7 @@ def _draw_full_case(family: full.Family, split: Split, draw: random.Random) -> F
             extra_price=draw.randrange(11, 100) if two_items else 0,
             status="pending" if "cancel" in kinds else "shipped" if "lost" in kinds else "delivered",
             tracking="lost" if "lost" in kinds else "moving",
-            days=draw.choice(full.RULES["return"].compliant),
+            days=draw.choice(full.RULES["return"].grants),
             arrives=draw.choice(catalog.WEEKDAYS[1:]),
             note=draw.choice(WORDINGS["notes"][split]) if family.noted else "",
         ),
@@ -209,31 +208,33 @@ def _opening(family: full.Family, case: FullCase, split: Split, draw: random.Ran
 def answers_of(case: Case | FullCase) -> Answers:
     """The answers to a case, for grading; runs its gold programs on copies of the shop."""
     database = database_of(case)
-    image, desk = database.image(), desk_of(case, database, case.customer_id)
+    image, desk = database.serialize(), desk_of(case, database, case.customer_id)
+    decision = decision_of(case)
     if isinstance(case, FullCase):
-        decision = full.whole_decision(case)
         looks_up, subject = full.subject_of(case)
-        return Answers(
-            image=image,
-            allowed=allowed_by(decision.programs, desk),
-            facts=decision.facts,
-            denial=decision.is_denial,
-            looks_up=looks_up,
-            subject=subject,
-            holds=lambda claim, database: full_claims.holds(claim, database, case),
-            grounds=lambda claim, database: full_claims.grounds(claim, database, case),
-            strict=True,
-        )
-    rule = RULES[case.family]
+    else:
+        looks_up = RULES[case.family].looks_up
+        kind = {"get_product": "item", "track_shipment": "tracking"}.get(looks_up, "order")
+        subject = f"{kind}:{case.new_item if kind == 'item' else case.order_id}"
     return Answers(
         image=image,
-        allowed=allowed_by([rule.program(case)], desk),
-        facts=rule.claims(case),
-        denial=rule.is_denial(case),
-        looks_up=rule.looks_up,
-        subject=rule.subject(case),
-        holds=lambda claim, database: holds(claim, database, case.city),
-        grounds=lambda claim, database: grounds(claim),
+        allowed=allowed_by(decision.programs, desk),
+        facts=decision.facts,
+        denial=decision.is_denial,
+        looks_up=looks_up,
+        subject=subject,
+        read=full_claims.read_claims if isinstance(case, FullCase) else claims.read_claims,
+        holds=(
+            functools.partial(full_claims.holds, case=case)
+            if isinstance(case, FullCase)
+            else functools.partial(claims.holds, start_city=case.city)
+        ),
+        grounds=(
+            functools.partial(full_claims.grounds, case=case)
+            if isinstance(case, FullCase)
+            else lambda claim, database: claims.grounds(claim)
+        ),
+        strict=isinstance(case, FullCase),
     )
 
 
@@ -244,26 +245,18 @@ def desk_of(case: Case | FullCase, database: Database, customer_id: str) -> Desk
     return Desk(database, customer_id)
 
 
+def decision_of(case: Case | FullCase) -> Decision:
+    """The policy's decision on a call."""
+    return full.whole_decision(case) if isinstance(case, FullCase) else RULES[case.family].decision(case)
+
+
 def database_of(case: Case | FullCase) -> Database:
     """The shop of a case: the caller with two orders, and a stranger with one."""
-    rows = _full_rows(case) if isinstance(case, FullCase) else _rows(case)
-    if not isinstance(case, FullCase):
-        return Database.with_rows(rows, {case.new_item: (2000, case.stock, 0)} if case.new_item else {})
-    variants = {
-        case.second_choice: (case.order.price, 5, 0),
-        case.order.item: (case.order.price, 5 if case.new_item else case.stock, case.order.final_sale),
-        case.new_item: (case.order.price, case.stock, 0),
-    }
-    variants.pop("", None)
-    return Database.with_rows(
-        rows, {item: (price * 100, stock, int(sale)) for item, (price, stock, sale) in variants.items()}
-    )
-
-
-def _rows(case: Case) -> list[Row]:
+    if isinstance(case, FullCase):
+        return _full_database(case)
     stranger = "v" + case.customer_id[1:]
     payment, other_payment = f"pay-{case.customer_id}", f"pay-{stranger}"
-    return [
+    rows = [
         ("customers", (case.customer_id, case.name, f"{case.name}@mail.example", "10115")),
         ("customers", (stranger, "olga", "olga@mail.example", "20095")),
         ("payment_methods", (payment, case.customer_id, "card", "active")),
@@ -282,10 +275,11 @@ def _rows(case: Case) -> list[Row]:
             (case.stranger_order_id, stranger, other_payment, "pending", "oslo"), [("blue mug", 1300)]
         ),
     ]
+    return Database.with_rows(rows, {case.new_item: (2000, case.stock, 0)} if case.new_item else {})
 
 
-def _full_rows(case: FullCase) -> list[Row]:
-    """The caller has two payment methods."""
+def _full_database(case: FullCase) -> Database:
+    """The shop of a full case, in which the caller has two payment methods."""
     caller, stranger = case.customer_id, "d" + case.customer_id[1:]
     second_kind = case.wanted_payment or next(kind for kind in KINDS_OF_PAYMENT if kind != case.payment)
     paid = payment_id_of(caller, case.payment)
@@ -311,4 +305,12 @@ def _full_rows(case: FullCase) -> list[Row]:
             tracking=order.tracking,
             note=order.note,
         )
-    return rows
+    variants = {
+        case.second_choice: (case.order.price, 5, 0),
+        case.order.item: (case.order.price, 5 if case.new_item else case.stock, case.order.final_sale),
+        case.new_item: (case.order.price, case.stock, 0),
+    }
+    variants.pop("", None)
+    return Database.with_rows(
+        rows, {item: (price * 100, stock, int(sale)) for item, (price, stock, sale) in variants.items()}
+    )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import datetime
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from stateset_agents.core.tools import Tool
 from stateset_agents.environments.retail_desk import catalog
 from stateset_agents.environments.retail_desk.database import Database
 from stateset_agents.environments.retail_desk.policy import TOPICS
@@ -41,18 +41,9 @@ class Result:
     """Grounds that the agent now has: `order:K27`, `tracking:K27`, `item:red lamp`."""
     failed: bool = False
 
-    @property
-    def content(self) -> str:
-        """The tool message's text."""
-        return json.dumps(self.fields)
-
 
 class Refused(Exception):
-    """Physics says no; the text is shown to the agent."""
-
-    def __init__(self, reason: str, shown: frozenset[str] = frozenset()) -> None:
-        super().__init__(reason)
-        self.shown = shown
+    """Physics says no: the text that is shown to the agent, and the grounds that it has then."""
 
 
 def dollars(cents: int) -> str:
@@ -60,23 +51,18 @@ def dollars(cents: int) -> str:
     return str(cents // 100) if cents % 100 == 0 else f"{cents / 100:.2f}"
 
 
-def _order(desk: Desk, order_id: str) -> tuple[str, str, str, str, str | None]:
-    """Customer, payment, status, city and delivery date of an order."""
+def _order(desk: Desk, order_id: str, *, changes: bool = False) -> tuple[str, str, str, str, str | None]:
+    """Customer, payment, status, city and delivery date of an order; none that is cancelled where it is to
+    be changed."""
     row = desk.database.row(
         "SELECT customer_id, payment_id, status, city, delivered_on FROM orders WHERE order_id = ?",
-        order_id.upper(),
+        order_id,
     )
     if row is None:
         raise Refused("unknown order")
-    return row[0], row[1], row[2], row[3], row[4]
-
-
-def _changeable(desk: Desk, order_id: str) -> tuple[str, str]:
-    """Customer and payment of an order that is not cancelled."""
-    owner, payment, status, _, _ = _order(desk, order_id)
-    if status == "cancelled":
+    if changes and row[2] == "cancelled":
         raise Refused("already cancelled")
-    return owner, payment
+    return row[0], row[1], row[2], row[3], row[4]
 
 
 def _lines(desk: Desk, order_id: str) -> list[tuple[int, str, int, str]]:
@@ -86,51 +72,46 @@ def _lines(desk: Desk, order_id: str) -> list[tuple[int, str, int, str]]:
     )
 
 
-def _weekday(date: str) -> str:
-    return catalog.WEEKDAYS[datetime.date.fromisoformat(date).weekday()]
-
-
-@dataclass(frozen=True, slots=True)
-class DeskTool:
-    """One tool: its function, and its parameters (name -> description; optional ones end with `?`)."""
-
-    name: str
-    description: str
-    parameters: Mapping[str, str]
-    function: ToolFunction
-    writes: bool = False
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        """OpenAI's function schema."""
-        return {
-            "type": "function",
-            "function": {
-                "name": self.name,
-                "description": self.description,
-                "parameters": {
-                    "type": "object",
-                    "properties": {
-                        name: {"type": "string", "description": text.rstrip("?")}
-                        for name, text in self.parameters.items()
-                    },
-                    "required": [name for name, text in self.parameters.items() if not text.endswith("?")],
-                },
-            },
-        }
+def _parcel(desk: Desk, order_id: str) -> dict[str, str]:
+    """The tracking of an order's latest parcel, and the day it arrives; empty where none was sent."""
+    row = desk.database.row(
+        "SELECT status, arrives_on FROM shipments WHERE order_id = ? ORDER BY shipment_id DESC", order_id
+    )
+    if row is None:
+        return {}
+    fields = {"tracking": row[0]}
+    if row[0] == "moving":
+        fields["arrives"] = catalog.WEEKDAYS[datetime.date.fromisoformat(row[1]).weekday()]
+    return fields
 
 
 ToolFunction = Callable[..., Result]
-TOOLS: dict[str, DeskTool] = {}
+TOOLS: dict[str, Tool] = {}
 """Tools by name, in the order in which their schemas are shown."""
+WRITES: set[str] = set()
+"""Names of the tools that change the shop."""
 
 
 def _tool(*, writes: bool = False, **parameters: str) -> Callable[[ToolFunction], ToolFunction]:
-    """Registers a function as the tool of its name; models read its docstring as the description."""
+    """Registers a function as the tool of its name; models read its docstring as the description.
+
+    `parameters`: name -> description; optional ones end with `?`.
+    """
+    arguments = {
+        "type": "object",
+        "properties": {
+            name: {"type": "string", "description": text.rstrip("?")} for name, text in parameters.items()
+        },
+        "required": [name for name, text in parameters.items() if not text.endswith("?")],
+    }
 
     def register(function: ToolFunction) -> ToolFunction:
-        name = function.__name__
-        TOOLS[name] = DeskTool(name, str(function.__doc__), parameters, function, writes)
+        name, description = function.__name__, str(function.__doc__)
+        TOOLS[name] = Tool(
+            name=name, description=description, function=function, arguments=arguments, local=True
+        )
+        if writes:
+            WRITES.add(name)
         return function
 
     return register
@@ -143,15 +124,15 @@ _ORDER = "order id, such as K27"
 def find_customer(desk: Desk, email: str = "", name: str = "", zip: str = "") -> Result:
     """Find a customer by email, or by name and zip."""
     if email:
-        row = desk.database.row("SELECT customer_id, name FROM customers WHERE email = ?", email.lower())
+        row = desk.database.row("SELECT customer_id, name FROM customers WHERE email = ?", email)
     elif name and zip:
         row = desk.database.row(
-            "SELECT customer_id, name FROM customers WHERE name = ? AND zip = ?", name.lower(), zip
+            "SELECT customer_id, name FROM customers WHERE name = ? AND zip = ?", name, zip
         )
     else:
         raise Refused("give email, or name and zip")
     if row is None:
-        raise Refused("unknown customer", frozenset({"nobody"}))
+        raise Refused("unknown customer", "nobody")
     fields = {"customer_id": row[0], "name": row[1]}
     if desk.detailed:
         payments = desk.database.rows(
@@ -165,7 +146,6 @@ def find_customer(desk: Desk, email: str = "", name: str = "", zip: str = "") ->
 @_tool(order_id=_ORDER)
 def get_order(desk: Desk, order_id: str) -> Result:
     """Status and items of an order, and days since delivery."""
-    order_id = order_id.upper()
     owner, payment, status, city, delivered_on = _order(desk, order_id)
     fields = {"order_id": order_id, "status": status}
     if desk.detailed:
@@ -178,19 +158,14 @@ def get_order(desk: Desk, order_id: str) -> Result:
         fields["item"] = ", ".join(line[1] for line in _lines(desk, order_id))
     if status == "delivered" and delivered_on is not None:
         fields["days"] = str((catalog.TODAY - datetime.date.fromisoformat(delivered_on)).days)
-    if status == "shipped":
-        shipment = desk.database.row(
-            "SELECT status, arrives_on FROM shipments WHERE order_id = ? ORDER BY shipment_id DESC", order_id
-        )
-        if shipment is not None and shipment[0] == "moving":
-            fields["arrives"] = _weekday(shipment[1])
+    if status == "shipped" and "arrives" in (parcel := _parcel(desk, order_id)):
+        fields["arrives"] = parcel["arrives"]
     return Result(fields=fields, owners=frozenset({owner}), shown=frozenset({f"order:{order_id}"}))
 
 
 @_tool(customer_id="customer id, such as u07")
 def list_orders(desk: Desk, customer_id: str) -> Result:
     """A customer's orders and their status."""
-    customer_id = customer_id.lower()
     rows = desk.database.rows(
         "SELECT order_id, status FROM orders WHERE customer_id = ? ORDER BY order_id", customer_id
     )
@@ -206,7 +181,6 @@ def list_orders(desk: Desk, customer_id: str) -> Result:
 @_tool(item="colour and product, such as red lamp")
 def get_product(desk: Desk, item: str) -> Result:
     """Stock of an item."""
-    item = item.lower()
     row = desk.database.row("SELECT stock, final_sale, price_cents FROM variants WHERE item = ?", item)
     if row is None:
         raise Refused("unknown item")
@@ -221,29 +195,26 @@ def get_product(desk: Desk, item: str) -> Result:
 @_tool(order_id=_ORDER)
 def track_shipment(desk: Desk, order_id: str) -> Result:
     """Where the latest parcel of an order is."""
-    order_id = order_id.upper()
-    owner = _order(desk, order_id)[0]
-    row = desk.database.row(
-        "SELECT status, arrives_on FROM shipments WHERE order_id = ? ORDER BY shipment_id DESC", order_id
-    )
-    if row is None:
+    owner, parcel = _order(desk, order_id)[0], _parcel(desk, order_id)
+    if not parcel:
         raise Refused("not shipped yet")
-    fields = {"order_id": order_id, "tracking": row[0]}
-    if row[0] == "moving":
-        fields["arrives"] = _weekday(row[1])
-    return Result(fields=fields, owners=frozenset({owner}), shown=frozenset({f"tracking:{order_id}"}))
+    return Result(
+        fields={"order_id": order_id, **parcel},
+        owners=frozenset({owner}),
+        shown=frozenset({f"tracking:{order_id}"}),
+    )
 
 
 @_tool(topic="topic, such as return")
 def get_policy(desk: Desk, topic: str) -> Result:
     """The shop's policy on a topic."""
-    text = desk.topics.get(topic.lower())
+    text = desk.topics.get(topic)
     if text is None:
         raise Refused("topics: " + ", ".join(desk.topics))
     return Result(fields={"policy": text})
 
 
-def _done(order_id: str, owner: str, result: str, **more: str) -> Result:
+def _written(order_id: str, owner: str, result: str, **more: str) -> Result:
     return Result(
         fields={"result": result, "order_id": order_id, **more},
         owners=frozenset({owner} - {""}),
@@ -252,23 +223,17 @@ def _done(order_id: str, owner: str, result: str, **more: str) -> Result:
 
 
 def _refund(desk: Desk, order_id: str, payment_id: str, cents: int, kind: str = "refund") -> None:
-    desk.database.write(
-        "INSERT INTO refunds (order_id, payment_id, amount_cents, kind) VALUES (?, ?, ?, ?)",
-        order_id,
-        payment_id,
-        cents,
-        kind,
-    )
+    insert = "INSERT INTO refunds (order_id, payment_id, amount_cents, kind) VALUES (?, ?, ?, ?)"
+    desk.database.write(insert, order_id, payment_id, cents, kind)
 
 
 @_tool(writes=True, order_id=_ORDER)
 def cancel_order(desk: Desk, order_id: str) -> Result:
     """Cancel an order and refund it."""
-    order_id = order_id.upper()
-    owner, payment = _changeable(desk, order_id)
+    owner, payment, *_ = _order(desk, order_id, changes=True)
     desk.database.write("UPDATE orders SET status = 'cancelled' WHERE order_id = ?", order_id)
     _refund(desk, order_id, payment, sum(line[2] for line in _lines(desk, order_id)))
-    return _done(order_id, owner, "cancelled")
+    return _written(order_id, owner, "cancelled")
 
 
 @_tool(
@@ -279,15 +244,14 @@ def cancel_order(desk: Desk, order_id: str) -> Result:
 )
 def return_items(desk: Desk, order_id: str, items: str = "", payment_id: str = "") -> Result:
     """Take items of an order back and refund them."""
-    order_id = order_id.upper()
-    owner, payment = _changeable(desk, order_id)
-    wanted = [item.strip().lower() for item in items.split(",") if item.strip()]
+    owner, payment, *_ = _order(desk, order_id, changes=True)
+    wanted = [item.strip() for item in items.split(",") if item.strip()]
     lines = [line for line in _lines(desk, order_id) if not wanted or line[1] in wanted]
     if not lines or not set(wanted) <= {line[1] for line in lines}:
         raise Refused("not in the order")
     if any(line[3] == "returned" for line in lines):
         raise Refused("already returned")
-    payment = payment_id.lower() or payment
+    payment = payment_id or payment
     method = desk.database.row("SELECT status FROM payment_methods WHERE payment_id = ?", payment)
     if method is None:
         raise Refused("unknown payment method")
@@ -297,7 +261,7 @@ def return_items(desk: Desk, order_id: str, items: str = "", payment_id: str = "
         desk.database.write("UPDATE order_items SET status = 'returned' WHERE line_id = ?", line[0])
     cents = sum(line[2] for line in lines)
     _refund(desk, order_id, payment, cents)
-    return _done(order_id, owner, "returned", refund=dollars(cents))
+    return _written(order_id, owner, "returned", refund=dollars(cents))
 
 
 @_tool(
@@ -308,9 +272,8 @@ def return_items(desk: Desk, order_id: str, items: str = "", payment_id: str = "
 )
 def exchange_item(desk: Desk, order_id: str, new_item: str, item: str = "") -> Result:
     """Exchange an item of an order for another one."""
-    order_id, new_item = order_id.upper(), new_item.lower()
-    owner, _ = _changeable(desk, order_id)
-    lines = [line for line in _lines(desk, order_id) if not item or line[1] == item.lower()]
+    owner = _order(desk, order_id, changes=True)[0]
+    lines = [line for line in _lines(desk, order_id) if not item or line[1] == item]
     if not lines:
         raise Refused("not in the order")
     if len(lines) > 1:
@@ -321,85 +284,77 @@ def exchange_item(desk: Desk, order_id: str, new_item: str, item: str = "") -> R
     if stock is None:
         raise Refused("unknown item")
     if stock[0] < 1:
-        raise Refused("out of stock", frozenset({f"item:{new_item}"}))
+        raise Refused("out of stock", f"item:{new_item}")
     desk.database.write("UPDATE variants SET stock = stock - 1 WHERE item = ?", new_item)
     desk.database.write(
         "UPDATE order_items SET item = ?, status = 'exchanged' WHERE line_id = ?", new_item, lines[0][0]
     )
-    return _done(order_id, owner, "exchanged", new_item=new_item)
+    return _written(order_id, owner, "exchanged", new_item=new_item)
 
 
 @_tool(writes=True, order_id=_ORDER, city="the new city")
 def update_address(desk: Desk, order_id: str, city: str) -> Result:
     """Send an order to another city."""
-    order_id, city = order_id.upper(), city.lower()
-    owner, _ = _changeable(desk, order_id)
+    owner = _order(desk, order_id, changes=True)[0]
     if city not in catalog.CITIES:
         raise Refused("unknown city")
     desk.database.write("UPDATE orders SET city = ? WHERE order_id = ?", city, order_id)
-    return _done(order_id, owner, "updated", city=city)
+    return _written(order_id, owner, "updated", city=city)
 
 
 @_tool(writes=True, order_id=_ORDER)
 def reship(desk: Desk, order_id: str) -> Result:
     """Send a parcel again."""
-    order_id = order_id.upper()
-    owner, _ = _changeable(desk, order_id)
-    arrives = catalog.TODAY + datetime.timedelta(days=4)
-    desk.database.write(
-        "INSERT INTO shipments (order_id, status, arrives_on) VALUES (?, 'moving', ?)",
-        order_id,
-        arrives.isoformat(),
-    )
-    return _done(order_id, owner, "reshipped")
+    owner = _order(desk, order_id, changes=True)[0]
+    arrives = (catalog.TODAY + datetime.timedelta(days=4)).isoformat()
+    insert = "INSERT INTO shipments (order_id, status, arrives_on) VALUES (?, 'moving', ?)"
+    desk.database.write(insert, order_id, arrives)
+    return _written(order_id, owner, "reshipped")
 
 
 @_tool(writes=True, order_id=_ORDER, amount="dollars")
 def issue_credit(desk: Desk, order_id: str, amount: str) -> Result:
     """Give store credit for an order."""
-    order_id = order_id.upper()
-    owner, payment, _, _, _ = _order(desk, order_id)
+    owner, payment, *_ = _order(desk, order_id)
     if re.fullmatch(r"[0-9]{1,3}(\.[0-9]{2})?", amount) is None or not float(amount):
         raise Refused("amount in dollars")
     _refund(desk, order_id, payment, round(float(amount) * 100), "credit")
-    return _done(order_id, owner, "credited")
+    return _written(order_id, owner, "credited")
 
 
 @_tool(writes=True, order_id="order id?", summary="what it is about?")
 def transfer_to_human(desk: Desk, order_id: str = "", summary: str = "") -> Result:
     """Hand the caller over to a human."""
-    order_id = order_id.upper()
     owner = _order(desk, order_id)[0] if order_id else desk.customer_id
     desk.database.write(
         "INSERT INTO tickets (customer_id, order_id, note) VALUES (?, ?, ?)", owner, order_id, summary
     )
-    return _done(order_id, owner, "transferred")
+    return _written(order_id, owner, "transferred")
 
 
 SCHEMAS: tuple[Mapping[str, Any], ...] = tuple(tool.schema for tool in TOOLS.values())
 
 
-def _text(value: object) -> str:
-    """An argument as plain text: whitespace collapsed, lists joined by commas."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float | Sequence):
-        raise Refused("arguments must be text")
-    if isinstance(value, int | float):
-        if not abs(value) < 10**9:
-            raise Refused("argument too long")
-        return str(value) if isinstance(value, int) else f"{value:.2f}"
-    if isinstance(value, str):
-        if len(value) > 200:
-            raise Refused("argument too long")
-        # Lone surrogates can't be stored as UTF-8.
-        return " ".join(value.encode("utf-8", "replace").decode().split())
-    if len(value) > 10 or not all(isinstance(part, str) for part in value):
-        raise Refused("arguments must be text")
-    return _text(", ".join(value))
-
-
 def normalised_arguments(arguments: Mapping[str, Any]) -> dict[str, str]:
-    """Arguments as the tools see them, null ones left out; raises when one is no text."""
-    return {str(name): _text(value) for name, value in arguments.items() if value is not None}
+    """Arguments as the tools see them: texts with single spaces, lists joined by commas, in the case in which
+    the shop keeps them, a summary apart; null ones are left out. Raises when one is no text."""
+    texts: dict[str, str] = {}
+    for name, value in arguments.items():
+        if isinstance(value, list | tuple) and len(value) <= 10 and all(isinstance(v, str) for v in value):
+            value = ", ".join(value)
+        if isinstance(value, bool) or not isinstance(value, str | int | float | None):
+            raise Refused("arguments must be text")
+        if value is None:
+            continue
+        if len(value) > 200 if isinstance(value, str) else not abs(value) < 10**9:
+            raise Refused("argument too long")
+        if isinstance(value, str):
+            # Lone surrogates can't be stored as UTF-8.
+            text = " ".join(value.encode("utf-8", "replace").decode().split())
+        else:
+            text = str(value) if isinstance(value, int) else f"{value:.2f}"
+        texts[str(name)] = text.upper() if name == "order_id" else text if name == "summary" else text.lower()
+    return texts
 
 
 def call_tool(desk: Desk, name: str, arguments: Mapping[str, Any]) -> Result:
@@ -409,18 +364,20 @@ def call_tool(desk: Desk, name: str, arguments: Mapping[str, Any]) -> Result:
         if tool is None:
             raise Refused("unknown tool")
         texts = normalised_arguments(arguments)
-        for parameter, text in tool.parameters.items():
-            if not text.endswith("?") and not texts.get(parameter):
+        assert isinstance(tool.arguments, Mapping)  # a schema, of `_tool`
+        for parameter in tool.arguments["required"]:
+            if not texts.get(parameter):
                 raise Refused(f"missing {parameter}")
-        if not texts.keys() <= tool.parameters.keys():
-            raise Refused("takes " + ", ".join(tool.parameters))
+        parameters = tool.arguments["properties"]
+        if not texts.keys() <= parameters.keys():
+            raise Refused("takes " + ", ".join(parameters))
         # Why a call on somebody else's order fails tells something of it, too.
         owners = frozenset(
-            desk.database.row(
-                "SELECT customer_id FROM orders WHERE order_id = ?", texts.get("order_id", "").upper()
-            )
+            desk.database.row("SELECT customer_id FROM orders WHERE order_id = ?", texts.get("order_id", ""))
             or ()
         )
-        return tool.function(desk, **texts)
+        result: Result = tool.function(desk, **texts)
+        return result
     except Refused as error:
-        return Result(fields={"error": str(error)}, owners=owners, shown=error.shown, failed=True)
+        reason, *shown = error.args
+        return Result(fields={"error": reason}, owners=owners, shown=frozenset(shown), failed=True)

@@ -12,12 +12,13 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
+from stateset_agents.claims.english import Patterns
 from stateset_agents.environments.retail_desk.catalog import WORDINGS
-from stateset_agents.environments.retail_desk.claims import read_claims
-from stateset_agents.environments.retail_desk.policy import RULES, Case, Claim, DeskCall
+from stateset_agents.environments.retail_desk.claims import WORDS
+from stateset_agents.environments.retail_desk.policy import RULES, Case, Claim, DeskCall, calls_of
 from stateset_agents.types.scenario import Split
 from stateset_agents.types.seeds import derive
 
@@ -27,11 +28,7 @@ _ANSWERING = frozenset(
 )
 """Claims that settle what was asked; the status family is also settled by a status."""
 _STATUS = frozenset(["pending", "shipped", "delivered", "lost", "arrives"])
-_ASKS_ORDER = re.compile(r"\b(?:order|id|number)\b")
-_ASKS_CITY = re.compile(r"\b(?:city|address|where to|ship to|send it)\b")
-_ASKS_ITEM = re.compile(r"\b(?:item|colour|color|product|instead)\b")
-_ASKS_YES = re.compile(r"\b(?:want|should|shall|confirm|proceed|okay|ok|right|correct|like)\b")
-_ASKING = re.compile(r"\?|\b(?:what|which|give me|tell me|need)\b")
+_ASKS = Patterns("short_questions", WORDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +44,8 @@ class Reaction:
 class Caller(Protocol):
     """Somebody on the line."""
 
-    def read(self, text: str) -> tuple[Claim, ...]:
-        """The claims of a reply, as this caller understands it."""
-        ...
+    subject: str
+    """The order that the call is about, where a reply names none."""
 
     def react(self, text: str, claims: tuple[Claim, ...], false_claim: bool) -> Reaction:
         """React to a reply, given what it claims and whether any of that is untrue."""
@@ -60,7 +56,7 @@ class Caller(Protocol):
         ...
 
     def has_given(self, call: DeskCall) -> bool:
-        """Are the arguments of this `find_customer` what the caller said about themselves?"""
+        """True where the caller has said about themselves all that this `find_customer` names."""
         ...
 
     def copy(self) -> Caller:
@@ -73,6 +69,8 @@ class CallerState:
     """The state of every caller: patience that ends, and words drawn by (seed, purpose, replies heard)."""
 
     seed: int
+    subject: str
+    """The order that the call is about, where a reply names none."""
     patience: int = 2
     """Misses and disputes that they bear; at the last one they leave."""
     num_heard: int = 0
@@ -99,14 +97,13 @@ class ShortCaller(CallerState):
     def copy(self) -> ShortCaller:
         return replace(self)
 
-    def read(self, text: str) -> tuple[Claim, ...]:
-        """The claims of a reply; where it names no order, the caller's is meant."""
-        return read_claims(text, self.case.order_id)
-
     def consents(self, call: DeskCall) -> bool:
         """True for a write that the opening asked for."""
-        asked = (write for write in RULES[self.case.family].consents(self.case) if write.tool == call.tool)
-        return any(set(write.arguments) <= set(call.arguments) for write in asked)
+        rule, values = RULES[self.case.family], asdict(self.case)
+        writes = calls_of(rule.granted, values) + calls_of(rule.otherwise, values)
+        return any(
+            write.tool == call.tool and set(write.arguments) <= set(call.arguments) for write in writes
+        )
 
     def has_given(self, call: DeskCall) -> bool:
         """Signed-in callers are not asked who they are."""
@@ -121,19 +118,15 @@ class ShortCaller(CallerState):
             if kinds == {"refused"}:
                 return Reaction("ok, bye.", leaves=True)
             return Reaction(self.draw("bye", ("thanks, bye.", "thank you, bye.")), leaves=True)
-        answer = self._answer(text.lower())
-        if answer is not None:
-            return Reaction(answer)
+        text = text.lower()
+        if len(text) <= 400 and _ASKS.asking.search(text):
+            if self.case.new_city and _ASKS.city.search(text):
+                return Reaction(f"to {self.case.new_city}.")
+            if self.case.new_item and _ASKS.item.search(text):
+                return Reaction(f"a {self.case.new_item}.")
+            if _ASKS.order.search(text) and not re.search(r"\b[a-z]\d\d\b", text):
+                answer = self.draw("answer", WORDINGS["answers"][self.split])
+                return Reaction(answer.format(order_id=self.case.order_id))
+            if _ASKS.agreement.search(text):
+                return Reaction("yes, please.")
         return self.lose_patience("sorry, what do you mean?", missed=True)
-
-    def _answer(self, text: str) -> str | None:
-        """The reply to a question, None where no question was understood."""
-        if len(text) > 400 or not _ASKING.search(text):
-            return None
-        if self.case.new_city and _ASKS_CITY.search(text):
-            return f"to {self.case.new_city}."
-        if self.case.new_item and _ASKS_ITEM.search(text):
-            return f"a {self.case.new_item}."
-        if _ASKS_ORDER.search(text) and not re.search(r"\b[a-z]\d\d\b", text):
-            return self.draw("answer", WORDINGS["answers"][self.split]).format(order_id=self.case.order_id)
-        return "yes, please." if _ASKS_YES.search(text) else None

@@ -19,7 +19,7 @@ _TRANSFER = "transfer_to_human_agents"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Idle:
-    """Does nothing, and ends the conversation."""
+    """An agent that does nothing and ends the conversation."""
 
     solo: bool = False
 
@@ -29,7 +29,7 @@ class Idle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferAtOnce:
-    """Hands everybody over to a human agent."""
+    """An agent that hands everybody over to a human."""
 
     solo: bool = False
 
@@ -40,8 +40,8 @@ class TransferAtOnce:
 
 
 class Oracle:
-    """Does the gold actions of a task in their order: finds out who calls, asks before it changes anything,
-    tells the user what to do on the phone, and says what is to be told.
+    """An agent that does a task's gold actions: finds out who calls, asks before it changes anything, tells
+    the user what to do on the phone, and says what is to be told.
 
     It shows that a task can be done, and how; a demonstration to learn from. It holds no conversation: what
     it says next follows from how often it spoke.

@@ -68,7 +68,7 @@ class Tau2Conversation:
     """All that was said and called so far, results whole."""
     num_errors: int = 0
     ended: str = ""
-    """How: `own end`, `max_turns`, `max_errors`, or `words in solo`; empty as long as it goes on."""
+    """Why it ended: `own end`, `max_turns`, `max_errors`, or `words in solo`; empty while it goes on."""
 
     async def step(self, reply: Message) -> Observation:
         """Run the reply's calls, or else let the user answer its words; words beside calls nobody hears."""
@@ -130,8 +130,8 @@ class Tau2Conversation:
         counts = {"ended": self.ended or "not yet", "num_errors": self.num_errors}
         if self.ended in ("max_turns", "max_errors", "words in solo"):
             return Outcome(reward=0.0, success=False, changes=changed, metadata=counts)
-        judged = (self.entry, self.world, self.events)
-        verdict = await in_thread(self.judge, *judged) if self.judge.is_slow else self.judge(*judged)
+        arguments = (self.entry, self.world, self.events)
+        verdict = await in_thread(self.judge, *arguments) if self.judge.is_slow else self.judge(*arguments)
         return Outcome(
             reward=verdict.reward,
             success=verdict.reward == 1.0,
@@ -215,23 +215,23 @@ class Tau2Environment:
                 unless set, others the full one.
             tools: Which schemas the agent is shown: `all`, `none`, `made` (those that made tasks take, cut to
                 a line each and the arguments' types; theirs unless set), or names. It may call any tool.
-            eager: Does the scripted user tell all it knows at once? For made tasks it does unless set.
+            eager: True for a scripted user that tells all it knows at once; for made tasks it does unless
+                set.
             verdict: `fast`, or `tau2`: by tau2's own evaluators, the same and much slower.
-            max_turns: Most replies of the agent (60, of made tasks 6); a conversation that gets there is cut,
-                and worth 0.
-            max_result_chars: Of a longer tool result the agent reads the first ones (10,000, of made tasks
-                150).
-            num_validation: How many of the official tasks to train on are held back for validation (0).
+            max_turns: Maximum replies of the agent (60, of made tasks 6); a conversation that gets there is
+                cut, and worth 0.
+            max_result_chars: Characters of a tool result that the agent reads (10,000, of made tasks 150).
+            num_validation: Number of official training tasks that are held back for validation (0).
             num_train: Made tasks to train on (600).
-            seed: Of the made tasks to train on.
+            seed: Chooses the made tasks to train on.
 
         Raises ConfigurationError where the library is missing, for what does not fit, and for a task whose
         reward has parts that cannot be scored.
         """
         if domain not in get_args(DomainName):
-            known = get_args(DomainName)
+            names = get_args(DomainName)
             raise ConfigurationError(
-                f"domain must be one of {', '.join(known)}, got {domain!r:.60}{nearest(str(domain), known)}"
+                f"domain must be one of {', '.join(names)}, got {domain!r:.60}{nearest(str(domain), names)}"
             )
         if verdict not in _JUDGES:
             raise ConfigurationError(f"verdict must be fast or tau2, got {verdict!r:.60}")

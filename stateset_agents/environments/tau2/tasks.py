@@ -77,37 +77,30 @@ def entry(
 def _family(domain: Domain, task: Any, writes: Sequence[str]) -> str:
     if not writes:
         return NO_WRITE
-    if domain.name == "telecom" and task.id.startswith(
-        "["
-    ):  # "[mms_issue]airplane_mode_on|...", as tau2's are
+    # "[mms_issue]airplane_mode_on|...", as tau2's are
+    if domain.name == "telecom" and task.id.startswith("["):
         return str(task.id[1:].partition("]")[0])
     return writes[0] if len(set(writes)) == 1 else SEVERAL
 
 
 def _refuse_unfit(domain: Domain, task: Any) -> None:
-    criteria = task.evaluation_criteria
-    if criteria is None:
-        raise ConfigurationError(
-            f"tau2 task {task.id!r} has no evaluation_criteria: give it some, or leave it out"
-        )
-    parts = [part.value for part in criteria.reward_basis]
+    criteria, state = task.evaluation_criteria, task.initial_state
+    parts = [] if criteria is None else [part.value for part in criteria.reward_basis]
     unscored = [part for part in parts if part not in _SCORED]
-    if unscored or not parts:
-        raise ConfigurationError(
-            f"tau2 task {task.id!r} is paid by {', '.join(unscored) or 'nothing'}, which cannot be scored "
-            f"here: leave it out, or give it a reward_basis of {', '.join(_SCORED)}"
-        )
-    state = task.initial_state
-    if state is not None and state.message_history:
-        raise ConfigurationError(
-            f"tau2 task {task.id!r} begins with a message_history, which cannot be played: leave it out"
-        )
-    if state is not None and state.initialization_data is not None and domain.name != "telecom":
-        raise ConfigurationError(
-            f"tau2 task {task.id!r} has initialization_data, which only telecom's can have here: leave it out"
-        )
-    if domain.solo and not task.ticket:
-        raise ConfigurationError(f"tau2 task {task.id!r} has no ticket: it cannot be played solo")
+    has_history = state is not None and state.message_history
+    has_data = state is not None and state.initialization_data is not None
+    faults = {
+        "has no evaluation_criteria: give it some, or leave it out": criteria is None,
+        f"is paid by {', '.join(unscored) or 'nothing'}, which cannot be scored here: leave it out, or give "
+        f"it a reward_basis of {', '.join(_SCORED)}": unscored or not parts,
+        "begins with a message_history, which cannot be played: leave it out": has_history,
+        "has initialization_data, which only telecom's can have here: leave it out": has_data
+        and domain.name != "telecom",
+        "has no ticket: it cannot be played solo": domain.solo and not task.ticket,
+    }
+    for fault, applies in faults.items():
+        if applies:
+            raise ConfigurationError(f"tau2 task {task.id!r} {fault}")
 
 
 @functools.cache

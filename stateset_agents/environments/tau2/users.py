@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from stateset_agents.backends.openai.client import ChatClient
+from stateset_agents.claims.english import PatternFile, Patterns
 from stateset_agents.environments.tau2.library import library, prompt_texts
 from stateset_agents.environments.tau2.world import STOP, Called, Event, ToolResult, World
-from stateset_agents.runtime.yaml_files import read_yaml
 from stateset_agents.types.errors import EnvironmentFailure
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.seeds import derive
@@ -110,12 +110,12 @@ class ModelCustomer:
             self._messages += (Message(role="user", content=text),)
         tools = () if phone is None else phone.tools
         answer = await self._client.complete(self._messages, tools=tools)
-        said = Message(role="assistant", content=answer.text.strip(), tool_calls=answer.tool_calls)
-        if not said.content and not said.tool_calls:
+        message = Message(role="assistant", content=answer.text.strip(), tool_calls=answer.tool_calls)
+        if not message.content and not message.tool_calls:
             cure = "raise its max_new_tokens" if answer.finish_reason == "length" else "try another model"
-            raise EnvironmentFailure(f"the user played by {self._client.model} said nothing: {cure}")
-        self._messages += (said,)
-        return said
+            raise EnvironmentFailure(f"the user played by {self._client.model} message nothing: {cure}")
+        self._messages += (message,)
+        return message
 
     def fork(self) -> ModelCustomer:
         return copy.copy(self)
@@ -134,8 +134,8 @@ _MOST = 4
 """Actions that are done at one request."""
 _ASK_AGAIN = "Which {missing} do you mean? I can choose from {choices}."
 
-_PHONE: Mapping[str, Any] = read_yaml(Path(__file__).with_name("phone.yaml"))
-_CHOICES: Mapping[str, Mapping[str, Sequence[str]]] = _PHONE["choices"]
+_FILE = PatternFile(Path(__file__).with_name("users.yaml"))
+_CHOICES: Mapping[str, Mapping[str, Sequence[str]]] = _FILE.sections["choices"]
 """Tool -> argument -> its values."""
 
 
@@ -171,11 +171,11 @@ def _in_words(text: str, phone: Phone) -> list[tuple[str, Mapping[str, Any]]]:
     """Requests in plain words; a switch that stands as it should is left alone."""
     requests: list[tuple[int, str, Mapping[str, Any]]] = []
     lowered = text.lower()
-    for words, tool in _PHONE["requests"].items():
+    for words, tool in _FILE.sections["requests"].items():
         if (match := re.search(words, lowered)) is not None:
             requests.append((match.start(), tool, _arguments(tool, lowered)))
     spans: list[tuple[int, int]] = []
-    for thing, (tool, look, on) in _PHONE["switches"].items():
+    for thing, (tool, look, on) in _FILE.sections["switches"].items():
         verb = re.search(
             r"\b(?:(?:turn|switch)(?:ing)? (?P<way>on|off)"
             rf"|(?P<verb>enable|activate|disable|deactivate|toggle)) (?:the |your )?{thing}\b"
@@ -206,30 +206,7 @@ def _arguments(tool: str, text: str) -> dict[str, Any]:
 
 # From tau2's "you want ..." to the user's "I want ..."
 
-_OBJECT = (
-    r"(to|for|with|of|from|by|at|on|about|give|gives|gave|tell|tells|told|offer|offers|offered|ask|asks|asked|"
-    r"send|sends|sent|show|shows|let|lets|help|helps|charge|charged|refund|call|remind|cost|costs|allow|allows)"
-)
-_CHANGES = tuple(
-    (re.compile(pattern, re.IGNORECASE), words)
-    for pattern, words in (
-        (r"\byou name\b", "my name"),  # a slip in a dozen of retail's tasks
-        (r"\byou (mobile data)\b", r"my \1"),  # and in telecom's
-        (r"\bdo you\b", "do I"),
-        (r"\bare you\b", "am I"),
-        (r"\byou are\b", "I am"),
-        (r"\byou're\b", "I'm"),
-        (r"\byou were\b", "I was"),
-        (r"\byou've\b", "I've"),
-        (r"\byou'll\b", "I'll"),
-        (r"\byou'd\b", "I'd"),
-        (r"\byourself\b", "myself"),
-        (r"\byours\b", "mine"),
-        (r"\byour\b", "my"),
-        (rf"\b{_OBJECT} you\b(?! (?:want|have|are|will|can|would|do|did|had)\b)", r"\1 me"),
-        (r"\byou\b", "I"),
-    )
-)
+_CHANGES = tuple((_FILE.compiled(f"(?i){pattern}"), words) for pattern, words in _FILE.sections["changes"])
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
@@ -247,41 +224,8 @@ def sentences(text: str) -> list[str]:
 
 _PATIENCE = 3
 """Replies in a row that neither ask nor tell it anything; after so many it leaves."""
-_TRANSFERRED = re.compile(
-    r"being transferred|transferr(?:ed|ing) (?:you|to a human)|hold on.{0,20}human agent", re.IGNORECASE
-)
-_CONFIRM = re.compile(r"\b(?:confirm|proceed|go ahead|yes/no|yes or no|do you agree)\b", re.IGNORECASE)
-_OFFER = re.compile(
-    r"\b(?:shall i|should i|would you like me to|is (?:that|this|it) (?:correct|right|ok|okay|fine))\b",
-    re.IGNORECASE,
-)
-_IDENTITY = re.compile(
-    r"\b(?:names?|e-?mail|zip(?:code)?|postal code|user id|customer id|account|identity|verify|phone number"
-    r"|date of birth|order (?:id|number)s?|which order|reservation|confirmation (?:number|code)|booking"
-    r"|who (?:are you|am i speaking))\b",
-    re.IGNORECASE,
-)
-_ASKS = re.compile(
-    r"\?|\b(?:please|could you|can you|i need|i will need|provide|tell me|let me know|may i)\b", re.IGNORECASE
-)
-_CLOSING = re.compile(
-    r"\b(?:anything else|good ?bye|bye|have a (?:nice|great|good|wonderful) (?:day|one)|glad i could"
-    r"|is there something else)\b",
-    re.IGNORECASE,
-)
-_MANNER = re.compile(r"^you are (?!willing|fine|ok|okay|also|currently|looking)", re.IGNORECASE)
-"""Manners, which no user would say: "You are a private person ..."."""
-_DIRECTION = re.compile(
-    r"\b(?:agents?|representative|tool calls?|transferred|supervisor|insist|persistent|negotiat\w*|coercion"
-    r"|never|always|make sure|ground|for example|ask for clarification)\b",
-    re.IGNORECASE,
-)
-"""Directions for the play, which no user would say aloud."""
-
-_YES = ("Yes, please.", "Yes, please go ahead.", "Yes, that is right.")
-_OKAY = ("Okay.", "Okay, and now?", "All right.")
-_KNOWN = ("That is all I know.", "I do not know more than that.", "I have told you all I know.")
-_SILENCE = ("Hello? Are you there?", "Are you still there?", "Hello?")
+_HEARS = Patterns("hears", _FILE)
+_SAYS: Mapping[str, Sequence[str]] = _FILE.sections["says"]
 
 
 class ScriptedCustomer:
@@ -316,7 +260,7 @@ class ScriptedCustomer:
 
     async def answer(self, text: str, phone: Phone) -> str | None:
         self._turn += 1
-        if _TRANSFERRED.search(text):
+        if _HEARS.transferred.search(text):
             return None
         if phone.tools and (shown := carry_out(text, phone)) is not None:
             self._idle = 0
@@ -325,25 +269,25 @@ class ScriptedCustomer:
         self._idle = 0 if told else self._idle + 1
         if told:
             return told
-        if _CLOSING.search(text) or self._idle >= _PATIENCE:
+        if _HEARS.closing.search(text) or self._idle >= _PATIENCE:
             return None
-        if _ASKS.search(text):
-            return self._pick(_KNOWN)
-        return self._pick(_OKAY if text.strip() else _SILENCE)
+        if _HEARS.asks.search(text):
+            return self._pick("told_all")
+        return self._pick("okay" if text.strip() else "silence")
 
     def _answered(self, text: str) -> str:
         """The answer to the text; empty where there is none."""
-        asks = _ASKS.search(text) is not None
-        if "?" in text and _CONFIRM.search(text):
-            return self._pick(_YES)
-        if asks and _IDENTITY.search(text) and not self._told_known:
+        asks = _HEARS.asks.search(text) is not None
+        if "?" in text and _HEARS.confirm.search(text):
+            return self._pick("yes_please")
+        if asks and _HEARS.identity.search(text) and not self._told_known:
             self._told_known = True
             return self._known
-        if _CLOSING.search(text):
+        if _HEARS.closing.search(text):
             return self._untold()
-        if "?" in text and _OFFER.search(text):
-            return self._pick(_YES)
-        if asks and _IDENTITY.search(text):
+        if "?" in text and _HEARS.offer.search(text):
+            return self._pick("yes_please")
+        if asks and _HEARS.identity.search(text):
             return self._known
         return self._untold() if asks else ""
 
@@ -354,8 +298,8 @@ class ScriptedCustomer:
             return self._rest
         return ""
 
-    def _pick(self, wordings: tuple[str, ...]) -> str:
-        return random.Random(derive(self._seed, "tau2 user", self._turn)).choice(wordings)
+    def _pick(self, kind: str) -> str:
+        return random.Random(derive(self._seed, "tau2 user", self._turn)).choice(_SAYS[kind])
 
     def fork(self) -> ScriptedCustomer:
         return copy.copy(self)
@@ -366,5 +310,5 @@ def _told(instructions: str) -> list[str]:
     return [
         sentence
         for sentence in sentences(instructions)
-        if not _MANNER.search(sentence) and not _DIRECTION.search(sentence)
+        if not _HEARS.manner.search(sentence) and not _HEARS.direction.search(sentence)
     ]

@@ -74,13 +74,13 @@ class FastVerdict:
 
     def _gold_changes(self, entry: TaskEntry) -> Mapping[str, Mapping[str, str]]:
         """The changes of the gold actions; one that the tools refuse changes nothing, as with tau2."""
-        known = self._gold.get(entry.scenario.id)
-        if known is None:
+        changes = self._gold.get(entry.scenario.id)
+        if changes is None:
             world = self._domain.open(entry.task)
             for action in entry.actions:
                 _make_gold_call(world.environment, action)
-            known = self._gold[entry.scenario.id] = world.changes()
-        return known
+            changes = self._gold[entry.scenario.id] = world.changes()
+        return changes
 
 
 def _make_gold_call(environment: Any, action: Any) -> None:
@@ -130,7 +130,7 @@ class Tau2Verdict:
         tau2 = library()
         talk = list(_messages(events))
         task, parts = entry.task, {}
-        found = [
+        infos = [
             tau2.env_evaluator.EnvironmentEvaluator.calculate_reward(
                 environment_constructor=self._made,
                 task=task,
@@ -140,10 +140,10 @@ class Tau2Verdict:
             tau2.action_evaluator.ActionEvaluator.calculate_reward(task=task, full_trajectory=talk),
             tau2.communicate_evaluator.CommunicateEvaluator.calculate_reward(task=task, full_trajectory=talk),
         ]
-        for info in found:
+        for info in infos:
             parts.update({part.value: float(value) for part, value in (info.reward_breakdown or {}).items()})
-        if not (found[0].reward_breakdown or {}):  # no gold action and no assertion: tau2 pays it
-            parts = {"DB": found[0].reward, "ENV_ASSERTION": found[0].reward, **parts}
+        if not (infos[0].reward_breakdown or {}):  # no gold action and no assertion: tau2 pays it
+            parts = {"DB": infos[0].reward, "ENV_ASSERTION": infos[0].reward, **parts}
         return verdict_of(entry, parts)
 
     def _made(self, solo_mode: bool = False) -> Any:

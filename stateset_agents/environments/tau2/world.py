@@ -59,7 +59,7 @@ class CopiedRows(MutableMapping[str, Any]):
         return {key: self._seen(key) for key in self}.items()
 
     def values(self) -> ValuesView[Any]:
-        """As `items`."""
+        """Untouched rows are the shared ones, as in `items`."""
         return {key: self._seen(key) for key in self}.values()
 
     def _seen(self, key: str) -> Any:
@@ -110,7 +110,14 @@ class Domain:
 
     def open(self, task: Any) -> World:
         """A fresh world in which the task's initial actions were done."""
-        world = World(domain=self, environment=self._fresh())
+        shared = self.environment.tools.db
+        if self.name == "telecom":
+            phone = copy.deepcopy(self.environment.user_tools.db)
+            environment = _telecom(self, copy.deepcopy(shared), phone)
+        else:
+            tables = {name: CopiedRows(getattr(shared, name)) for name in type(shared).model_fields}
+            environment = _shop(self, type(shared).model_construct(**tables))
+        world = World(domain=self, environment=environment)
         state = task.initial_state
         if state is not None:
             world.environment.set_state(
@@ -119,13 +126,6 @@ class Domain:
                 message_history=[],
             )
         return world
-
-    def _fresh(self) -> Any:
-        shared = self.environment.tools.db
-        if self.name == "telecom":
-            return _telecom(self, copy.deepcopy(shared), copy.deepcopy(self.environment.user_tools.db))
-        tables = {name: CopiedRows(getattr(shared, name)) for name in type(shared).model_fields}
-        return _shop(self, type(shared).model_construct(**tables))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -158,13 +158,11 @@ class World:
         database = self.environment.tools.db
         if self.domain.name == "telecom":
             phone = copy.deepcopy(self.environment.user_tools.db)
-            return World(
-                domain=self.domain, environment=_telecom(self.domain, copy.deepcopy(database), phone)
-            )
-        tables = {name: rows.fork() for name, rows in vars(database).items()}
-        return World(
-            domain=self.domain, environment=_shop(self.domain, type(database).model_construct(**tables))
-        )
+            environment = _telecom(self.domain, copy.deepcopy(database), phone)
+        else:
+            tables = {name: rows.fork() for name, rows in vars(database).items()}
+            environment = _shop(self.domain, type(database).model_construct(**tables))
+        return World(domain=self.domain, environment=environment)
 
 
 @functools.cache
@@ -245,17 +243,14 @@ def _steady_bills(tools: Any) -> None:
 
 STOP = "###STOP###"
 """The text with which tau2's users leave."""
-_AGENT = "agent/llm_agent.py"
 
 
 def full_prompt(domain: Domain) -> str:
     """tau2's words around the domain's policy; a solo agent's ticket comes as the user's message instead."""
-    texts = prompt_texts(_AGENT)
-    if not domain.solo:
-        return texts["SYSTEM_PROMPT"].format(
-            agent_instruction=texts["AGENT_INSTRUCTION"], domain_policy=domain.policy
-        )
-    instruction = texts["AGENT_SOLO_INSTRUCTION"].format(stop_function_name="done", stop_token=STOP)
+    texts = prompt_texts("agent/llm_agent.py")
+    instruction = texts["AGENT_INSTRUCTION"]
+    if domain.solo:
+        instruction = texts["AGENT_SOLO_INSTRUCTION"].format(stop_function_name="done", stop_token=STOP)
     return texts["SYSTEM_PROMPT"].format(agent_instruction=instruction, domain_policy=domain.policy)
 
 
@@ -263,7 +258,9 @@ def short_prompt(domain: Domain, tools: Sequence[Mapping[str, Any]]) -> str:
     """One line, and the names of `tools` with their arguments."""
     end = "end with done()" if domain.solo else "say what was done, or why not"
     line = f"{domain.name} desk. call a tool, then {end}."
-    return "\n".join([line, *map(_signature, tools)])
+    functions = [tool["function"] for tool in tools]
+    names = [f"{f['name']}({', '.join(f['parameters'].get('properties', {}))})" for f in functions]
+    return "\n".join([line, *names])
 
 
 def brief_schema(tool: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -285,11 +282,6 @@ def brief_schema(tool: Mapping[str, Any]) -> Mapping[str, Any]:
         },
     }
     return {"type": "function", "function": brief}
-
-
-def _signature(tool: Mapping[str, Any]) -> str:
-    function = tool["function"]
-    return f"{function['name']}({', '.join(function['parameters'].get('properties', {}))})"
 
 
 # The record of a conversation, which a verdict reads

@@ -19,7 +19,7 @@ _DRAWS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Outcome:
+class CampaignOutcome:
     """Results of campaigns."""
 
     regret: Array  # [B]
@@ -39,7 +39,7 @@ def measured(tasks: Tasks, actions: Ints, number: int | Ints) -> tuple[Array, Bo
     return values[:, 0], is_set
 
 
-def play(rule: Rule, tasks: Tasks, *, seed: int = 0) -> Outcome:
+def play(rule: Rule, tasks: Tasks, *, seed: int = 0) -> CampaignOutcome:
     """One campaign of each task.
 
     `seed`: of what the rule draws; the experiments' noise is the tasks' own, so that two rules on the same
@@ -58,7 +58,7 @@ def play(rule: Rule, tasks: Tasks, *, seed: int = 0) -> Outcome:
 
 def play_watching(
     choose: Rule, tasks: Tasks, *, told: Callable[[Ints, Array], None] | None = None, seed: int = 0
-) -> Outcome:
+) -> CampaignOutcome:
     """`play` for what remembers outcomes of its own: `choose` is always asked for all tasks at once.
 
     After each experiment `told` gets [B] the action of each task, -1 where none was made, and [B] the target.
@@ -66,17 +66,17 @@ def play_watching(
     size, rows = len(tasks), np.arange(len(tasks))
     random = np.random.default_rng(derive(seed, "campaign"))
     situation = Situation.first(tasks.belief, tasks.menu, tasks.budget, random)
-    made: list[Ints] = []
+    experiments: list[Ints] = []
     while (goes_on := situation.goes_on).any():
         actions = choose(situation)
-        values, is_set = measured(tasks, actions, len(made))
+        values, is_set = measured(tasks, actions, len(experiments))
         situation = situation.after(actions, situation.belief.updated(values, is_set), goes_on)
-        made.append(np.where(goes_on, actions, -1))
+        experiments.append(np.where(goes_on, actions, -1))
         if told is not None:
-            told(made[-1], values[:, tasks.models.target])
-    history = np.stack(made) if made else np.empty((0, size), dtype=np.int64)
+            told(experiments[-1], values[:, tasks.models.target])
+    history = np.stack(experiments) if experiments else np.empty((0, size), dtype=np.int64)
     recommended = situation.belief.effect_means().argmax(axis=1)
-    return Outcome(
+    return CampaignOutcome(
         regret=tasks.effects.max(axis=1) - tasks.effects[rows, recommended],
         expected_regret=expected_regret(situation.belief, seed=seed),
         num_experiments=(history >= 0).sum(axis=0),
@@ -87,9 +87,9 @@ def play_watching(
 def expected_regret(belief: Belief, *, seed: int = 0) -> Array:
     """[B] `Belief.expected_regret` by 256 models drawn from each posterior."""
     random = np.random.default_rng(derive(seed, "expected regret"))
-    found = np.empty(len(belief))
+    regrets = np.empty(len(belief))
     for part in np.array_split(np.arange(len(belief)), -(-len(belief) // _ROWS)):
         shape = (len(part), _DRAWS)
         normals = random.standard_normal((*shape, *belief.means.shape[2:]))
-        found[part] = belief.take(part).expected_regret(normals, random.random(shape))
-    return found
+        regrets[part] = belief.take(part).expected_regret(normals, random.random(shape))
+    return regrets

@@ -6,8 +6,10 @@ page.write("campaigns.html")
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,17 +22,9 @@ from stateset_agents.numeric.acquisition.lookahead import knowledge_values
 from stateset_agents.numeric.acquisition.rules import Rule
 from stateset_agents.numeric.environments.base import IntArray
 from stateset_agents.numeric.policy import NumericPolicy, logits_of, sample_actions
-from stateset_agents.reporting.campaign_report import (
-    Campaigns,
-    DrawnModel,
-    Edge,
-    Estimate,
-    Experiment,
-    Intervention,
-    Moment,
-    Node,
-)
 from stateset_agents.reporting.curves import Chart, Series, axis
+from stateset_agents.reporting.html import CHART_SCRIPTS, html_page
+from stateset_agents.tracking.run_folder import replace_file
 from stateset_agents.types.errors import ConfigurationError
 
 Player = Callable[[AcquisitionEnv], IntArray]
@@ -40,6 +34,29 @@ _POINTS = 21
 """Number of points on the budget's axis."""
 _IMAGINED = 128
 """Outcomes of each experiment, for what it is expected to tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Campaigns:
+    """The page: charts of all players, and one campaign whose model's variables can be asked."""
+
+    name: str
+    note: str
+    charts: Sequence[Chart]
+    model: Mapping[str, Any]
+    """Campaign of one player, as the page's script reads it; see `_drawn`."""
+
+    def html(self) -> str:
+        """The page, with everything inside."""
+        styles = ["page/shared/page.css", "campaigns/campaigns.css"]
+        scripts = [*CHART_SCRIPTS, "campaigns/campaigns.js"]
+        return html_page("campaigns/campaigns.html", styles, scripts, asdict(self), plotly=None)
+
+    def write(self, path: str | Path) -> Path:
+        """Write the page. Raises ConfigurationError where it cannot be written."""
+        path = Path(path)
+        replace_file(path, self.html(), "copy to a folder that you may write")
+        return path
 
 
 def by_rule(rule: Rule) -> Player:
@@ -86,14 +103,14 @@ def campaigns(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Run:
+class _Spending:
     spent: Array  # [T + 1, B] after each experiment
     regret: Array  # [T + 1, B]
     places: Ints
     """Rank by cost of every experiment: 0 is the cheapest of the task's menu."""
 
 
-def _run(family: LinearFamily, player: Player, seeds: Sequence[int]) -> _Run:
+def _run(family: LinearFamily, player: Player, seeds: Sequence[int]) -> _Spending:
     environment = AcquisitionEnv(family)
     environment.reset(seeds)
     budget, rows = environment.tasks.budget, np.arange(len(seeds))
@@ -105,15 +122,15 @@ def _run(family: LinearFamily, player: Player, seeds: Sequence[int]) -> _Run:
         spent.append(budget - environment.situation.left)
         regret.append(environment.regret)
         places.append(order[rows, actions][goes_on])
-    return _Run(np.stack(spent), np.stack(regret), np.concatenate(places))
+    return _Spending(np.stack(spent), np.stack(regret), np.concatenate(places))
 
 
-def _regret_chart(runs: Mapping[str, _Run], budget: float) -> Chart:
+def _regret_chart(runs: Mapping[str, _Spending], budget: float) -> Chart:
     grid = np.linspace(0.0, budget, _POINTS)
     series = []
     for name, run in runs.items():
-        known = (run.spent[..., None] <= grid + 1e-9).sum(axis=0) - 1  # [B, points] the last that is paid
-        at = np.take_along_axis(run.regret.T, known, axis=1)
+        last_paid = (run.spent[..., None] <= grid + 1e-9).sum(axis=0) - 1  # [B, points] the last that is paid
+        at = np.take_along_axis(run.regret.T, last_paid, axis=1)
         bands = [mean_interval(column.tolist()) or (column.mean(),) * 2 for column in at.T]
         series.append(
             Series(
@@ -128,8 +145,6 @@ def _regret_chart(runs: Mapping[str, _Run], budget: float) -> Chart:
     return Chart(
         title="Regret against budget",
         note="best true effect less that of what is recommended, mean of the tasks; band: 95 % interval",
-        percent=False,
-        stacked=False,
         range=axis([0.0, *top]),
         series=series,
         along="cost",
@@ -137,7 +152,7 @@ def _regret_chart(runs: Mapping[str, _Run], budget: float) -> Chart:
     )
 
 
-def _choice_chart(runs: Mapping[str, _Run]) -> Chart:
+def _choice_chart(runs: Mapping[str, _Spending]) -> Chart:
     number = 1 + max(int(run.places.max()) for run in runs.values())
     series = [
         Series(
@@ -151,7 +166,6 @@ def _choice_chart(runs: Mapping[str, _Run]) -> Chart:
         title="Which experiments were made",
         note="share of a player's experiments, by their place in the menu: 1 is the cheapest",
         percent=True,
-        stacked=False,
         range=axis([0.0, *(value for line in series for value in line.values if value is not None)]),
         series=series,
         along="place",
@@ -166,33 +180,41 @@ def _short(value: float) -> float:
 # ------------------------------------------------------------------------------------------ one
 
 
-def _drawn(family: LinearFamily, name: str, player: Player, seed: int) -> DrawnModel:
+def _drawn(family: LinearFamily, name: str, player: Player, seed: int) -> dict[str, Any]:
+    """One player's campaign of a task, from its start (moment 0) to its end.
+
+    `nodes` have a level, 0 without parents and below every parent else; `edges` name parent and child by
+    their places among the nodes, with the true weight; `interventions` have the variables that they set, a
+    cost and the target's true mean; `experiments` an intervention and the target's value in it. `moments`:
+    see `_moment`.
+    """
     environment = AcquisitionEnv(family)
     environment.reset([seed])
     tasks, belief = environment.tasks, environment.situation.belief
     order, is_parent = belief.order[0, 0], belief.is_parent[0, 0]
     pairs = [(q, p) for p in range(len(order)) for q in range(p) if is_parent[p, q + 1]]  # by position
     moments = [_moment(environment, pairs)]
-    experiments: list[Experiment] = []
+    experiments: list[dict[str, Any]] = []
     while environment.situation.goes_on[0]:
         actions = player(environment)
         values, _ = measured(tasks, actions, len(experiments))
         environment.step(actions)
         outcome = _short(values[0, tasks.models.target])
-        experiments.append(Experiment(intervention=int(actions[0]), outcome=outcome))
+        experiments.append({"intervention": int(actions[0]), "outcome": outcome})
         moments.append(_moment(environment, pairs))
     names = _names(family)
-    return DrawnModel(
-        player=name,
-        nodes=_nodes(names, order, pairs),
-        edges=[
-            Edge(parent=int(order[q]), child=int(order[p]), truth=_short(tasks.models.weights[0, p, q + 1]))
-            for q, p in pairs
+    truths = [_short(tasks.models.weights[0, p, q + 1]) for q, p in pairs]
+    return {
+        "player": name,
+        "nodes": _nodes(names, order, pairs),
+        "edges": [
+            {"parent": int(order[q]), "child": int(order[p]), "truth": truth}
+            for (q, p), truth in zip(pairs, truths, strict=True)
         ],
-        interventions=_interventions(environment, names),
-        moments=moments,
-        experiments=experiments,
-    )
+        "interventions": _interventions(environment, names),
+        "moments": moments,
+        "experiments": experiments,
+    }
 
 
 def _names(family: LinearFamily) -> list[str]:
@@ -203,7 +225,7 @@ def _names(family: LinearFamily) -> list[str]:
     return [f"X{number + 1}" for number in range(family.num_variables - 1)] + ["Y"]
 
 
-def _nodes(names: Sequence[str], order: Ints, pairs: Sequence[tuple[int, int]]) -> list[Node]:
+def _nodes(names: Sequence[str], order: Ints, pairs: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
     levels = [0] * len(order)  # by position, parents first
     for place in range(len(order)):
         levels[place] = max((levels[q] + 1 for q, p in pairs if p == place), default=0)
@@ -212,29 +234,36 @@ def _nodes(names: Sequence[str], order: Ints, pairs: Sequence[tuple[int, int]]) 
     if all(order[q] != last for q, _ in pairs):  # a target without children stands alone, below all others
         by_number[last] = 1 + max(level for number, level in by_number.items() if number != last)
     return [
-        Node(name=name, level=by_number[number], is_target=number == last)
+        {"name": name, "level": by_number[number], "is_target": number == last}
         for number, name in enumerate(names)
     ]
 
 
-def _interventions(environment: AcquisitionEnv, names: Sequence[str]) -> list[Intervention]:
+def _interventions(environment: AcquisitionEnv, names: Sequence[str]) -> list[dict[str, Any]]:
     menu, effects = environment.tasks.menu, environment.tasks.effects[0]
-    found = []
+    interventions = []
     for action in range(len(effects)):
         nodes = np.flatnonzero(menu.is_set[0, action])
         parts = [f"{names[node]} = {menu.values[0, action, node]:.3g}" for node in nodes.tolist()]
-        found.append(
-            Intervention(
-                label=f"do({', '.join(parts)})",
-                nodes=nodes.tolist(),
-                cost=_short(menu.costs[0, action]),
-                truth=_short(effects[action]),
-            )
+        interventions.append(
+            {
+                "label": f"do({', '.join(parts)})",
+                "nodes": nodes.tolist(),
+                "cost": _short(menu.costs[0, action]),
+                "truth": _short(effects[action]),
+            }
         )
-    return found
+    return interventions
 
 
-def _moment(environment: AcquisitionEnv, pairs: Sequence[tuple[int, int]]) -> Moment:
+def _moment(environment: AcquisitionEnv, pairs: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """The beliefs between two experiments, as the page's script reads them.
+
+    `left`: the part of the budget that is left; `edges` and `effects`: means and deviations of what is
+    believed of each weight and of each intervention's effect; `gains`: the expected rise of the best mean
+    after each intervention; `tells` [interventions][edges]: what share of the weight's deviation each is
+    expected to take away.
+    """
     situation = environment.situation
     belief = situation.belief
     means, deviations = belief.effect_moments()
@@ -249,17 +278,21 @@ def _moment(environment: AcquisitionEnv, pairs: Sequence[tuple[int, int]]) -> Mo
     after = _spreads(imagined.covariances[:, 0], pairs).reshape(num_actions, _IMAGINED, -1).mean(axis=1)
     shares = 1.0 - after / np.maximum(spreads, 1e-12)
     gains = knowledge_values(replace(situation, random=random), _IMAGINED)[0]
-    return Moment(
-        left=_short(situation.left[0]),
-        regret=_short(environment.regret[0]),
-        edges=[
-            Estimate(_short(weights[p, q + 1]), _short(spread))
-            for (q, p), spread in zip(pairs, spreads, strict=True)
-        ],
-        effects=[Estimate(_short(m), _short(d)) for m, d in zip(means[0], deviations[0], strict=True)],
-        gains=[_short(gain) if gain > 1e-9 else 0.0 for gain in gains],
-        tells=[[_short(share) for share in row] for row in shares],
-    )
+    return {
+        "left": _short(situation.left[0]),
+        "regret": _short(environment.regret[0]),
+        "edges": _estimates([weights[p, q + 1] for q, p in pairs], spreads),
+        "effects": _estimates(means[0], deviations[0]),
+        "gains": [_short(gain) if gain > 1e-9 else 0.0 for gain in gains],
+        "tells": [[_short(share) for share in row] for row in shares],
+    }
+
+
+def _estimates(means: Iterable[float], deviations: Iterable[float]) -> list[dict[str, float]]:
+    return [
+        {"mean": _short(mean), "deviation": _short(deviation)}
+        for mean, deviation in zip(means, deviations, strict=True)
+    ]
 
 
 def _spreads(covariances: Array, pairs: Sequence[tuple[int, int]]) -> Array:

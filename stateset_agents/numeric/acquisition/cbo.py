@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stateset_agents.numeric.acquisition.campaign import Outcome, play_watching
+from stateset_agents.numeric.acquisition.campaign import CampaignOutcome, play_watching
 from stateset_agents.numeric.acquisition.families import Tasks
 from stateset_agents.numeric.acquisition.linear_models import Array, Ints
 from stateset_agents.numeric.acquisition.models import CausalGraph, CausalModel, Intervention
 from stateset_agents.numeric.acquisition.rules import Situation, expected_improvement, improvement_over
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import expect_that
 
 # ------------------------------------------------------------------------------------------ Gaussian process
 #
@@ -56,8 +57,7 @@ class GaussianProcess:
             ("variance", self.variance),
             *((f"lengths[{i}]", x) for i, x in enumerate(self.lengths)),
         ):
-            if not value > 0:
-                raise ConfigurationError(f"{name} must be above 0, got {value}")
+            expect_that(value > 0, name, "be above 0", value)
         if not (np.isfinite(self.points).all() and np.isfinite(self.outcomes).all()):
             raise ConfigurationError(
                 f"points and outcomes must be finite, got {self.outcomes.tolist()}: leave the failed ones out"
@@ -76,12 +76,12 @@ class GaussianProcess:
     def posterior(self, points: Array) -> tuple[Array, Array]:
         """[m] means and [m] deviations of the effect itself at [m, k] points."""
         mean, deviation = self.prior(points)
-        own = self.variance + deviation**2
+        own_variance = self.variance + deviation**2
         if not len(self.points):
-            return mean, np.sqrt(own)
+            return mean, np.sqrt(own_variance)
         root, missed = self._whitened()
         beside = np.linalg.solve(root, self._kernel(self.points, points))  # [n, m]
-        left = own - (beside**2).sum(axis=0)
+        left = own_variance - (beside**2).sum(axis=0)
         return mean + beside.T @ missed, np.sqrt(np.maximum(left, 0.0))
 
     def log_likelihood(self) -> float:
@@ -274,10 +274,10 @@ class _Process:
         candidates, limits = _candidates(model, names, points, random)
         tried = candidates.tolist()
         prior: CausalPrior = flat_prior
-        seen = 1.0
+        target_variance = 1.0
         if observations is not None:
             observations = _checked(model.graph, observations)
-            seen = float(np.var(observations[model.graph.target]))
+            target_variance = float(np.var(observations[model.graph.target]))
             prior = causal_prior(model.graph, observations, names, random=random)
         return cls(
             names=tuple(names),
@@ -288,8 +288,8 @@ class _Process:
                 points=candidates[:0],
                 outcomes=np.empty(0),
                 lengths=np.array([0.1 * (high - low) for low, high in limits]),
-                noise=seen / samples,
-                variance=seen,
+                noise=target_variance / samples,
+                variance=target_variance,
                 prior=prior,
             ),
         )
@@ -315,12 +315,12 @@ def causal_prior(
     signs = random.standard_normal((num_fits // 2, len(graph.names)))
     fits = [_Fit(graph, observations, moves, random) for moves in np.concatenate([signs, -signs])]
 
-    known: dict[bytes, tuple[Array, Array]] = {}  # the same points are asked for again and again
+    estimates: dict[bytes, tuple[Array, Array]] = {}  # the same points are asked for again and again
 
     def prior(points: Array) -> tuple[Array, Array]:
-        if points.tobytes() not in known:
-            known[points.tobytes()] = estimate(points)
-        return known[points.tobytes()]
+        if points.tobytes() not in estimates:
+            estimates[points.tobytes()] = estimate(points)
+        return estimates[points.tobytes()]
 
     def estimate(points: Array) -> tuple[Array, Array]:
         means = np.stack([fit.effect(names, points, particles) for fit in fits])
@@ -329,7 +329,7 @@ def causal_prior(
     return prior
 
 
-def play_cbo(tasks: Tasks, *, length: float = 0.5, variance: float = 4.0, seed: int = 0) -> Outcome:
+def play_cbo(tasks: Tasks, *, length: float = 0.5, variance: float = 4.0, seed: int = 0) -> CampaignOutcome:
     """CBO on thousands of tasks with menus: one process per set of variables that are set together, and the
     highest expected improvement per cost.
 
@@ -412,28 +412,28 @@ class _Fit:
     def effect(self, names: Sequence[str], points: Array, particles: int) -> Array:
         """[n] mean of the target under do(names = points [n, k])."""
         random = np.random.default_rng(self._seed)  # the same function at every call
-        found: dict[str, Array] = {}
+        values_of: dict[str, Array] = {}
         for name, values in self._data.items():
             residuals = np.tile(random.choice(self._residuals[name], particles), len(points))
             if name in names:
-                found[name] = np.repeat(points[:, list(names).index(name)], particles)
+                values_of[name] = np.repeat(points[:, list(names).index(name)], particles)
             elif self._parents[name]:
-                kernel = self._kernel(name, found)
+                kernel = self._kernel(name, values_of)
                 left = 1.0 - ((kernel @ self._inverses[name]) * kernel).sum(axis=1)
                 moved = self._moves[name] * values.std() * np.sqrt(np.maximum(left, 0.0))
                 expected: Array = values.mean() + kernel @ self._weights[name]
-                found[name] = expected + moved + residuals
+                values_of[name] = expected + moved + residuals
             else:
-                found[name] = values.mean() + residuals
-        means: Array = found[self._graph.target].reshape(len(points), particles).mean(axis=1)
+                values_of[name] = values.mean() + residuals
+        means: Array = values_of[self._graph.target].reshape(len(points), particles).mean(axis=1)
         return means
 
     def _kernel(self, name: str, at: Mapping[str, Array]) -> Array:
         """[m, size] between values of the parents and those of the sample."""
         total: Array | float = 0.0
         for parent in self._parents[name]:
-            known = self._data[parent]
-            total = total + ((at[parent][:, None] - known[None, :]) / (known.std() + 1e-9)) ** 2
+            sample = self._data[parent]
+            total = total + ((at[parent][:, None] - sample[None, :]) / (sample.std() + 1e-9)) ** 2
         return np.exp(-0.5 * np.asarray(total))
 
 
@@ -442,11 +442,11 @@ def _candidates(
 ) -> tuple[Array, list[tuple[float, float]]]:
     limits = []
     for name in names:
-        found = model.variables[name].limits if name in model.variables else None
-        if found is None:
+        within = model.variables[name].limits if name in model.variables else None
+        if within is None:
             model.check({name: 0.0})  # says what is wrong with it
         else:
-            limits.append(found)
+            limits.append(within)
     if len(limits) == 1:
         return np.linspace(*limits[0], number)[:, None], limits
     low, high = np.array(limits).T

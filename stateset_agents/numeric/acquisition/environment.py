@@ -20,6 +20,7 @@ from stateset_agents.numeric.environments.base import BoolArray, FloatArray, Int
 from stateset_agents.numeric.environments.base import Rule as EnvironmentRule
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.seeds import derive
+from stateset_agents.types.settings import expect_that
 
 RewardKind = Literal["regret", "expected_regret"]
 
@@ -104,8 +105,7 @@ class AcquisitionEnv:
         """`max_experiments`: truncates an episode; when absent, the budget alone ends it."""
         if reward not in ("regret", "expected_regret"):
             raise ConfigurationError(f"reward must be regret or expected_regret, got {reward!r}")
-        if not 0 < reward_scale < np.inf:
-            raise ConfigurationError(f"reward_scale must be above 0, got {reward_scale}")
+        expect_that(0 < reward_scale < np.inf, "reward_scale", "be above 0", reward_scale)
         self.family, self._reward, self._scale = family, reward, reward_scale
         self.spec = Spec(
             name="acquisition",
@@ -289,7 +289,7 @@ class AcquisitionEnv:
         """[B, A] probability that a variable which is set is a parent of the target."""
         belief = self.situation.belief
         target = belief.position[..., None, None]
-        own = np.take_along_axis(belief.is_parent, target, axis=2)[:, :, 0, 1:]  # [B, K, d]
-        direct = (belief.plan.is_set & own[:, :, None, :]).any(axis=-1)
-        found: Array = (belief.graph_weights[..., None] * direct).sum(axis=1)
-        return found
+        of_target = np.take_along_axis(belief.is_parent, target, axis=2)[:, :, 0, 1:]  # [B, K, d]
+        direct = (belief.plan.is_set & of_target[:, :, None, :]).any(axis=-1)
+        probabilities: Array = (belief.graph_weights[..., None] * direct).sum(axis=1)
+        return probabilities

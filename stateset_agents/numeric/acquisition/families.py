@@ -25,6 +25,7 @@ from stateset_agents.numeric.acquisition.linear_models import (
 from stateset_agents.numeric.acquisition.models import CausalGraph
 from stateset_agents.numeric.rollout import uniforms
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import expect_that
 
 _NOISE_FROM = 1 << 20
 """Position in a task's stream at which the noise of its experiments begins."""
@@ -91,18 +92,16 @@ class LinearFamily:
             )
         for name in ("noise", "ranges", "costs"):
             low, high = getattr(self, name)
-            if not 0 < low <= high < np.inf:
-                raise ConfigurationError(
-                    f"{name} must be two positive numbers, the lower first, got {(low, high)}"
-                )
+            expect_that(
+                0 < low <= high < np.inf, name, "be two positive numbers, the lower first", (low, high)
+            )
         if not self.costs[1] <= self.budget < np.inf:
             raise ConfigurationError(
                 f"budget {self.budget} is below a single experiment's cost of up to {self.costs[1]}, or "
                 "without end: raise it, or lower costs"
             )
         for name, least in (("num_observations", 0), ("num_graphs", 1), ("set_at_once", 1)):
-            if getattr(self, name) < least:
-                raise ConfigurationError(f"{name} must be at least {least}, got {getattr(self, name)}")
+            expect_that(getattr(self, name) >= least, name, f"be at least {least}", getattr(self, name))
         if self.set_at_once >= self.num_variables:
             raise ConfigurationError(
                 f"set_at_once must be below num_variables {self.num_variables}, got {self.set_at_once}: the "
@@ -241,12 +240,12 @@ class _Stream:
 def normals(keys: np.ndarray, begin: int | Ints, number: int) -> Array:
     """[B, number] standard normal numbers from place `begin` of the streams on, one for all or [B]."""
     drawn = uniforms(keys, np.arange(number)[:, None] + begin).T
-    found: Array = torch.special.ndtri(torch.from_numpy(np.ascontiguousarray(drawn)) + 2.0**-54).numpy()
-    return found
+    numbers: Array = torch.special.ndtri(torch.from_numpy(np.ascontiguousarray(drawn)) + 2.0**-54).numpy()
+    return numbers
 
 
 def _between(drawn: Array, limits: tuple[float, float]) -> Array:
     """Uniform in the logarithm between two limits."""
     low, high = np.log(limits[0]), np.log(limits[1])
-    found: Array = np.exp(low + drawn * (high - low))
-    return found
+    numbers: Array = np.exp(low + drawn * (high - low))
+    return numbers

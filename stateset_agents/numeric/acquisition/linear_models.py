@@ -30,12 +30,12 @@ class Rows:
         return len(getattr(self, fields(self)[0].name))
 
     def take(self, rows: Ints) -> Self:
-        """These rows; rows may repeat."""
+        """A value of these rows alone; rows may repeat."""
         return replace(self, **{part.name: taken(getattr(self, part.name), rows) for part in fields(self)})
 
 
 def taken(value: Any, rows: Ints) -> Any:
-    """These rows of an array or of `Rows`; anything else as it is."""
+    """Selects rows of an array or of `Rows`; anything else stays as it is."""
     if isinstance(value, np.ndarray):
         return value[rows]
     return value.take(rows) if isinstance(value, Rows) else value
@@ -64,7 +64,7 @@ class Menu(Rows):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Plan(Rows):
+class OrderedMenu(Rows):
     """A menu in the topological order of a graph; any axes L before the last two."""
 
     is_set: Bools  # [..., A, d]
@@ -79,13 +79,13 @@ class Plan(Rows):
         )
 
 
-def planned(menu: Menu, order: Ints) -> Plan:
+def planned(menu: Menu, order: Ints) -> OrderedMenu:
     """`menu` in the order of graphs. `order`: [B, d], or [B, K, d] for several graphs of a model."""
     is_set, values = menu.is_set, menu.values
     if order.ndim == 3:
         is_set, values = is_set[:, None], values[:, None]
     index = order[..., None, :]
-    return Plan(
+    return OrderedMenu(
         is_set=np.take_along_axis(is_set, index, axis=-1), values=np.take_along_axis(values, index, axis=-1)
     )
 
@@ -109,13 +109,13 @@ class LinearModels(Rows):
         """
         is_set = np.take_along_axis(is_set, self.order, axis=1)
         values = np.take_along_axis(values, self.order, axis=1)
-        found = np.ones((*normals.shape[:2], normals.shape[2] + 1))
+        regressors = np.ones((*normals.shape[:2], normals.shape[2] + 1))
         for place in range(normals.shape[2]):
-            mean = (found[..., : place + 1] @ self.weights[:, place, : place + 1, None])[..., 0]
+            mean = (regressors[..., : place + 1] @ self.weights[:, place, : place + 1, None])[..., 0]
             drawn = mean + self.noise[:, place, None] * normals[..., place]
-            found[..., place + 1] = np.where(is_set[:, place, None], values[:, place, None], drawn)
+            regressors[..., place + 1] = np.where(is_set[:, place, None], values[:, place, None], drawn)
         by_number = np.empty_like(normals)
-        np.put_along_axis(by_number, self.order[:, None, :], found[..., 1:], axis=2)
+        np.put_along_axis(by_number, self.order[:, None, :], regressors[..., 1:], axis=2)
         return by_number
 
     def effects(self, menu: Menu) -> Array:
@@ -125,7 +125,7 @@ class LinearModels(Rows):
         return at_target(means, (self.order == self.target).argmax(axis=-1))
 
 
-def propagated(weights: Array, plan: Plan) -> Array:
+def propagated(weights: Array, plan: OrderedMenu) -> Array:
     """[..., A, d + 1] means of the regressors under each intervention. `weights`: [..., d, d + 1]."""
     num_variables = weights.shape[-2]
     means = np.ones((*plan.values.shape[:-1], num_variables + 1), dtype=weights.dtype)
@@ -167,7 +167,7 @@ class Belief(Rows):
     order: Ints  # [B, K, d]
     position: Ints  # [B, K]
     """The target's place in each order."""
-    plan: Plan  # [B, K, A, d]
+    plan: OrderedMenu  # [B, K, A, d]
 
     @classmethod
     def prior(
@@ -197,7 +197,7 @@ class Belief(Rows):
         )
 
     def where(self, changes: Bools, other: Belief) -> Belief:
-        """These beliefs in the rows that `changes` [B] names, else the other's."""
+        """A belief that is this one in the rows where `changes` [B] is True, else the other."""
         return replace(
             self,
             means=np.where(changes[:, None, None, None], self.means, other.means),
@@ -210,12 +210,12 @@ class Belief(Rows):
     def updated(self, values: Array, is_set: Bools | None = None) -> Belief:
         """The posterior after one observation of every model. `values`: [B, d] by the variables' numbers;
         `is_set`: [B, d] what the experiment set, nothing when absent."""
-        found = np.take_along_axis(values[:, None, :], self.order, axis=2)
+        by_position = np.take_along_axis(values[:, None, :], self.order, axis=2)
         if is_set is None:
             held = np.zeros(self.order.shape, dtype=np.bool_)
         else:
             held = np.take_along_axis(is_set[:, None, :], self.order, axis=2)
-        return self._learned(found, held)
+        return self._learned(by_position, held)
 
     def _learned(self, found: Array, held: Bools) -> Belief:
         """`found`, `held`: [B, K, d] by position."""
@@ -280,14 +280,16 @@ class Belief(Rows):
             size = place + 1
             weight = self.means[:, :, place, :size]
             square = self.covariances[:, :, place, :size, :size] + weight[..., :, None] * weight[..., None, :]
-            seen = second[..., :size, :size]
+            squares = second[..., :size, :size]
             held, value = self.plan.is_set[..., place], self.plan.values[..., place]
-            with_others = (seen @ weight[:, :, None, :, None])[..., 0]
-            own = (seen.reshape(*seen.shape[:-2], -1) @ square.reshape(*square.shape[:2], -1, 1))[..., 0]
-            own = own + noise * self.variances[..., place, None]
-            with_others = np.where(held[..., None], value[..., None] * seen[..., 0, :], with_others)
+            with_others = (squares @ weight[:, :, None, :, None])[..., 0]
+            own_mean = (squares.reshape(*squares.shape[:-2], -1) @ square.reshape(*square.shape[:2], -1, 1))[
+                ..., 0
+            ]
+            own_mean = own_mean + noise * self.variances[..., place, None]
+            with_others = np.where(held[..., None], value[..., None] * squares[..., 0, :], with_others)
             second[..., size, :size] = second[..., :size, size] = with_others
-            second[..., size, size] = np.where(held, value**2, own)
+            second[..., size, size] = np.where(held, value**2, own_mean)
         index = (self.position + 1)[..., None, None, None]
         of_target = np.take_along_axis(second, index, axis=-2)[..., 0, :]
         mean = of_target[..., 0]
@@ -303,7 +305,7 @@ class Belief(Rows):
         size = self.means.shape[-1]
         roots = np.linalg.cholesky(self.covariances + 1e-12 * np.eye(size))
         weights = self.means[rows, chosen] + (roots[rows, chosen] @ normals[..., None])[..., 0]
-        plan = Plan(is_set=self.plan.is_set[rows, chosen], values=self.plan.values[rows, chosen])
+        plan = OrderedMenu(is_set=self.plan.is_set[rows, chosen], values=self.plan.values[rows, chosen])
         return at_target(propagated(weights, plan), self.position[rows, chosen])
 
     def expected_regret(self, normals: Array, uniforms: Array) -> Array:
@@ -338,10 +340,10 @@ class Belief(Rows):
         num_variables = order.shape[1]
         regressors = np.ones((len(self), num_variables + 1))
         for place in range(num_variables):
-            seen = regressors[:, : place + 1]
-            mean = (means[:, place, : place + 1] * seen).sum(axis=1)
-            part = (covariances[:, place, : place + 1, : place + 1] @ seen[..., None])[..., 0]
-            deviation = np.sqrt((part * seen).sum(axis=1) + variances[:, place])
+            earlier = regressors[:, : place + 1]
+            mean = (means[:, place, : place + 1] * earlier).sum(axis=1)
+            part = (covariances[:, place, : place + 1, : place + 1] @ earlier[..., None])[..., 0]
+            deviation = np.sqrt((part * earlier).sum(axis=1) + variances[:, place])
             outcome = mean + deviation * drawn[:, place]
             regressors[:, place + 1] = np.where(is_set[:, place], set_to[:, place], outcome)
         if self.order.shape[1] == 1:

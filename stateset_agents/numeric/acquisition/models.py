@@ -18,6 +18,7 @@ import numpy as np
 from stateset_agents.numeric.acquisition.linear_models import Array
 from stateset_agents.runtime.yaml_files import read_sections
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import expect_that
 
 # ------------------------------------------------------------------------------------------ graphs
 
@@ -71,35 +72,33 @@ class CausalGraph:
 
     def ancestors(self, name: str | None = None) -> frozenset[str]:
         """Variables with a directed path to `name`, by default to the target."""
-        found: set[str] = set()
+        names: set[str] = set()
         waiting = list(self.parents[name or self.target])
         while waiting:
             above = waiting.pop()
-            if above not in found:
-                found.add(above)
+            if above not in names:
+                names.add(above)
                 waiting.extend(self.parents[above])
-        return frozenset(found)
+        return frozenset(names)
 
     def is_parent(self, order: Sequence[str]) -> np.ndarray:
         """[d, d + 1] bool, by position in `order`: does this variable follow from that one? The intercept is
         in front, and True."""
-        found = np.zeros((len(order), len(order) + 1), dtype=np.bool_)
-        found[:, 0] = True
+        table = np.zeros((len(order), len(order) + 1), dtype=np.bool_)
+        table[:, 0] = True
         for place, name in enumerate(order):
             for parent in self.parents[name]:
-                found[place, 1 + order.index(parent)] = True
-        return found
+                table[place, 1 + order.index(parent)] = True
+        return table
 
 
 def random_graph(num_variables: int, density: float, random: np.random.Generator) -> CausalGraph:
     """Variables V0, V1, ... in a random order; each earlier one is a parent of each later one with chance
     `density` (Erdős and Rényi's model, directed). The last one is the target and has a parent at least."""
-    if num_variables < 2:
-        raise ConfigurationError(
-            f"num_variables must be at least 2, got {num_variables}: a target and what acts on it"
-        )
-    if not 0 < density <= 1:
-        raise ConfigurationError(f"density must be above 0 and at most 1, got {density}")
+    expect_that(
+        num_variables >= 2, "num_variables", "be at least 2", num_variables, "a target and what acts on it"
+    )
+    expect_that(0 < density <= 1, "density", "be above 0 and at most 1", density)
     names = [f"V{number}" for number in random.permutation(num_variables)]
     parents = {
         name: tuple(above for above in names[:place] if random.random() < density)
@@ -226,17 +225,17 @@ class CausalModel:
     ) -> dict[str, Array]:
         """[number] values of each variable, hidden ones too; without an intervention, observed."""
         self.check(intervention or {})
-        found: dict[str, Array] = {}
+        columns: dict[str, Array] = {}
         for name in self.graph.order():
             variable = self.variables[name]
             # Drawn for a variable that is set, too: two interventions from one seed share all other noise.
             noise = random.standard_normal(number) if variable.noise == "normal" else random.random(number)
             if intervention and name in intervention:
-                found[name] = np.full(number, float(intervention[name]))
+                columns[name] = np.full(number, float(intervention[name]))
                 continue
-            values = variable.mechanism(noise, *(found[parent] for parent in self.graph.parents[name]))
-            found[name] = np.asarray(values, dtype=np.float64)
-        return found
+            values = variable.mechanism(noise, *(columns[parent] for parent in self.graph.parents[name]))
+            columns[name] = np.asarray(values, dtype=np.float64)
+        return columns
 
     def observed(self, sample: Mapping[str, Array]) -> dict[str, Array]:
         """A sample without what is hidden."""

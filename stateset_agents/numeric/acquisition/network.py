@@ -12,6 +12,7 @@ from torch.nn import functional
 from stateset_agents.numeric.acquisition.environment import CANDIDATE_FEATURES, CONTEXT_FEATURES
 from stateset_agents.numeric.policy import linear_layer
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import expect_that
 
 
 class AcquisitionPolicyNetwork(nn.Module):
@@ -24,8 +25,7 @@ class AcquisitionPolicyNetwork(nn.Module):
     def __init__(self, *, hidden: int = 64, critic: bool = False, seed: int = 0) -> None:
         """`hidden`: width of every layer; `seed`: of the weights, which are a function of it alone."""
         super().__init__()
-        if hidden < 1:
-            raise ConfigurationError(f"hidden must be at least 1, got {hidden}")
+        expect_that(hidden >= 1, "hidden", "be at least 1", hidden)
         generator = torch.Generator().manual_seed(seed)
         features, context = len(CANDIDATE_FEATURES), len(CONTEXT_FEATURES)
         root = math.sqrt(2)

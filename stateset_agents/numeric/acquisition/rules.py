@@ -45,8 +45,8 @@ class Situation(Rows):
     @property
     def goes_on(self) -> Bools:
         """[B] can any experiment be paid?"""
-        found: Bools = np.logical_or.reduce(self.affordable, axis=1)
-        return found
+        can_pay: Bools = np.logical_or.reduce(self.affordable, axis=1)
+        return can_pay
 
     def best(self, scores: Array) -> Ints:
         """[B] the affordable experiment with the highest score [B, A]."""

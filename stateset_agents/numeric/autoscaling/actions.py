@@ -56,7 +56,8 @@ class InfrastructureActionSpace:
         config_actions: Sequence[ConfigAction] | None = None,
         enable_traffic_actions: bool = True,
     ) -> None:
-        """None offers all of a kind. Raises ConfigurationError for an empty or repeated choice."""
+        """An argument that is None offers all actions of its kind. Raises ConfigurationError for an empty or
+        repeated choice."""
         self.scaling_actions = _offered("scaling_actions", scaling_actions, ScalingAction)
         self.config_actions = _offered("config_actions", config_actions, ConfigAction)
         self.traffic_weights: tuple[int | None, ...] = TRAFFIC_WEIGHTS if enable_traffic_actions else (None,)

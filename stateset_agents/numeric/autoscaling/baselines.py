@@ -27,6 +27,7 @@ from stateset_agents.numeric.autoscaling.workload import GeneratedLoad, Workload
 from stateset_agents.numeric.environments.base import BoolArray, FloatArray, IntArray, Rule, Transition
 from stateset_agents.tracking.windows import Panel, Trace
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import expect_that
 
 _ROUNDING = 1e-9
 """A wish of 60 that floating point makes 60.000000000000007 is 60, as the controller's integers make it."""
@@ -46,13 +47,10 @@ class Hpa:
     """Time between two readings of the metric."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.target <= 1:
-            raise ConfigurationError(f"target must lie above 0 and at most at 1, got {self.target!r}")
+        expect_that(0 < self.target <= 1, "target", "lie above 0 and at most at 1", self.target)
         for name in ("window_seconds", "tolerance"):
-            if not getattr(self, name) >= 0:
-                raise ConfigurationError(f"{name} must not be negative, got {getattr(self, name)!r}")
-        if not self.sync_seconds > 0:
-            raise ConfigurationError(f"sync_seconds must be positive, got {self.sync_seconds!r}")
+            expect_that(getattr(self, name) >= 0, name, "not be negative", getattr(self, name))
+        expect_that(self.sync_seconds > 0, "sync_seconds", "be positive", self.sync_seconds)
 
     @property
     def name(self) -> str:
@@ -181,10 +179,11 @@ class InReplicas:
         return None
 
 
-def exactly(rule: ReplicaRule) -> Rule:
-    """A rule of `InReplicas` that plays exactly the wished number of replicas."""
+def exactly(rule: Rule) -> Rule:
+    """A rule of clusters for what is around them, `InReplicas` or `Autoscaling`. A `ReplicaRule` then gets
+    exactly the replicas that it wishes."""
 
-    def begin(environment: InReplicas) -> Callable[[], IntArray]:
+    def begin(environment: InReplicas | Autoscaling) -> Callable[[], IntArray]:
         return rule(environment.clusters)
 
     return begin
@@ -202,8 +201,7 @@ def in_actions(rule: ReplicaRule) -> Rule:
 
 def static_replicas(number: int) -> ReplicaRule:
     """Always `number`, of which the cluster's bounds are applied."""
-    if number < 1:
-        raise ConfigurationError(f"number must be at least 1, got {number!r}")
+    expect_that(number >= 1, "number", "be at least 1", number)
 
     def begin(environment: InfrastructureEnv) -> Callable[[], IntArray]:
         wished = np.full(len(environment.observed().ready), number, dtype=np.int64)
@@ -305,7 +303,7 @@ class Autoscaling:
     def fork(self, rows: IntArray) -> Self:
         """Copies of these rows, with what was seen so far."""
         fork = type(self)(self.clusters.fork(rows))
-        fork._seen = [{name: values[rows] for name, values in seen.items()} for seen in self._seen]
+        fork._seen = [{name: values[rows] for name, values in step.items()} for step in self._seen]
         return fork
 
     def action_mask(self) -> BoolArray:
@@ -314,20 +312,13 @@ class Autoscaling:
 
     def rules(self) -> Mapping[str, Rule]:
         """Kubernetes' autoscaler by the nearest actions, from close to patient."""
-
-        def played(hpa: Hpa) -> Rule:
-            def begin(environment: Autoscaling) -> Callable[[], IntArray]:
-                return in_actions(hpa)(environment.clusters)
-
-            return begin
-
-        return {hpa.name: played(hpa) for hpa in AUTOSCALERS}
+        return {hpa.name: exactly(in_actions(hpa)) for hpa in AUTOSCALERS}
 
     def trace(self, row: int) -> Trace:
         """Load, replicas, p99 and the share of late requests of a row, step by step."""
 
         def of(name: str) -> list[float]:
-            return [float(seen[name][row]) for seen in self._seen]
+            return [float(step[name][row]) for step in self._seen]
 
         return Trace(
             panels=[

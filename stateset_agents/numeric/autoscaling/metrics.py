@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from stateset_agents.numeric.environments.base import FloatArray
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.settings import nearest
+from stateset_agents.types.settings import expect_that, nearest
 
 RANGES: Mapping[str, float] = {
     "cpu_percent": 100.0,
@@ -55,17 +55,16 @@ class InfrastructureMetricsNormalizer:
         Raises ConfigurationError for a repeated name, and for an upper end that is not positive.
         """
         for name, highest in ranges.items():
-            if not 0 < highest < float("inf"):
-                raise ConfigurationError(f"the upper end of {name} must be positive, got {highest!r}")
+            expect_that(0 < highest < float("inf"), f"the upper end of {name}", "be positive", highest)
         self.ranges = dict(ranges)
         self.names: tuple[str, ...] = ()
         """The metrics in the order of the columns; none before the first were seen."""
         self._moments: dict[str, tuple[int, float, float]] = {}
         if names is not None:
-            given = list(names)
-            if not given or len(set(given)) < len(given):
-                raise ConfigurationError(f"names must be at least one, each once, got {given!r}")
-            self.names = tuple(sorted(given))
+            metric_names = list(names)
+            if not metric_names or len(set(metric_names)) < len(metric_names):
+                raise ConfigurationError(f"names must be at least one, each once, got {metric_names!r}")
+            self.names = tuple(sorted(metric_names))
 
     def observe(self, metrics: Mapping[str, Any]) -> None:
         """Let the running mean and deviation of each metric without a range see these values.
@@ -73,13 +72,13 @@ class InfrastructureMetricsNormalizer:
         Raises ConfigurationError, with nothing changed, for other names, and for a value that is not finite.
         """
         values = self._checked(metrics)
-        for name, seen in values.items():
+        for name, sample in values.items():
             if name in self.ranges:
                 continue
             count, mean, squares = self._moments.get(name, (0, 0.0, 0.0))
-            number, centre = seen.size, float(seen.mean())
+            number, centre = sample.size, float(sample.mean())
             total, shift = count + number, centre - mean
-            squares += float(((seen - centre) ** 2).sum()) + shift * shift * count * number / total
+            squares += float(((sample - centre) ** 2).sum()) + shift * shift * count * number / total
             self._moments[name] = (total, mean + shift * number / total, squares)
 
     def normalize(self, metrics: Mapping[str, Any], use_running_stats: bool = True) -> FloatArray:
@@ -94,7 +93,7 @@ class InfrastructureMetricsNormalizer:
 
     def state_dict(self) -> dict[str, Any]:
         """Names and running statistics, as plain JSON."""
-        moments = {name: list(found) for name, found in self._moments.items()}
+        moments = {name: list(sums) for name, sums in self._moments.items()}
         return {"names": list(self.names), "moments": moments}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

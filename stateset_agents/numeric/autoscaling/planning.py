@@ -19,7 +19,7 @@ from stateset_agents.numeric.autoscaling.rewards import MoneyReward
 from stateset_agents.numeric.autoscaling.simulator import Cluster, Simulator
 from stateset_agents.numeric.autoscaling.workload import Workload
 from stateset_agents.numeric.environments.base import IntArray
-from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import expect_that
 
 # ------------------------------------------------------------------------------------------ plan
 #
@@ -86,25 +86,25 @@ def _expected(values: Array, distances: Array) -> Array:
     places = np.clip(np.arange(len(values))[:, None] + distances, 0, len(values) - 1)
     left = np.minimum(places.astype(np.int64), len(values) - 2)
     share = (places - left)[:, :, None]
-    found: Array = (values[left] * (1 - share) + values[left + 1] * share).mean(axis=1)
-    return found
+    means: Array = (values[left] * (1 - share) + values[left + 1] * share).mean(axis=1)
+    return means
 
 
 def _convex_hull(values: Array) -> Array:
     """The largest convex function below each row, at whole numbers."""
     hull = np.empty_like(values)
     places = np.arange(values.shape[1])
-    for row, given in enumerate(values):
+    for row, heights in enumerate(values):
         corners: list[int] = []
         for place in places:
             while len(corners) > 1:
                 first, second = corners[-2:]
-                slope = (given[second] - given[first]) / (second - first)
-                if given[place] - given[second] > slope * (place - second):
+                slope = (heights[second] - heights[first]) / (second - first)
+                if heights[place] - heights[second] > slope * (place - second):
                     break
                 corners.pop()
             corners.append(int(place))
-        hull[row] = np.interp(places, corners, given[corners])
+        hull[row] = np.interp(places, corners, heights[corners])
     return hull
 
 
@@ -176,9 +176,9 @@ def clairvoyant(environment: InfrastructureEnv) -> Callable[[], IntArray]:
     rates = environment.rates_to_come(environment.spec.horizon)
     mean = (rates.sum(axis=0) + view.arrival_rates[-1]) / (len(rates) + 1)
     price = money.ideal_utilization * cluster.replica_capacity / np.maximum(mean, 1e-6)
-    found = worth(cluster, money)
+    table = worth(cluster, money)
     plans = [
-        whole_plan(found(rates[:, rows]), price[rows], cluster.startup_steps, view.ready[rows])
+        whole_plan(table(rates[:, rows]), price[rows], cluster.startup_steps, view.ready[rows])
         for rows in np.array_split(np.arange(len(mean)), max(1, len(mean) // _ROWS_AT_ONCE))
     ]
     steps = iter(np.concatenate(plans, axis=1))
@@ -225,10 +225,9 @@ class Forecast:
 
         Raises ConfigurationError where an episode is too short for one window.
         """
-        if num_steps < lags + ahead:
-            raise ConfigurationError(
-                f"num_steps must be at least lags + ahead ({lags + ahead}), got {num_steps}"
-            )
+        expect_that(
+            num_steps >= lags + ahead, "num_steps", f"be at least lags + ahead ({lags + ahead})", num_steps
+        )
         traces = np.stack([workload.draw(seed, num_steps, step_seconds) for seed in seeds])
         logs = np.log(np.maximum(traces, _LEAST))
         windows = np.lib.stride_tricks.sliding_window_view(logs, lags + ahead, axis=1)
@@ -270,8 +269,7 @@ class Mpc:
     """Factor of the forecast's errors: 0 takes the forecast as certain."""
 
     def __post_init__(self) -> None:
-        if not self.caution >= 0:
-            raise ConfigurationError(f"caution must not be negative, got {self.caution!r}")
+        expect_that(self.caution >= 0, "caution", "not be negative", self.caution)
 
     @classmethod
     def fit(
@@ -288,8 +286,7 @@ class Mpc:
 
         Raises ConfigurationError for fewer than 2: within one a replica that is started pays for nothing.
         """
-        if start_ups < 2:
-            raise ConfigurationError(f"start_ups must be at least 2, got {start_ups!r}")
+        expect_that(start_ups >= 2, "start_ups", "be at least 2", start_ups)
         cluster = environment.cluster
         forecast = Forecast.fit(
             environment.workload,
@@ -314,7 +311,7 @@ class Mpc:
             total, count = total + view.arrival_rates[-1], count + 1
             ideal = total / count / (money.ideal_utilization * cluster.replica_capacity)  # so far
             gains = np.stack(
-                [found(rates) for found, rates in zip(worths, self.forecast(view.arrival_rates), strict=True)]
+                [table(rates) for table, rates in zip(worths, self.forecast(view.arrival_rates), strict=True)]
             )
             return first_wish(
                 gains,

@@ -1,4 +1,4 @@
-"""The M/M/c queue: who waits, how long, and the response time's tail, also where requests leave in time.
+"""The M/M/c queue: the share of requests that wait, and how long, also where requests leave in time.
 
 Requests arrive as a Poisson process, each of c servers takes an exponential time with rate mu for one, and
 the oldest is served first. The simulator calls it once per step for all rows.
@@ -55,17 +55,6 @@ def waiting_ratio(servers: int, utilization: ArrayLike) -> Array:
     """
     rho = np.asarray(utilization, dtype=np.float64)
     return rho * erlang_b(_checked(servers) - 1, servers * rho)
-
-
-def erlang_c(servers: int, utilization: ArrayLike) -> Array:
-    """The share of requests that wait, where nobody leaves; 1 from utilization 1 on.
-
-    >>> round(float(erlang_c(2, 0.5)), 6)
-    0.333333
-    """
-    rho = np.asarray(utilization, dtype=np.float64)
-    ratio = waiting_ratio(servers, rho)
-    return np.where(rho < 1, ratio / (ratio + np.maximum(1 - rho, 0.0)), 1.0)
 
 
 def _checked(servers: int) -> int:
@@ -135,17 +124,6 @@ class WaitingTime:
         """The share that does not begin at once, those that leave included."""
         return 1.0 - self.at_once
 
-    @property
-    def mean(self) -> Array:
-        """s, of those that are served."""
-        bounded = np.minimum(self.decay * self.limit, _MOST_EXPONENT)
-        is_small = np.abs(bounded) < 1e-4
-        divisor = np.where(is_small, 1.0, self.decay)
-        exact = (1.0 - np.exp(-bounded) * (1.0 + bounded)) / divisor**2
-        with np.errstate(invalid="ignore"):  # no limit, and no decay: not read
-            series = self.limit**2 * (0.5 - bounded / 3.0)
-        return self.density * np.where(is_small, series, exact) / (1.0 - self.dropped)
-
 
 def waiting_time(
     ratio: ArrayLike, capacity: ArrayLike, utilization: ArrayLike, limit: ArrayLike = np.inf
@@ -159,7 +137,8 @@ def waiting_time(
     """
     ratio, capacity = np.asarray(ratio, dtype=np.float64), np.asarray(capacity, dtype=np.float64)
     limit = np.asarray(limit, dtype=np.float64)
-    decay = _away_from_zero(capacity * (1.0 - np.asarray(utilization, dtype=np.float64)))
+    decay = capacity * (1.0 - np.asarray(utilization, dtype=np.float64))
+    decay = np.where(np.abs(decay) < _LEAST_RATE, _LEAST_RATE, decay)  # what is divided by it has a limit
     exponent = np.minimum(-decay * limit, _MOST_EXPONENT)
     leaving = np.exp(exponent)
     queued = leaving - capacity * np.expm1(exponent) / decay
@@ -171,54 +150,3 @@ def waiting_time(
         limit=limit,
         dropped=scale * leaving,
     )
-
-
-def _away_from_zero(rate: Array) -> Array:
-    return np.where(np.abs(rate) < _LEAST_RATE, _LEAST_RATE, rate)
-
-
-def response_tail(waiting: WaitingTime, service_rate: ArrayLike, time: ArrayLike) -> Array:
-    """The share of the served whose wait and service together take longer than `time`.
-
-    `service_rate`: 1/s, of one request's own service. The sum of two exponential times has the tail
-
-        mu (e^(-mu t) - e^(-theta t)) / (theta - mu)
-
-    which is 0/0 where both rates are equal. It is written with expm1 and the rates' distance, so that it goes
-    through that place smoothly.
-    """
-    rate = np.asarray(service_rate, dtype=np.float64)
-    time = np.asarray(time, dtype=np.float64)
-    decay = waiting.decay
-    waited = np.minimum(time, waiting.limit)
-    own = rate * time
-    distance = decay - rate
-    size = np.maximum(np.abs(distance), _LEAST_RATE)
-    # the integral over waits w of e^(-theta w) e^(-mu (t - w)) from 0 to `waited`
-    lowest = own + np.minimum(distance * waited, 0.0)
-    both = np.exp(-lowest) * -np.expm1(-size * waited) / size
-    # the integral of e^(-theta w) from `waited` to the limit: still waiting at `time`
-    rest = np.minimum(decay * (waiting.limit - waited), _MOST_EXPONENT)
-    still = np.exp(-decay * waited) * -np.expm1(-rest) / decay
-    tail = waiting.at_once * np.exp(-own) + waiting.density * (both + still)
-    result: Array = tail / (1.0 - waiting.dropped)
-    return result
-
-
-def response_quantile(waiting: WaitingTime, service_rate: ArrayLike, share: float) -> Array:
-    """s: the time within which `share` of the served are answered, by bisection to 1e-12 of it.
-
-    Raises ConfigurationError unless 0 < share < 1.
-    """
-    if not 0 < share < 1:
-        raise ConfigurationError(f"share must lie between 0 and 1, got {share!r}")
-    rate = np.asarray(service_rate, dtype=np.float64)
-    low = np.zeros(np.broadcast_shapes(waiting.at_once.shape, rate.shape))
-    high = np.full_like(low, 1.0) / rate
-    while (is_short := response_tail(waiting, rate, high) > 1 - share).any():
-        high = np.where(is_short, 2 * high, high)
-    for _ in range(100):
-        middle = (low + high) / 2
-        is_short = response_tail(waiting, rate, middle) > 1 - share
-        low, high = np.where(is_short, middle, low), np.where(is_short, high, middle)
-    return high

@@ -20,6 +20,7 @@ from stateset_agents.numeric.environments.base import FloatArray
 from stateset_agents.numeric.evaluation import evaluate, evaluate_rule
 from stateset_agents.numeric.policy import NumericPolicy, logits_of, sample_actions
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import expect_that
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,7 +105,7 @@ def replayed(
 _NAMES = {-1: "SCALE_DOWN_SMALL", 0: "MAINTAIN", 1: "SCALE_UP_SMALL"}
 
 
-class Change(int):
+class ReplicaChange(int):
     """Change of the number of replicas, with the name that a safe deployment looks for."""
 
     @property
@@ -122,12 +123,12 @@ class ReplicaChanges:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.scaling_actions = tuple(Change(change) for change in range(-most, most + 1))
+        self.scaling_actions = tuple(ReplicaChange(change) for change in range(-most, most + 1))
         self.config_actions = (ConfigAction.NO_CHANGE,)
 
     def action(self, change: int) -> dict[str, Any]:
         """The action that adds so many replicas."""
-        return {"scaling": Change(change), "config": ConfigAction.NO_CHANGE}
+        return {"scaling": ReplicaChange(change), "config": ConfigAction.NO_CHANGE}
 
     def encode_action(self, action: Any) -> int:
         """Raises ConfigurationError for more than `most`, and for another configuration."""
@@ -140,8 +141,7 @@ class ReplicaChanges:
 
     def decode_action(self, index: int) -> dict[str, Any]:
         """The action of an index from 0 to 2 `most`."""
-        if not 0 <= index <= 2 * self.most:
-            raise ConfigurationError(f"an action must be 0 to {2 * self.most}, got {index!r}")
+        expect_that(0 <= index <= 2 * self.most, "an action", f"be 0 to {2 * self.most}", index)
         return self.action(index - self.most)
 
 

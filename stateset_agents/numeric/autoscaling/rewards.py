@@ -17,7 +17,7 @@ import numpy as np
 from stateset_agents.numeric.autoscaling.queueing import Array
 from stateset_agents.rewards.shaping import shaping_rewards
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.settings import nearest
+from stateset_agents.types.settings import expect_that, nearest
 
 STATE_KEYS = (
     "cost_per_hour",
@@ -46,10 +46,7 @@ class RewardWeights:
 
     def __post_init__(self) -> None:
         for part in fields(self):
-            if not getattr(self, part.name) >= 0:
-                raise ConfigurationError(
-                    f"{part.name} must not be negative, got {getattr(self, part.name)!r}"
-                )
+            expect_that(getattr(self, part.name) >= 0, part.name, "not be negative", getattr(self, part.name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +62,7 @@ class InfrastructureRewardFunction:
 
     def __post_init__(self) -> None:
         for name in ("sla_p99_ms", "cost_baseline"):
-            if not getattr(self, name) > 0:
-                raise ConfigurationError(f"{name} must be positive, got {getattr(self, name)!r}")
+            expect_that(getattr(self, name) > 0, name, "be positive", getattr(self, name))
 
     def compute_cost_reward(self, cost: Any, previous_cost: Any) -> Any:
         """(previous - cost) / baseline, .1 more below 80 % of the baseline; within ±1."""
@@ -156,13 +152,9 @@ class RewardShaper:
 
         Raises ConfigurationError for a number that is not finite.
         """
-        for name, value in (
-            ("reward", reward),
-            ("potential_current", potential_current),
-            ("potential_next", potential_next),
-        ):
-            if not math.isfinite(value):
-                raise ConfigurationError(f"{name} must be finite, got {value!r}")
+        expect_that(math.isfinite(reward), "reward", "be finite", reward)
+        expect_that(math.isfinite(potential_current), "potential_current", "be finite", potential_current)
+        expect_that(math.isfinite(potential_next), "potential_next", "be finite", potential_next)
         potentials = [potential_current, 0.0 if terminal else potential_next]
         shaped = reward + shaping_rewards(potentials, gamma=self.gamma)[0]
         if self.normalize:
@@ -213,11 +205,9 @@ class MoneyReward:
     ideal_utilization: float = 0.7
 
     def __post_init__(self) -> None:
-        if not 0 <= self.late_weight < math.inf:
-            raise ConfigurationError(f"late_weight must not be negative, got {self.late_weight!r}")
+        expect_that(0 <= self.late_weight < math.inf, "late_weight", "not be negative", self.late_weight)
         for name in ("allowed_late", "ideal_utilization"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigurationError(f"{name} must lie between 0 and 1, got {getattr(self, name)!r}")
+            expect_that(0 <= getattr(self, name) <= 1, name, "lie between 0 and 1", getattr(self, name))
         if self.ideal_utilization == 0:
             raise ConfigurationError("ideal_utilization must be above 0, got 0")
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from stateset_agents.numeric.autoscaling.queueing import Array, RatioTable, WaitingTime, waiting_time
 from stateset_agents.numeric.environments.base import IntArray
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.settings import alternatives
+from stateset_agents.types.settings import alternatives, expect_that
 
 # ------------------------------------------------------------------------------------------ cluster
 #
@@ -95,8 +95,7 @@ class Cluster:
                 f"min_replicas must be at most max_replicas, got {self.min_replicas} and {self.max_replicas}"
             )
         _at_least(self, "canary_speed", 0, exclusive=True)
-        if not 0 < self.canary_share < 1:
-            raise ConfigurationError(f"canary_share must lie between 0 and 1, got {self.canary_share!r}")
+        expect_that(0 < self.canary_share < 1, "canary_share", "lie between 0 and 1", self.canary_share)
         for levels, value in (
             ("batch_sizes", "batch_size"),
             ("concurrencies", "concurrency"),
@@ -319,8 +318,8 @@ class Simulator:
     def capacity(self, fleet: Fleet) -> Array:
         """[P, B] requests per second that one ready replica can answer."""
         pair = self._pair(fleet)
-        found: Array = self._rates[:, pair] * (self._sizes[pair] * self._workers[pair])
-        return found
+        rates: Array = self._rates[:, pair] * (self._sizes[pair] * self._workers[pair])
+        return rates
 
     def scale(self, fleet: Fleet, replicas: IntArray) -> Fleet:
         """Wish for [B] replicas in all: the missing start; too many stop at once, the last started first."""

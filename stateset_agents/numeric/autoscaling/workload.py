@@ -14,7 +14,7 @@ import numpy as np
 
 from stateset_agents.numeric.autoscaling.queueing import Array
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.settings import alternatives, nearest
+from stateset_agents.types.settings import alternatives, expect_that, nearest
 
 _DAY = 24 * 3600.0
 _LEAST = 0.02
@@ -57,10 +57,8 @@ class GeneratedLoad:
                 f"kind must be {alternatives(SHAPES)}, got {self.kind!r}{nearest(self.kind, SHAPES)}"
             )
         low, high = self.rates
-        if not 0 < low <= high < math.inf:
-            raise ConfigurationError(f"rates must be two that rise from above 0, got {self.rates!r}")
-        if not 0 <= self.severity < math.inf:
-            raise ConfigurationError(f"severity must not be negative, got {self.severity!r}")
+        expect_that(0 < low <= high < math.inf, "rates", "be two that rise from above 0", self.rates)
+        expect_that(0 <= self.severity < math.inf, "severity", "not be negative", self.severity)
 
     @property
     def mean_rate(self) -> float:

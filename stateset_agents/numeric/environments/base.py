@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from stateset_agents.tracking.windows import Trace
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.seeds import derive
+from stateset_agents.types.settings import expect_that
 
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int64]
@@ -47,8 +48,7 @@ class Spec:
     """Display name of each action; numbers if empty."""
 
     def __post_init__(self) -> None:
-        if self.num_actions < 2:
-            raise ConfigurationError(f"num_actions must be at least 2, got {self.num_actions!r}")
+        expect_that(self.num_actions >= 2, "num_actions", "be at least 2", self.num_actions)
         if self.action_names and len(self.action_names) != self.num_actions:
             raise ConfigurationError(
                 f"action_names must be {self.num_actions}, one per action, got {len(self.action_names)}"
@@ -247,16 +247,16 @@ def check_environment(environment: BatchedEnvironment, *, seed: int = 0) -> bool
     actions = np.random.default_rng(seed).integers(0, spec.num_actions, size=(_CHECKED_STEPS, 4))
     actions[:, 1::2] = actions[:, ::2]
     first, second = (_played(environment, seeds, actions) for _ in range(2))
-    for index, (one, other) in enumerate(zip(first, second, strict=True)):
+    for index, (first_rows, other) in enumerate(zip(first, second, strict=True)):
         when = "start" if index == 0 else f"step {index}"
-        if not np.array_equal(one[0], one[1], equal_nan=True) or not np.array_equal(
-            one[2], one[3], equal_nan=True
+        if not np.array_equal(first_rows[0], first_rows[1], equal_nan=True) or not np.array_equal(
+            first_rows[2], first_rows[3], equal_nan=True
         ):
             raise ConfigurationError(
                 f"{spec.name}: two rows with one seed and the same actions differ at the {when}: let reset "
                 "draw start and noise of a row from its seed alone"
             )
-        if not np.array_equal(one, other, equal_nan=True):
+        if not np.array_equal(first_rows, other, equal_nan=True):
             raise ConfigurationError(
                 f"{spec.name}: two resets with the same seeds differ at the {when}: let reset forget what "
                 "was before, and draw from the seeds alone"

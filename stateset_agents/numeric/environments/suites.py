@@ -26,7 +26,7 @@ from stateset_agents.numeric.environments.base import (
 from stateset_agents.numeric.environments.classic import BatchedAcrobot, BatchedCartPole
 from stateset_agents.numeric.environments.gymnasium_batch import GymnasiumBatch
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.settings import nearest
+from stateset_agents.types.settings import expect_one_of, expect_that
 
 # ------------------------------------------------------------------------------------------ mixes of tasks
 
@@ -103,8 +103,8 @@ class TaskMix:
         fork._ids, fork._seen = self._ids[rows], self._seen[rows].copy()
         fork._rows = {task: np.flatnonzero(fork._ids == task) for task in range(len(self.tasks))}
         places = np.zeros(len(self._ids), dtype=np.int64)  # of a row among those of its task
-        for own in self._rows.values():
-            places[own] = np.arange(len(own))
+        for rows_of_task in self._rows.values():
+            places[rows_of_task] = np.arange(len(rows_of_task))
         forked = []
         for number, task in enumerate(self.tasks):
             inside = places[rows[fork._rows[number]]]
@@ -117,8 +117,8 @@ class TaskMix:
         """[B, num_actions] True for the actions of the row's task that it allows now."""
         mask = np.zeros((len(self._ids), self.spec.num_actions), dtype=np.bool_)
         for _, environment, rows in self._present():
-            own = environment.action_mask()
-            mask[rows, : environment.spec.num_actions] = True if own is None else own
+            task_mask = environment.action_mask()
+            mask[rows, : environment.spec.num_actions] = True if task_mask is None else task_mask
         return mask
 
     def task_rows(self) -> TaskRows:
@@ -154,8 +154,7 @@ class TaskMix:
 
 
 def _check(task: Task) -> None:
-    if not task.scale > 0:
-        raise ConfigurationError(f"{task.name}: scale must be positive, got {task.scale!r}")
+    expect_that(task.scale > 0, f"{task.name}: scale", "be positive", task.scale)
     if not task.solved > task.random:
         raise ConfigurationError(
             f"{task.name}: solved must be above random, got {task.solved!r} and {task.random!r}"
@@ -204,10 +203,7 @@ def mix(scales: Mapping[str, float], *, name: str = "") -> TaskMix:
 
 
 def _task(name: str, scale: float = 1.0) -> Task:
-    if name not in _CLASSIC:
-        raise ConfigurationError(
-            f"task must be one of {', '.join(_CLASSIC)}, got {name!r}{nearest(name, _CLASSIC)}"
-        )
+    expect_one_of("task", name, _CLASSIC)
     random, solved = REFERENCES[name]
     return Task(name=name, environment=_CLASSIC[name](), random=random, solved=solved, scale=scale)
 
@@ -240,10 +236,7 @@ SUITES: Mapping[str, Callable[[], BatchedEnvironment]] = {
 
 def make_suite(name: str) -> Suite:
     """Raises ConfigurationError for an unknown name, and for lunar_lander where Box2D is missing."""
-    if name not in SUITES:
-        raise ConfigurationError(
-            f"suite must be one of {', '.join(SUITES)}, got {name!r}{nearest(name, SUITES)}"
-        )
+    expect_one_of("suite", name, SUITES)
     environment = SUITES[name]()
     if isinstance(environment, TaskMix):
         rows = environment.task_rows()

@@ -13,6 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from stateset_agents.algorithms.intervals import interval_text
 from stateset_agents.algorithms.paired import PairedMean, paired_rewards
 from stateset_agents.numeric.evaluation import ControlEvaluation
 from stateset_agents.types.errors import ConfigurationError
@@ -93,7 +94,7 @@ class Comparison:
 
     def rows(self) -> list[dict[str, Any]]:
         """One record for each name, the best first; JSON."""
-        found = []
+        rows = []
         for name, score in sorted(self.scores.items(), key=lambda item: -item[1].mean):
             row: dict[str, Any] = {
                 "name": name,
@@ -107,8 +108,8 @@ class Comparison:
                 gain = self.difference(name)
                 row |= {"difference": gain.mean, "interval": gain.interval}
                 row["gap_closed"] = self.gap_closed(name)
-            found.append(row)
-        return found
+            rows.append(row)
+        return rows
 
     def table(self, columns: Sequence[str] = ()) -> str:
         """Markdown. `columns`: the components to show, all when empty."""
@@ -137,7 +138,7 @@ def _signed(mean: float | None, interval: tuple[float, float] | None) -> str:
     """ "+0.071 [0.058, 0.084]"."""
     if mean is None:
         return "-"
-    return f"{mean:+.3f}" if interval is None else f"{mean:+.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"
+    return f"{mean:+.3f}{interval_text(interval, '.3f')}"
 
 
 def compare(scores: Mapping[str, Score], reference: str, *, bound: str | None = None) -> Comparison:

@@ -52,18 +52,22 @@ _OWN = frozenset({"seed", "total_steps", "output_dir", "run_name"})
 class StudySettings(Settings):
     """Settings of a study: its arms, suites and seeds."""
 
-    name: str = Field(default="study", description="For people.")
-    suites: tuple[str, ...] = Field(description="Names of SUITES.")
-    arms: Mapping[str, Mapping[str, Any]] = Field(
-        default=ARMS, description="Name -> settings; the first is what the others are compared with."
-    )
-    seeds: tuple[int, ...] = Field(default=(0, 1, 2, 3, 4), description="Of the trainings.")
-    total_steps: int = Field(default=150_000, ge=1, description="Environment steps of each.")
-    settings: Mapping[str, Any] = Field(default={}, description="Of all arms, fields of ControlConfig.")
-    episodes: int = Field(default=20, ge=1, description="Of each task, after the training.")
-    axes: Mapping[str, Sequence[Any]] = Field(
-        default={}, description="Settings of a grid with their values, where the arms are one."
-    )
+    name: str = "study"
+    """For people."""
+    suites: tuple[str, ...]
+    """Names of SUITES."""
+    arms: Mapping[str, Mapping[str, Any]] = ARMS
+    """Name -> settings; the first is what the others are compared with."""
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    """Of the trainings."""
+    total_steps: int = Field(default=150_000, ge=1)
+    """Environment steps of each."""
+    settings: Mapping[str, Any] = {}
+    """Of all arms, fields of ControlConfig."""
+    episodes: int = Field(default=20, ge=1)
+    """Of each task, after the training."""
+    axes: Mapping[str, Sequence[Any]] = {}
+    """Settings of a grid with their values, where the arms are one."""
 
     @field_validator("suites")
     @classmethod
@@ -77,13 +81,13 @@ class StudySettings(Settings):
 
     @model_validator(mode="after")
     def _can_be_run(self) -> Self:
-        for kind, given in (("suite", self.suites), ("arm", self.arms), ("seed", self.seeds)):
-            if not given:
+        for kind, entries in (("suite", self.suites), ("arm", self.arms), ("seed", self.seeds)):
+            if not entries:
                 raise ValueError(f"a study needs at least one {kind}, got none")
         for name, arm in self.arms.items():
             settings = {**self.settings, **arm}
-            if own := sorted(_OWN & settings.keys()):
-                raise ValueError(f"{name}: {own[0]} is the study's own: leave it out of the settings")
+            if reserved := sorted(_OWN & settings.keys()):
+                raise ValueError(f"{name}: {reserved[0]} is the study's own: leave it out of the settings")
             ControlConfig(**{**PPO_DEFAULTS, **_without(settings, {"value_normalization"})})
         return self
 
@@ -122,17 +126,17 @@ def open_study(path: str | Path, settings: StudySettings | None = None) -> tuple
     """
     folder = StudyFolder(Path(path))
     if folder.study.is_file():
-        known = {
+        fields = {
             name: value
             for name, value in folder.settings().items()
             if name not in ("schema_version", "references", "num_cells")
         }
-        found = StudySettings(**known)
+        recorded = StudySettings(**fields)
         if settings is None:
-            settings = found
-        ours, theirs = settings.model_dump(mode="json"), found.model_dump(mode="json")
+            settings = recorded
+        ours, theirs = settings.model_dump(mode="json"), recorded.model_dump(mode="json")
         differing = next((name for name in ours if name != "seeds" and ours[name] != theirs[name]), None)
-        if differing or not set(found.seeds) <= set(settings.seeds):
+        if differing or not set(recorded.seeds) <= set(settings.seeds):
             name = differing or "seeds"
             raise ConfigurationError(
                 f"{folder.path} is a study with {name} {theirs[name]!r:.60}, got {ours[name]!r:.60}: give "
@@ -185,8 +189,8 @@ def _locked(path: Path) -> RunLock:
 
 async def _run_cell(settings: StudySettings, suite_name: str, arm: str, seed: int) -> Cell:
     suite = make_suite(suite_name)
-    own = {**settings.settings, **settings.arms[arm]}
-    watch = Watch(suite)
+    arm_settings = {**settings.settings, **settings.arms[arm]}
+    watch = MetricsWatch(suite)
     started = time.process_time()
     with tempfile.TemporaryDirectory() as runs:
         fixed = {
@@ -198,15 +202,15 @@ async def _run_cell(settings: StudySettings, suite_name: str, arm: str, seed: in
         }
         if isinstance(suite.environment, TaskMix):
             fixed["gradient_cosines_every"] = _COSINES_EVERY
-        given = {"seed": seed, "total_steps": settings.total_steps, **fixed}
-        async with GRPO(suite.environment, callbacks=[watch], **{**given, **own}) as grpo:
+        cell_settings = {"seed": seed, "total_steps": settings.total_steps, **fixed}
+        async with GRPO(suite.environment, callbacks=[watch], **{**cell_settings, **arm_settings}) as grpo:
             await grpo.train()
             spent = time.process_time() - started
             seeds = evaluation_seeds(seed, settings.episodes)
             result = await grpo.trainer.evaluate(_seeds_of_tasks(suite, seeds), deterministic=False)
             steps = grpo.trainer.step_number
     returns, scores = _final(suite, result)
-    strategy = own.get("group_strategy", "auto")
+    strategy = arm_settings.get("group_strategy", "auto")
     return Cell(
         suite=suite.name,
         tasks=suite.tasks,
@@ -222,13 +226,13 @@ async def _run_cell(settings: StudySettings, suite_name: str, arm: str, seed: in
         weights=watch.weights(),
         gradient_cosines=watch.gradient_cosines(),
         parts={"key": strategy, "outcome": strategy in STRATEGIES and STRATEGIES[strategy].outcome},
-        settings=own,
+        settings=arm_settings,
         cpu_seconds=round(spent, 3),
         command=_command(settings, suite.name, arm, seed),
     )
 
 
-class Watch:
+class MetricsWatch:
     """Keeps the metrics of the updates that a cell is made of."""
 
     def __init__(self, suite: Suite) -> None:
@@ -250,8 +254,8 @@ class Watch:
             return []
 
         def mean(one: str, other: str) -> float | None:
-            found = self.mean(f"gradient_cosine/{one}+{other}")
-            return self.mean(f"gradient_cosine/{other}+{one}") if found is None else found
+            cosine = self.mean(f"gradient_cosine/{one}+{other}")
+            return self.mean(f"gradient_cosine/{other}+{one}") if cosine is None else cosine
 
         tasks = self.suite.tasks
         return [[1.0 if one == other else mean(one, other) for other in tasks] for one in tasks]
@@ -286,7 +290,7 @@ class Watch:
 
 
 def _thinned(number: int) -> list[int]:
-    """At most 200 places, evenly, the last one among them."""
+    """Places of at most 200 points, evenly spaced, the last one among them."""
     if number <= _POINTS:
         return list(range(number))
     places: list[int] = np.unique(np.linspace(0, number - 1, _POINTS).round().astype(int)).tolist()
@@ -326,11 +330,11 @@ def _without(settings: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
 def _command(settings: StudySettings, suite: str, arm: str, seed: int) -> str:
     """The command that runs the cell alone, in a folder of its own."""
     words = ["stateset-agents", "study", "run", "cell", "--suite", suite]
-    own = dict(settings.settings)
+    arm_settings = dict(settings.settings)
     strategy = settings.arms[arm].get("group_strategy", "auto")
     words += ["--arm", "PPO" if strategy == "none" else strategy]
-    own |= _without(settings.arms[arm], {"group_strategy"})
-    for name, value in own.items():
+    arm_settings |= _without(settings.arms[arm], {"group_strategy"})
+    for name, value in arm_settings.items():
         words += ["--set", f"{name}={value}"]
     words += ["--first-seed", str(seed), "--seeds", "1", "--steps", str(settings.total_steps)]
     return shlex.join([*words, "--episodes", str(settings.episodes)])

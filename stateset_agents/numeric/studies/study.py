@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from stateset_agents.algorithms.intervals import mean_interval, stratified_interval
+from stateset_agents.algorithms.intervals import interval_text, mean_interval, stratified_interval
 from stateset_agents.runtime.yaml_files import read_sections
 from stateset_agents.tracking.jsonl import damage_named, read_lines
 from stateset_agents.types.errors import ConfigurationError
@@ -101,15 +101,15 @@ class StudyFolder:
         """
         if not self.cells_file.is_file():
             return []
-        found: dict[tuple[str, str, int], Cell] = {}
+        cells: dict[tuple[str, str, int], Cell] = {}
         for _, record in read_lines(self.cells_file):
             if "schema_version" in record:
                 continue
             with damage_named(self.cells_file):
                 cell = Cell(**record)
-            if cell.key in found:
+            if cell.key in cells:
                 raise ConfigurationError(f"{self.cells_file} has {cell.key} twice: remove one of the lines")
-            found[cell.key] = cell
+            cells[cell.key] = cell
         settings = self.settings()
         suites, arms = list(settings["suites"]), list(settings["arms"])
 
@@ -122,7 +122,7 @@ class StudyFolder:
                     "not name"
                 ) from error
 
-        return sorted(found.values(), key=place)
+        return sorted(cells.values(), key=place)
 
 
 # ------------------------------------------------------------------------------------------ measures
@@ -241,7 +241,7 @@ MEASURES: Mapping[str, Measure] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class ArmDifference:
     """An arm less another one on a suite, from the seeds that both have."""
 
     suite: str
@@ -262,7 +262,7 @@ class Difference:
         return "better" if low > 0 else "worse" if high < 0 else "none shown"
 
 
-def sentence(difference: Difference) -> str:
+def sentence(difference: ArmDifference) -> str:
     """A sentence that says no more than the interval allows."""
     words, n = MEASURES[difference.measure].words, difference.num_seeds
     head = f"{difference.suite}: {words} of {difference.arm} against {difference.than}"
@@ -271,13 +271,9 @@ def sentence(difference: Difference) -> str:
         return f"{head}: no seed has both, nothing can be said."
     if difference.interval is None:
         return f"{head}: {difference.mean:+.3f}, {seeds}, no interval: no difference shown."
-    low, high = difference.interval
-    found = {
-        "better": f"{difference.arm} is better",
-        "worse": f"{difference.arm} is worse",
-        "none shown": "no difference shown",
-    }[difference.verdict]
-    return f"{head}: {difference.mean:+.3f} [{low:+.3f}, {high:+.3f}], {seeds}: {found}."
+    verdict = difference.verdict
+    words = "no difference shown" if verdict == "none shown" else f"{difference.arm} is {verdict}"
+    return f"{head}: {difference.mean:+.3f}{interval_text(difference.interval, '+.3f')}, {seeds}: {words}."
 
 
 def analyse(folder: StudyFolder) -> dict[str, Any]:
@@ -310,9 +306,9 @@ def analyse(folder: StudyFolder) -> dict[str, Any]:
         "arms": {arm: _of_arm(by_arm[arm], length) for arm in present},
         "suites": {
             suite: {
-                arm: _of_arm(own, length)
+                arm: _of_arm(of_suite, length)
                 for arm in present
-                if (own := [cell for cell in by_arm[arm] if cell.suite == suite])
+                if (of_suite := [cell for cell in by_arm[arm] if cell.suite == suite])
             }
             for suite in suites
         },
@@ -335,7 +331,7 @@ def _measures(cells: Sequence[Cell], suite: str) -> list[tuple[str, Measure]]:
 
 def _difference(
     cells: Sequence[Cell], suite: str, arm: str, than: str, measure: str, length: float
-) -> Difference:
+) -> ArmDifference:
     of = MEASURES[measure].of
     sides = [
         {cell.seed: of(cell, length) for cell in cells if cell.suite == suite and cell.arm == name}
@@ -343,7 +339,7 @@ def _difference(
     ]
     seeds = sorted(sides[0].keys() & sides[1].keys())
     pairs = [sides[0][seed] - sides[1][seed] for seed in seeds]
-    return Difference(
+    return ArmDifference(
         suite=suite,
         arm=arm,
         than=than,
@@ -356,19 +352,19 @@ def _difference(
 
 def _rivals(cells: Sequence[Cell], suites: Sequence[str], arms: Sequence[str], length: float) -> list[str]:
     """Sentences about ways of making parts, in pairs, where there are enough seeds."""
-    found = []
+    sentences = []
     for place, arm in enumerate(arms):
         for than in arms[place + 1 :]:
             for suite in suites:
                 each = _difference(cells, suite, arm, than, "final_performance", length)
                 if each.num_seeds >= SEEDS_FOR_RIVALS:
-                    found.append(sentence(each))
+                    sentences.append(sentence(each))
                 elif each.num_seeds:
-                    found.append(
+                    sentences.append(
                         f"{suite}: {arm} and {than} are not compared with {each.num_seeds} seeds, "
                         f"{SEEDS_FOR_RIVALS} are needed."
                     )
-    return found
+    return sentences
 
 
 def _of_arm(cells: Sequence[Cell], length: float) -> dict[str, Any]:
@@ -455,25 +451,25 @@ def grid(cells: Sequence[Cell], axes: Mapping[str, Sequence[Any]]) -> list[GridC
     """
     if not axes:
         raise ConfigurationError("a grid needs at least one setting with its values")
-    found = []
+    grid_cells = []
     for settings in combinations(axes):
-        own = [
+        members = [
             cell
             for cell in cells
             if all(cell.settings.get(name) == value for name, value in settings.items())
         ]
-        scores = [cell.final["scores"] for cell in own]
-        iqm, interval = stratified_interval({"": scores}) if own else (None, None)
-        found.append(
+        scores = [cell.final["scores"] for cell in members]
+        iqm, interval = stratified_interval({"": scores}) if members else (None, None)
+        grid_cells.append(
             GridCell(
                 settings=settings,
-                num_seeds=len(own),
+                num_seeds=len(members),
                 iqm=iqm,
                 interval=interval,
-                cpu_seconds=sum(cell.cpu_seconds for cell in own) / len(own) if own else 0.0,
+                cpu_seconds=sum(cell.cpu_seconds for cell in members) / len(members) if members else 0.0,
             )
         )
-    return found
+    return grid_cells
 
 
 def recommend(cells: Sequence[GridCell]) -> tuple[GridCell | None, str]:
@@ -491,20 +487,20 @@ def recommend(cells: Sequence[GridCell]) -> tuple[GridCell | None, str]:
     low = best.interval[0]
     if low <= 0:
         return None, (
-            f"the best has IQM {best.iqm:.3f} [{low:.3f}, {best.interval[1]:.3f}], not shown above a random "
+            f"the best has IQM {best.iqm:.3f}{interval_text(best.interval, '.3f')}, not shown above a random "
             "policy's 0: nothing was learned, and nothing is recommended."
         )
     equals = [cell for cell in measured if cell.interval is not None and cell.interval[1] >= low]
     chosen = min(equals, key=lambda cell: cell.cpu_seconds)
     words = ", ".join(f"{name} {value}" for name, value in chosen.settings.items())
-    reason = f"{words}: IQM {chosen.iqm:.3f} [{chosen.interval[0]:.3f}, {chosen.interval[1]:.3f}]"  # type: ignore[index]  # measured
+    reason = f"{words}: IQM {chosen.iqm:.3f}{interval_text(chosen.interval, '.3f')}"
     if chosen is best:
         reason += ", the best"
     else:
         reason += (
-            f", whose interval overlaps the best one's ({best.iqm:.3f}), at {chosen.cpu_seconds:.1f} CPU s"
+            f", whose interval overlaps the best one's ({best.iqm:.3f}), at {chosen.cpu_seconds:.1f} CPU s "
+            f"in place of {best.cpu_seconds:.1f}"
         )
-        reason += f" in place of {best.cpu_seconds:.1f}"
     if left_out:
         reason += f"; {left_out} of {len(cells)} combinations are not measured"
     return chosen, reason + "."
@@ -517,16 +513,16 @@ def recommend(cells: Sequence[GridCell]) -> tuple[GridCell | None, str]:
 
 def study_report(folder: StudyFolder) -> str:
     """Tables of the arms, one per suite, then the verdict. Raises ConfigurationError without a cell."""
-    found, settings = analyse(folder), folder.settings()
-    missing = f", {found['missing']} are missing" if found["missing"] else ""
-    lines = [f"# {found['name']}", "", f"{found['num_cells']} cells of {settings['num_cells']}{missing}."]
-    for suite, arms in found["suites"].items():
+    result, settings = analyse(folder), folder.settings()
+    missing = f", {result['missing']} are missing" if result["missing"] else ""
+    lines = [f"# {result['name']}", "", f"{result['num_cells']} cells of {settings['num_cells']}{missing}."]
+    for suite, arms in result["suites"].items():
         if arms:
             lines += ["", f"## {suite}", "", *_table(arms)]
-    if found["improvement"]:
-        lines += ["", f"## Probability of a run above one of {found['reference']}", ""]
-        lines += [f"- {arm}: {_probability(each)}" for arm, each in found["improvement"].items()]
-    lines += ["", "## Verdict", "", *(f"- {sentence}" for sentence in found["verdict"])]
+    if result["improvement"]:
+        lines += ["", f"## Probability of a run above one of {result['reference']}", ""]
+        lines += [f"- {arm}: {_probability(each)}" for arm, each in result["improvement"].items()]
+    lines += ["", "## Verdict", "", *(f"- {sentence}" for sentence in result["verdict"])]
     axes = settings.get("axes") or {}
     if axes:
         lines += ["", "## Sensitivity", "", *_sensitivity(folder, axes)]
@@ -583,7 +579,7 @@ def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _with_interval(value: float, interval: Sequence[float] | None) -> str:
-    return f"{value:.3f}" + (f" [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else " (no interval)")
+    return f"{value:.3f}{interval_text(interval, '.3f') or ' (no interval)'}"
 
 
 def _probability(found: Mapping[str, Any] | None) -> str:

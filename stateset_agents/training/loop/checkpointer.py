@@ -68,7 +68,7 @@ class Checkpointer(Checkpoints[RunState]):
         """Write `checkpoints/step-NNNNNN`; older ones beyond the limit are removed, but not the best."""
 
         async def write() -> Path | None:
-            if not self.group.is_first:
+            if not self.group.processes.is_first:
                 await self.worker.run(self.learner.contribute_shards)
                 return None
             return await self.worker.run(self._write, state)
@@ -104,7 +104,7 @@ class Checkpointer(Checkpoints[RunState]):
         if not self._is_midway and lost and self.is_sharded:
             _log.error("the other processes' shards are gone: earlier checkpoints are kept")
             return False
-        return super().is_due(state) and (self.group.is_first or not lost)
+        return super().is_due(state) and (self.group.processes.is_first or not lost)
 
     def _load(self, checkpoint: Checkpoint) -> RunState:
         state = RunState.from_json(checkpoint.state["progress"])
@@ -169,7 +169,7 @@ def training_compatibility() -> Compatibility:
 
 
 def _other_schedule(saved: TrainingConfig, config: TrainingConfig, num_updates: int) -> str | None:
-    """Would a run of its present length have made its updates so far at other learning rates?"""
+    """A line where a run of its present length would have made its updates so far at other learning rates."""
     old, new = saved.num_steps(), config.num_steps()
     old_length, new_length = old * config.num_iterations, new * config.num_iterations
     factor = config.lr_factor
@@ -183,7 +183,7 @@ def _other_schedule(saved: TrainingConfig, config: TrainingConfig, num_updates: 
 
 
 def _other_stages(saved: TrainingConfig, config: TrainingConfig, state: RunState) -> str | None:
-    """Would a run of its present length have been in other stages so far?"""
+    """A line where a run of its present length would have been in other stages so far."""
     old, new = saved.num_steps(), config.num_steps()
     for stage in config.stages[:-1]:
         ends = stage.last_step(old), stage.last_step(new)

@@ -52,15 +52,17 @@ def reasoning_metrics(played: Sequence[Trajectory]) -> dict[str, float]:
             words = "right" if verdict else "wrong"
             thinking = fmean(len(reasoned.thinking.split()) for reasoned in chosen)
             metrics[f"reasoning/thinking_words_{words}"] = thinking
-            metrics[f"reasoning/answer_words_{words}"] = fmean(len(one.answer.split()) for one in chosen)
-    known = [
+            metrics[f"reasoning/answer_words_{words}"] = fmean(
+                len(reasoned.answer.split()) for reasoned in chosen
+            )
+    points = [
         (num_steps(reasoned.thinking), float(trajectory.scenario.context["difficulty"]))
         for trajectory, reasoned in kept
         if _is_right(trajectory) and isinstance(trajectory.scenario.context.get("difficulty"), int | float)
     ]
-    if len(known) < _MIN_RELATED:
+    if len(points) < _MIN_RELATED:
         return metrics
-    related = rank_correlation([steps for steps, _ in known], [difficulty for _, difficulty in known])
+    related = rank_correlation([steps for steps, _ in points], [difficulty for _, difficulty in points])
     return metrics if related is None else {**metrics, "reasoning/steps_by_difficulty": related}
 
 
@@ -170,7 +172,9 @@ def _bounds(
     for scenario, result in results:
         if result is not None:
             by_scenario.setdefault(scenario, []).append(result)
-    interval = interval_of([fmean(own) for own in by_scenario.values()]) if len(by_scenario) > 1 else None
+    interval = (
+        interval_of([fmean(values) for values in by_scenario.values()]) if len(by_scenario) > 1 else None
+    )
     return (
         {} if interval is None else {f"rollout/{name}_low": interval[0], f"rollout/{name}_high": interval[1]}
     )

@@ -127,7 +127,8 @@ class Pipeline:
         return Played({place: self._groups[place] for place in batch.ends}, batch)
 
     def release(self, played: Played) -> None:
-        """That step has trained and the agent speaks with its weights: forget its groups, begin others."""
+        """Forget the groups of a step that has trained, begin others; the agent samples with its weights by
+        now."""
         self.admission.complete_step()
         for place in played.groups:
             del self._groups[place]
@@ -138,7 +139,7 @@ class Pipeline:
 
     @property
     def is_idle(self) -> bool:
-        """Is nothing under way?"""
+        """True when no group is under way."""
         return not self._tasks
 
     def pause(self) -> None:
@@ -207,7 +208,6 @@ class OverlappedRollouts:
         engine: ComputationalEngine,
         curriculum: Curriculum,
         weights: WeightSync,
-        config: TrainingConfig,
         event: EventSink,
         on_change: Callable[[], None],
     ) -> None:
@@ -215,7 +215,6 @@ class OverlappedRollouts:
         self._engine = engine
         self._curriculum = curriculum
         self._weights = weights
-        self.config = config
         self._event = event
         self._on_change = on_change
         self._pipeline: Pipeline | None = None
@@ -225,20 +224,22 @@ class OverlappedRollouts:
     @property
     def max_staleness(self) -> int | None:
         """Most updates between a token's policy and the step that learns from it."""
-        return self.config.max_staleness
+        return self._curriculum.config.max_staleness
 
     async def next(self, state: RunState) -> Played:
         """The groups of the step after `state`, as soon as the last of them is there."""
         pipeline = self._pipeline
         is_next = self._weights.is_current and self._follows == self._place(state)
-        if pipeline is None or not is_next or pipeline.config is not self.config:  # of another length
+        if (
+            pipeline is None or not is_next or pipeline.config is not self._curriculum.config
+        ):  # of another length
             pipeline = await self._begin(state)
         return await pipeline.next()
 
     async def _begin(self, state: RunState) -> Pipeline:
         await self.close()
         await self._weights.ensure_current(state)
-        config = self.config
+        config = self._curriculum.config
         admission = Admission(
             groups_per_step=config.episodes_per_step(),
             remaining=_episodes_left(config, state),
@@ -275,14 +276,14 @@ class OverlappedRollouts:
         return dict if self._pipeline is None else self._pipeline.watch_overlap()
 
     def release(self, played: Played, state: RunState) -> None:
-        """These groups have trained, and the agent has the weights of `state`: forget them, begin others."""
+        """Forget groups that have trained, begin others; the agent has the weights of `state` by now."""
         if self._pipeline is not None:
             self._pipeline.release(played)
             self._follows = self._place(state)
 
     @property
     def is_idle(self) -> bool:
-        """Is nothing under way?"""
+        """True when no group is under way."""
         return self._pipeline is None or self._pipeline.is_idle
 
     def pause(self) -> None:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from stateset_agents.core.computational_engine import ComputationalEngine
-from stateset_agents.runs.lifecycle import Pausable
+from stateset_agents.runs.lifecycle import NothingBeside, Pausable
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.loop.curriculum.plan import Curriculum
 from stateset_agents.training.loop.run_state import RunState
@@ -81,13 +81,10 @@ class _Group:
 
 @dataclass(slots=True)
 class _Step:
-    size: int
+    num_missing: int
+    """Groups that it needs before it can train."""
     selected: list[int] = field(default_factory=list)
     filtered: list[int] = field(default_factory=list)
-
-    @property
-    def is_full(self) -> bool:
-        return len(self.selected) == self.size
 
 
 class Admission:
@@ -168,7 +165,7 @@ class Admission:
         self.accepted += 1
         # Steps get the finished groups in order, up to the first that still runs.
         while (head := self._groups.get(self._next_unassigned)) is not None and head.verdict is not None:
-            if not self._steps or self._steps[-1].is_full:
+            if not self._steps or not self._steps[-1].num_missing:
                 size = min(self._groups_per_step, self._remaining - self._num_selected)
                 self._steps.append(_Step(size))
             step = self._steps[-1]
@@ -178,13 +175,14 @@ class Admission:
                 self.rejected += 1
             else:
                 step.selected.append(self._next_unassigned)
+                step.num_missing -= 1
                 self._num_selected += 1
             self._next_unassigned += 1
 
     @property
     def is_ready(self) -> bool:
-        """Can the next step begin?"""
-        return bool(self._steps) and self._steps[0].is_full and not self._in_training
+        """True when the next step can begin."""
+        return bool(self._steps) and not self._steps[0].num_missing and not self._in_training
 
     def next_batch(self) -> Batch:
         """The groups of the next step, once `is_ready`; call `complete_step` when it has trained.
@@ -248,7 +246,7 @@ class Played:
 
     @property
     def selected(self) -> list[TrajectoryGroup]:
-        """Those that train, in order."""
+        """The groups that train, in order."""
         return [self.groups[place] for place in self.batch.selected]
 
 
@@ -279,17 +277,13 @@ class RolloutSource(Pausable, Protocol):
         that."""
 
     def release(self, played: Played, state: RunState) -> None:
-        """These groups have trained, and the agent has the weights of `state`: forget them."""
-
-    async def close(self) -> list[int]:
-        """Cancel what is under way and wait for it; the places of the groups that were."""
+        """Forget groups that have trained; the agent has the weights of `state` by now."""
 
 
-class Rollouts:
+class Rollouts(NothingBeside):
     """Plays when asked, by the policy of the step: a `RolloutSource` with nothing under way between steps."""
 
     max_staleness = None
-    is_idle = True
 
     def __init__(
         self,
@@ -297,28 +291,27 @@ class Rollouts:
         curriculum: Curriculum,
         weights: WeightSync,
         group: ProcessGroup,
-        config: TrainingConfig,
         event: EventSink,
     ) -> None:
         self._engine = engine
         self._curriculum = curriculum
         self._weights = weights
         self._group = group
-        self.config = config
         self._event = event
 
     async def next(self, state: RunState) -> Played:
         """The next scenarios' groups; those without signal are replaced by further ones, where that is asked
         for."""
-        number = self.config.episodes_per_step()
-        if self.config.max_steps is None:
+        config = self._curriculum.config
+        number = config.episodes_per_step()
+        if config.max_steps is None:
             # At least one, though steps by hand may have used up more than their share.
-            number = max(1, min(number, self.config.num_episodes - state.num_trained))
+            number = max(1, min(number, config.num_episodes - state.num_trained))
         plan = self._curriculum.plan(state.frontier, state.curriculum)
         admission = Admission(
             groups_per_step=number,
             remaining=number,
-            max_resamples=self.config.max_resamples,
+            max_resamples=config.max_resamples,
             first=state.frontier,
         )
         groups: dict[int, TrajectoryGroup] = {}
@@ -335,7 +328,7 @@ class Rollouts:
             played = await self.play(scenarios, state, earlier=earlier, on_scored=on_scored)
             for place, group in zip(places, played, strict=True):
                 groups[place] = group
-                admission.finish(place, verdict_of(group, self.config))
+                admission.finish(place, verdict_of(group, config))
         return Played(groups, admission.next_batch())
 
     async def play(
@@ -351,16 +344,17 @@ class Rollouts:
         `earlier`: the scenarios that came before in this step; `on_scored` is called with the place of a
         group among the scenarios.
         """
+        config = self._curriculum.config
         plan = self._curriculum.plan(state.frontier, state.curriculum)
         part = self._group.processes.slice_of(len(scenarios))
         sizes = plan.sizes(scenarios)
 
-        async def play(own: Sequence[Scenario], before: Sequence[Scenario]) -> list[TrajectoryGroup]:
+        async def play(share: Sequence[Scenario], before: Sequence[Scenario]) -> list[TrajectoryGroup]:
             return await self._engine.rollout(
-                own,
-                seed=self.config.seed,
+                share,
+                seed=config.seed,
                 step=state.step,
-                temperature=state.temperature or self.config.temperature,
+                temperature=state.temperature or config.temperature,
                 earlier=[*earlier, *before],
                 sizes=None if sizes is None else sizes[part],
                 on_scored=lambda number: on_scored(part.start + number),
@@ -380,13 +374,3 @@ class Rollouts:
 
     def release(self, played: Played, state: RunState) -> None:
         """Nothing is kept."""
-
-    def pause(self) -> None:
-        """Nothing begins by itself."""
-
-    def resume(self) -> None:
-        """Nothing begins by itself."""
-
-    async def close(self) -> list[int]:
-        """Nothing is under way."""
-        return []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from stateset_agents.runs.early_stopping import Best
@@ -57,27 +57,3 @@ class RunState:
     def num_trained(self) -> int:
         """Episodes that steps were made of."""
         return self.frontier - self.replaced
-
-    def after_step(
-        self,
-        *,
-        episodes: int,
-        replaced: int = 0,
-        new_policy: bool,
-        failed: bool,
-        repeatable: bool,
-        temperature: float,
-        curriculum: CurriculumState,
-    ) -> RunState:
-        """One step further; its seconds are not added. `replaced` of its `episodes` had no signal."""
-        return replace(
-            self,
-            step=self.step + 1,
-            version=self.step + 1 if new_policy else self.version,
-            frontier=self.frontier + episodes,
-            replaced=self.replaced + replaced,
-            failed_steps=self.failed_steps + 1 if failed else 0,
-            repeatable=self.repeatable and repeatable,
-            temperature=temperature,
-            curriculum=curriculum,
-        )

@@ -3,18 +3,16 @@ thread."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from stateset_agents.backends.base import Backend, TrainableBackend
-from stateset_agents.backends.models.slot_store import trim_memory
 from stateset_agents.core.reward import RewardFunction
 from stateset_agents.core.scoring.base import result_of
-from stateset_agents.runtime.event_loop import LoopLag, measure_loop_lag
-from stateset_agents.runtime.machine import peak_memory
+from stateset_agents.runtime.event_loop import LoopLag
+from stateset_agents.runtime.machine import peak_memory, trim_memory
 from stateset_agents.runtime.tasks import Worker, in_thread
 from stateset_agents.runtime.user_code import format_error
 from stateset_agents.tracking.monitors import Finding
@@ -56,13 +54,6 @@ class StepWatch:
             metrics |= {f"engine/{name}": count for name, count in done.items()}
             metrics["engine/occupancy"] = 1 - idle / rows if rows else 1.0
         return metrics
-
-
-@contextlib.asynccontextmanager
-async def watch_step(backend: Backend) -> AsyncIterator[StepWatch]:
-    """Watch from here on; `metrics` says what happened since."""
-    async with measure_loop_lag() as lag:
-        yield StepWatch(backend, lag)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +169,7 @@ class TemperatureScheduler:
     """Factor while the reward is below the target."""
 
     def __init__(self, initial: float = 1.0, *, minimum: float = 0.3, decay: float = 0.995) -> None:
-        """It starts at `initial` and never rises above it, nor falls below `minimum`."""
+        """The temperature starts at `initial`, and stays between that and `minimum`."""
         if not 0 < minimum <= initial:
             raise ConfigurationError(
                 f"the lowest temperature must be above 0 and at most the initial {initial!r}, got {minimum!r}"

@@ -19,7 +19,6 @@ from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.model_card import Origin
 from stateset_agents.runs.checkpoint_files import Checkpoint
 from stateset_agents.runtime.tasks import Worker, shielded
-from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.loop.run_state import RunState
 from stateset_agents.training.processes import ProcessGroup
 from stateset_agents.training.update.protocol import PolicyLearner
@@ -41,23 +40,25 @@ class WeightSync:
     learner: PolicyLearner
     group: ProcessGroup
     worker: Worker
-    config: TrainingConfig
     run: Path
     """The run folder, for the origin of the agent's weights."""
     _: KW_ONLY
+    is_sharded: bool
+    """True where each process has a part of the weights."""
     owner: object
     """The trainer, as `exclusive` takes it."""
     token: object
     """Identity of the weights that were pushed last; at first of those that the learner began with, a new
     object where the backend never had them."""
-    base: object = None
-    """The backend's `base` while that is the learner's, below an adapter."""
+    base: object
+    """The backend's `base` while that is the learner's, below an adapter; else None."""
     versions: list[int] = field(default_factory=lambda: [0], init=False)
     """Versions of the policies so far, ascending."""
 
     @property
     def is_current(self) -> bool:
-        """Has the backend the weights that were pushed last, and not the best step's or another trainer's?"""
+        """True where the backend has the weights that were pushed last, and not the best step's or another
+        trainer's."""
         return weights_token(self.agent.backend) is self.token
 
     def exclusive(self) -> contextlib.AbstractContextManager[None]:
@@ -98,8 +99,8 @@ class WeightSync:
         """Hand over the learner's weights, or a checkpoint's; returns the token of the new ones. The first
         process updates a server that all of them share."""
         backend = self.agent.backend
-        adapter = self.learner.adapter(None if checkpoint is None else checkpoint.optimizer)
         shared = backend if isinstance(backend, SharedBackend) else None
+        adapter = self.learner.adapter(None if checkpoint is None else checkpoint.optimizer)
         if adapter is not None and isinstance(backend, AdapterBackend):
             if backend.base is not self.base:  # it had none of ours, or another trainer's weights
                 await backend.update_weights(self.learner.base_weights(), version)
@@ -108,13 +109,13 @@ class WeightSync:
         else:
             if checkpoint is not None:
                 weights = checkpoint.weights
-            elif self.config.parallelism == "fsdp2":
-                weights = await self.worker.run(self.learner.weights)  # all processes gather their shards
+            elif self.is_sharded:  # all processes gather their shards, which takes a while
+                weights = await self.worker.run(self.learner.weights)
             else:
                 weights = self.learner.weights()
-            if self.group.is_first or shared is None:
+            if self.group.processes.is_first or shared is None:
                 await backend.update_weights(weights, version)
-        if shared is not None and not self.group.is_alone:
+        if shared is not None and not self.group.processes.is_alone:
             in_use = await self.group.barrier("the weights in use", shared.weights_in_use())
             shared.follow(in_use[0])
         return new_weights(backend)

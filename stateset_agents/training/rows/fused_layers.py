@@ -71,8 +71,8 @@ def why_not_fused(trunk: Any) -> str | None:
 
 
 def changes_frequencies(trunk: Any) -> bool:
-    """Does a forward leave other rotary frequencies in the trunk? Those of dynamic and long RoPE follow the
-    longest row."""
+    """True where a forward leaves other rotary frequencies in the trunk: those of dynamic and long RoPE
+    follow the longest row."""
     kind = getattr(trunk.rotary_emb, "rope_type", "default")
     return "dynamic" in kind or kind == "longrope"
 
@@ -335,8 +335,8 @@ def why_not_packed(trunk: Any) -> str | None:
 
 @torch.no_grad()
 def is_fused_exactly(trunk: Any) -> bool:
-    """Are the hidden states of `fused_hidden`, with nothing rounded, those of plain forwards? The release of
-    transformers that is installed may compute something else than the one that it was written for."""
+    """True where the hidden states of `fused_hidden`, with nothing rounded, are those of plain forwards. The
+    installed release of transformers may compute something else than the one it was written for."""
     if why_not_fused(trunk) is not None:
         return False
     config = trunk.config.get_text_config()

@@ -35,10 +35,12 @@ class Layout:
     """Indices in the list."""
     input_ids: Tensor
     """[R, T] ids; padding is -1 and on the right, where causal attention never looks at it."""
+    num_padding: int = 0
+    """Positions of [R, T] that hold no token."""
     flat: tuple[Tensor, ...]
     """[length of the row] for each of `rows`, the positions of its tokens in [R * T]."""
     packing: Packing | None = None
-    """Which tokens attend to which, where R is 1 and the rows are packed; None: each row is one of R."""
+    """The attention's layout, where R is 1 and the rows are packed; None: each row is one of R."""
     pixels: Mapping[str, Tensor] = field(default_factory=dict)
     """Arguments of the forward for the pictures in the rows, in order; empty where they have none."""
 
@@ -46,11 +48,6 @@ class Layout:
     def num_tokens(self) -> int:
         """Tokens that go through the model, padding left out."""
         return self.input_ids.numel() - self.num_padding
-
-    @property
-    def num_padding(self) -> int:
-        """Positions of [R, T] that hold no token."""
-        return int((self.input_ids == _PADDING).sum())
 
     def forget_masks(self) -> None:
         """Free the masks of a layout that is not forwarded for a while."""
@@ -172,8 +169,10 @@ def _packs(
     alone = [size + unit[0][1] for size, unit in zip(sizes, together, strict=True)]
     if max(alone, default=0) > max_tokens // at_once:
         at_once = 1
-    wanted = at_once * math.ceil(len(pack(max_tokens // at_once)) / at_once)
-    enough = bisect.bisect_left(range(max_tokens), True, key=lambda tokens: len(pack(tokens)) <= wanted)
+    # As few packs as the bound allows; then the smallest bound that makes so few, for the largest pack
+    # decides how much memory an update needs.
+    num_packs = at_once * math.ceil(len(pack(max_tokens // at_once)) / at_once)
+    enough = bisect.bisect_left(range(max_tokens), True, key=lambda tokens: len(pack(tokens)) <= num_packs)
     return pack(enough)
 
 
@@ -184,7 +183,8 @@ def _padded(rows: Sequence[Sequence[int]], indices: Sequence[int]) -> Layout:
     for line, index in enumerate(indices):
         input_ids[line, : len(rows[index])] = torch.tensor(rows[index])
         flat.append(torch.arange(line * width, line * width + len(rows[index])))
-    return Layout(rows=tuple(indices), input_ids=input_ids, flat=tuple(flat))
+    num_padding = input_ids.numel() - sum(len(rows[index]) for index in indices)
+    return Layout(rows=tuple(indices), input_ids=input_ids, num_padding=num_padding, flat=tuple(flat))
 
 
 def _packed(rows: Sequence[Sequence[int]], pairs: Sequence[tuple[int, int]]) -> Layout:

@@ -9,7 +9,6 @@ are attended to one after the other, elsewhere together (`rectangles.py`).
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -103,44 +102,44 @@ def rectangles(spans: Sequence[Span], window: int | None, shared: int, like: Ten
     most = _MOST // shared
     whole: list[Span] = []
     behind: list[Span] = []
-    for own, row in spans:
+    for queries, row in spans:
         keys = sum(map(len, row))
-        if len(own) == keys and (window is None or window >= keys):
-            whole.append((own, row))
+        if len(queries) == keys and (window is None or window >= keys):
+            whole.append((queries, row))
         else:
-            behind.extend(_pieces(own, row, most))
-    num_tokens = sum(len(own) for own, _ in spans)
+            behind.extend(_pieces(queries, row, most))
+    num_tokens = sum(len(queries) for queries, _ in spans)
     order = torch.empty(num_tokens, dtype=torch.long)
     parts: list[Rectangle] = []
     begin = 0
     for kind, is_masked in ((whole, False), (behind, True)):
         for members in _alike(
-            [(len(own), sum(map(len, row))) for own, row in kind], most if is_masked else None
+            [(len(queries), sum(map(len, row))) for queries, row in kind], most if is_masked else None
         ):
             chosen = [kind[index] for index in members]
             part = _rectangle(chosen, window, shared, like) if is_masked else _causal_rectangle(chosen, like)
             longest = len(part.queries) // part.count
-            for place, (own, _) in enumerate(chosen):
+            for place, (queries, _) in enumerate(chosen):
                 first = begin + place * longest
-                order[own.start : own.stop] = torch.arange(first, first + len(own))
+                order[queries.start : queries.stop] = torch.arange(first, first + len(queries))
             begin += len(part.queries)
             parts.append(part)
     return Rectangles(parts=tuple(parts), order=order.to(like.device))
 
 
-def _pieces(own: range, row: Sequence[range], most: int) -> Iterator[Span]:
+def _pieces(queries: range, row: Sequence[range], most: int) -> Iterator[Span]:
     """A segment, cut where it would have more than `most` scores."""
     keys = sum(map(len, row))
     size = max(1, most // keys)
-    for start in range(own.start, own.stop, size):
-        stop = min(start + size, own.stop)
-        left = keys - (own.stop - stop)
-        seen = []
+    for start in range(queries.start, queries.stop, size):
+        stop = min(start + size, queries.stop)
+        left = keys - (queries.stop - stop)
+        keys_of_piece = []
         for part in row:
             if left > 0:
-                seen.append(part[:left])
+                keys_of_piece.append(part[:left])
             left -= len(part)
-        yield range(start, stop), seen
+        yield range(start, stop), keys_of_piece
 
 
 def _alike(sizes: Sequence[tuple[int, int]], most: int | None) -> list[list[int]]:
@@ -165,7 +164,7 @@ def _alike(sizes: Sequence[tuple[int, int]], most: int | None) -> list[list[int]
 
 def _causal_rectangle(spans: Sequence[Span], like: Tensor) -> Rectangle:
     """A rectangle of whole rows."""
-    longest = max(len(own) for own, _ in spans)
+    longest = max(len(queries) for queries, _ in spans)
     index = torch.zeros(len(spans), longest, dtype=torch.long)
     for place, (_, row) in enumerate(spans):
         ids = torch.cat([torch.arange(part.start, part.stop) for part in row])
@@ -215,7 +214,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    """Which tokens attend to which in a sequence of T tokens."""
+    """The rows that are packed into a sequence of T tokens, and so which tokens attend to which."""
 
     positions: Tensor
     """[1, T] each token's position in its row."""
@@ -242,11 +241,19 @@ class Packing:
         """[L, K] of a segment's L queries and K keys, 0 where they attend and -inf elsewhere; None for plain
         causal attention."""
         name = (index, window, like.dtype, like.device)
-        if name not in self._masks:
-            segment = self.segments[index]
-            queries, keys = segment.stop - segment.start, sum(stop - start for start, stop in segment.keys)
-            self._masks[name] = _causal_mask(queries, keys, window, like)
-        return self._masks[name]
+        if name in self._masks:
+            return self._masks[name]
+        segment = self.segments[index]
+        queries, keys = segment.stop - segment.start, sum(stop - start for start, stop in segment.keys)
+        window = keys if window is None else min(window, keys)
+        mask = None
+        if not queries == keys == window:
+            distance = torch.arange(keys - queries, keys, device=like.device)[:, None]
+            distance = distance - torch.arange(keys, device=like.device)  # from the key to the query
+            hidden = (distance < 0) | (distance >= window)
+            mask = torch.zeros_like(distance, dtype=like.dtype).masked_fill_(hidden, float("-inf"))
+        self._masks[name] = mask
+        return mask
 
     @cached_property
     def longest_row(self) -> int:
@@ -270,17 +277,6 @@ class Packing:
         """Free the memory of the masks, which may be larger than the activations; they are made again."""
         self._masks.clear()
         self._rectangles.clear()
-
-
-def _causal_mask(queries: int, keys: int, window: int | None, like: Tensor) -> Tensor | None:
-    if window is None or window > keys:
-        window = keys
-    if queries == keys == window:
-        return None
-    distance = torch.arange(keys - queries, keys, device=like.device)[:, None]
-    distance = distance - torch.arange(keys, device=like.device)  # from the key to the query
-    hidden = (distance < 0) | (distance >= window)
-    return torch.zeros_like(distance, dtype=like.dtype).masked_fill_(hidden, float("-inf"))
 
 
 def packed_attention(
@@ -325,24 +321,19 @@ def packed_attention(
     return torch.cat(outputs, dim=1), None
 
 
-def _in_fp32_on_cpu(attention: Callable[..., tuple[Tensor, None]]) -> Callable[..., tuple[Tensor, None]]:
-    """Attention in fp32 on a CPU, where autocast would attend in half precision.
+def _attend_in_fp32(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """`packed_attention`, in fp32 on a CPU where autocast would attend in half precision.
 
     torch's CPU attention takes 1.7 times as long in bf16 as in fp32, forward and backward, on rows of a few
     hundred tokens, and it rounds. Values alone tell: rotary embeddings may leave queries and keys in fp32.
     """
-
-    @functools.wraps(attention)
-    def attend(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
-    ) -> tuple[Tensor, None]:
-        if not query.is_cpu or value.dtype not in (torch.bfloat16, torch.float16):
-            return attention(module, query, key, value, mask, **options)
-        with torch.autocast("cpu", enabled=False):
-            output, _ = attention(module, query.float(), key.float(), value.float(), mask, **options)
-        return output.to(value.dtype), None
-
-    return attend
+    if not query.is_cpu or value.dtype not in (torch.bfloat16, torch.float16):
+        return packed_attention(module, query, key, value, mask, **options)
+    with torch.autocast("cpu", enabled=False):
+        output, _ = packed_attention(module, query.float(), key.float(), value.float(), mask, **options)
+    return output.to(value.dtype), None
 
 
 @contextlib.contextmanager
@@ -350,7 +341,7 @@ def use_packed_attention(model: Any, name: str | None = None) -> Iterator[None]:
     """A context in which `model` (a trunk) uses the attention of packed rows, or the one of that name."""
     from transformers import AttentionInterface
 
-    AttentionInterface.register(_NAME, _in_fp32_on_cpu(packed_attention))
+    AttentionInterface.register(_NAME, _attend_in_fp32)
     config = model.config
     previous = config._attn_implementation
     config._attn_implementation = _NAME if name is None else name

@@ -127,7 +127,7 @@ class _Order:
 # How many tokens go through a model in one pass, where nobody says; called by the learner.
 
 _ON_GPU = 16384
-"""They fill a GPU."""
+"""Tokens that fill a GPU."""
 _MOST_ON_CPU = 2048
 """A CPU's caches hold no more of the smallest models."""
 _LEAST_ON_CPU = 512

@@ -66,11 +66,11 @@ class _Spec:
         """The function that it names."""
         if not isinstance(self.arguments.get("potential"), str):
             raise ConfigurationError(f"reward {self.name!r} needs potential: {_EXAMPLES['potential']}")
-        found: Callable[..., Any] = self.find(self.arguments["potential"])
-        return found
+        function: Callable[..., Any] = self.find(self.arguments["potential"])
+        return function
 
     def settings(self, *names: str) -> dict[str, Any]:
-        """Those of these arguments that are given."""
+        """The values of these arguments, where they are given."""
         return {name: self.arguments[name] for name in names if name in self.arguments}
 
 
@@ -114,11 +114,11 @@ def compose(name: str, arguments: Mapping[str, Any], make: Make, find: Find) -> 
     what is wrong.
     """
     composed = COMPOSED[name]
-    known = (*composed.needs, *composed.takes)
+    names = (*composed.needs, *composed.takes)
     for argument in arguments:
-        if argument not in known:
+        if argument not in names:
             raise ConfigurationError(
-                f"reward {name!r} has no argument {argument!r}{nearest(argument, known)}"
+                f"reward {name!r} has no argument {argument!r}{nearest(argument, names)}"
             )
     for argument in composed.needs:
         if argument not in arguments:

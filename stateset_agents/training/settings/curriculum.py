@@ -79,7 +79,7 @@ class DifficultyBounds:
         return cls(low, high)
 
     def has(self, difficulty: object) -> bool:
-        """Does it lie between the bounds? What has no difficulty, or one of the other kind, does not."""
+        """True for a difficulty between the bounds; False for none, and for one of the other kind."""
         level = level_of(difficulty)
         return level is not None and level[0] == self.low[0] and self.low <= level <= self.high
 
@@ -107,15 +107,15 @@ class Condition:
     @classmethod
     def parse(cls, text: str) -> Condition:
         """The condition of "format >= 0.95 for 3 steps". Raises ConfigurationError for anything else."""
-        found = _CONDITION.fullmatch(text.strip())
+        match = _CONDITION.fullmatch(text.strip())
         try:
-            value = float(found["value"]) if found else math.nan
+            value = float(match["value"]) if match else math.nan
         except ValueError:  # 1.2.3
             value = math.nan
-        steps = int(found["steps"] or 1) if found else 0
-        if found is None or math.isnan(value) or steps < 1:
+        steps = int(match["steps"] or 1) if match else 0
+        if match is None or math.isnan(value) or steps < 1:
             raise ConfigurationError(f"a condition is such as {_EXAMPLE!r}, got {text!r:.60}")
-        return cls(found["name"], found["sign"], value, steps)
+        return cls(match["name"], match["sign"], value, steps)
 
     def __str__(self) -> str:
         return f"{self.name} {self.sign} {self.value:g}"
@@ -136,14 +136,11 @@ class Stage(Settings):
         description="The step that it ends with (5000), the share of the run (0.1), or a condition on a "
         f"metric or a part of the reward ({_EXAMPLE}). The last stage has none.",
     )
-    weights: Weights | None = Field(
-        default=None, description="What each part of the reward counts; unset: `reward_weights`."
-    )
-    difficulty: Difficulty = Field(
-        default=None,
-        description="Which scenarios it plays, by `difficulty` in their context: easy, 3, or [easy, medium], "
-        "both included; unset: `difficulty` of the training.",
-    )
+    weights: Weights | None = None
+    """Weight of each part of the reward; unset: `reward_weights`."""
+    difficulty: Difficulty = None
+    """Scenarios that it plays, by `difficulty` in their context: easy, 3, or [easy, medium], both included;
+    unset: `difficulty` of the training."""
 
     @field_validator("until", mode="before")
     @classmethod
@@ -176,61 +173,37 @@ class Stage(Settings):
 class CurriculumSettings(Settings):
     """Order of the scenarios, sizes of groups, parts of the reward, stages; see docs/curriculum.md."""
 
-    scenario_order: Literal["shuffled", "stratified", "success"] = Field(
-        default="shuffled",
-        description="shuffled: every scenario once per epoch. stratified: the same, and each step has the "
-        "strata in proportion. success: drawn by measured success p, as often as p(1 - p) says.",
-    )
-    strata: str | tuple[str, ...] = Field(
-        default="family",
-        description="What tells scenarios of a stratum: their family, or a key of their context such as "
-        "difficulty; or several of these, [family, side]: a stratum is then of those that are alike in all. "
-        "For the orders stratified and success, and for group_sizes success.",
-    )
-    difficulty: Difficulty = Field(
-        default=None,
-        description="Which scenarios are played, by `difficulty` in their context: easy, 3, or "
-        "[easy, medium], both included; those without one are not. Unset: all.",
-    )
-    group_sizes: Literal["fixed", "difficulty", "success"] = Field(
-        default="fixed",
-        description="fixed: num_generations. difficulty: times .75 where a scenario's context says easy, 1.5 "
-        "where hard. success: 4 to 16 by measured success, so that more groups have both successes and "
-        "failures, at as many conversations a step.",
-    )
-    success_memory: float = Field(
-        default=0.5,
-        ge=0.0,
-        lt=1.0,
-        description="Share of what was measured of a scenario or stratum that is kept when it is measured "
-        "again: the policy changes.",
-    )
-    track_success: bool = Field(
-        default=False,
-        description="Measure the success of every scenario that is played and keep it in the checkpoint, "
-        "though nothing follows from it in this run: a memory of prompts for later domains is made of it.",
-    )
-    replay_share: float = Field(
-        default=0.0,
-        ge=0.0,
-        lt=1.0,
-        description="Share of the groups that play scenarios of earlier domains, those with `replayed: true` "
-        "in their context, spread evenly over the run; 0: they are scenarios like any other.",
-    )
-    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = Field(
-        default="sum_then_normalize",
-        description="Of a reward of several parts: normalize_then_sum divides each part by its group's "
-        "deviation before they are summed, and their sum by the step's (GDPO).",
-    )
-    reward_weights: Weights | None = Field(
-        default=None,
-        description="What each part of the reward's breakdown counts: the reward is their weighted sum, and "
-        "parts without a weight count nothing. Unset: the reward's own score.",
-    )
-    stages: tuple[Stage, ...] = Field(
-        default=(),
-        description="Parts of the run, one after the other, each with `until`, `weights` and `difficulty`.",
-    )
+    scenario_order: Literal["shuffled", "stratified", "success"] = "shuffled"
+    """shuffled: every scenario once per epoch. stratified: the same, and each step has the strata in
+    proportion. success: drawn by measured success p, as often as p(1 - p) says."""
+    strata: str | tuple[str, ...] = "family"
+    """Key by which scenarios are put into strata: their family, or a key of their context such as difficulty;
+    or several of these, [family, side]: a stratum is then of those that are alike in all. For the orders
+    stratified and success, and for group_sizes success."""
+    difficulty: Difficulty = None
+    """Scenarios that are played, by `difficulty` in their context: easy, 3, or [easy, medium], both
+    included; those without one are not. Unset: all."""
+    group_sizes: Literal["fixed", "difficulty", "success"] = "fixed"
+    """fixed: num_generations. difficulty: times .75 where a scenario's context says easy, 1.5 where hard.
+    success: 4 to 16 by measured success, so that more groups have both successes and failures, at as many
+    conversations a step."""
+    success_memory: float = Field(default=0.5, ge=0.0, lt=1.0)
+    """Share of what was measured of a scenario or stratum that is kept when it is measured again: the policy
+    changes."""
+    track_success: bool = False
+    """Measure the success of every scenario that is played and keep it in the checkpoint, though nothing
+    follows from it in this run: a memory of prompts for later domains is made of it."""
+    replay_share: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Share of the groups that play scenarios of earlier domains, those with `replayed: true` in their
+    context, spread evenly over the run; 0: they are scenarios like any other."""
+    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
+    """Treatment of a reward of several parts: normalize_then_sum divides each part by its group's deviation
+    before they are summed, and their sum by the step's (GDPO)."""
+    reward_weights: Weights | None = None
+    """Weight of each part of the reward's breakdown: the reward is their weighted sum, and parts without a
+    weight count nothing. Unset: the reward's own score."""
+    stages: tuple[Stage, ...] = ()
+    """Parts of the run, one after the other, each with `until`, `weights` and `difficulty`."""
 
     @field_validator("strata", mode="before")
     @classmethod
@@ -263,7 +236,7 @@ class CurriculumSettings(Settings):
 
     @property
     def uses_success(self) -> bool:
-        """Is success measured, because something follows from it or will in a later run?"""
+        """True where success is measured, because something follows from it or will in a later run."""
         return self.track_success or "success" in (self.scenario_order, self.group_sizes)
 
     def all_weights(self) -> list[dict[str, float]]:

@@ -31,55 +31,40 @@ class RolloutSettings(Settings):
         description=f"Of {_BRANCHING}: other ways on that are played, to their end, from after every "
         "turn that is not the last of its conversation. They cost as much as conversations do.",
     )
-    temperature: float = Field(
-        default=1.0, gt=0.0, description="Of training rollouts; the log-probs follow it."
-    )
-    temperature_schedule: Literal["none", "adaptive"] = Field(
-        default="none",
-        description="adaptive: after each step whose mean reward reaches temperature_target the temperature "
-        "is multiplied by temperature_decay, after any other by 1.01; it stays between temperature_min and "
-        "`temperature`.",
-    )
-    temperature_min: float = Field(default=0.3, gt=0.0, description="Lowest temperature of the schedule.")
-    temperature_decay: float = Field(
-        default=0.995, gt=0.0, le=1.0, description="Factor on it after a step that reached the target."
-    )
-    temperature_target: float = Field(default=0.7, description="Mean reward from which it cools.")
-    max_concurrent: int = Field(default=64, ge=1, description="Conversations at once.")
-    scheduling: Literal["auto", "deterministic", "throughput"] = Field(
-        default="auto",
-        description="deterministic waits for every local reply before a decode step; auto is deterministic "
-        "when the environment is local.",
-    )
-    max_staleness: int = Field(
-        default=0,
-        ge=0,
-        description="0 plays, learns, plays again. From 1 on the next steps' conversations go on while an "
-        "update runs, and what trains was begun at most so many steps before; see docs/overlap.md.",
-    )
-    max_resamples: int = Field(
-        default=0,
-        ge=0,
-        description="Groups without signal (all members earned the same, or too few have a score) that the "
-        "next scenarios replace in one step, DAPO's dynamic sampling; further ones train as they are.",
-    )
-    rollout_sleep: bool = Field(
-        default=False,
-        description="Free what only generation needs, its cache and packed weights, before each update, and "
-        "give back what that used after each of its micro-batches: less peak memory, and more time.",
-    )
-    log_rollouts: bool = Field(default=True, description="Write every conversation to rollouts.jsonl.")
-    log_learner_logprobs: bool = Field(
-        default=False,
-        description="Write to rollouts.jsonl, too, each trained token's log-prob under the policy that its "
-        "ratio is to (verl's old_log_prob) and under the learner before its last optimiser step on the batch "
-        "(TRL's per_token_logps), so that `learn` shows the true ratios and what was clipped.",
-    )
-    metric_for_best: Literal["auto", "eval/success", "eval/reward"] = Field(
-        default="auto",
-        description="By which evaluation a checkpoint is the best; auto is eval/success where the "
-        "environment gives a verdict, else eval/reward.",
-    )
+    temperature: float = Field(default=1.0, gt=0.0)
+    """Sampling temperature of training rollouts; the log-probs follow it."""
+    temperature_schedule: Literal["none", "adaptive"] = "none"
+    """adaptive: after each step whose mean reward reaches temperature_target the temperature is multiplied by
+    temperature_decay, after any other by 1.01; it stays between temperature_min and `temperature`."""
+    temperature_min: float = Field(default=0.3, gt=0.0)
+    """Lowest temperature of the schedule."""
+    temperature_decay: float = Field(default=0.995, gt=0.0, le=1.0)
+    """Factor on it after a step that reached the target."""
+    temperature_target: float = 0.7
+    """Mean reward from which it cools."""
+    max_concurrent: int = Field(default=64, ge=1)
+    """Conversations at once."""
+    scheduling: Literal["auto", "deterministic", "throughput"] = "auto"
+    """deterministic waits for every local reply before a decode step; auto is deterministic when the
+    environment is local."""
+    max_staleness: int = Field(default=0, ge=0)
+    """0 plays, learns, plays again. From 1 on the next steps' conversations go on while an update runs, and
+    what trains was begun at most so many steps before; see docs/overlap.md."""
+    max_resamples: int = Field(default=0, ge=0)
+    """Groups without signal (all members earned the same, or too few have a score) that the next scenarios
+    replace in one step, DAPO's dynamic sampling; further ones train as they are."""
+    rollout_sleep: bool = False
+    """Free what only generation needs, its cache and packed weights, before each update, and give back what
+    that used after each of its micro-batches: less peak memory, and more time."""
+    log_rollouts: bool = True
+    """Write every conversation to rollouts.jsonl."""
+    log_learner_logprobs: bool = False
+    """Write to rollouts.jsonl, too, each trained token's log-prob under the policy that its ratio is to
+    (verl's old_log_prob) and under the learner before its last optimiser step on the batch (TRL's
+    per_token_logps), so that `learn` shows the true ratios and what was clipped."""
+    metric_for_best: Literal["auto", "eval/success", "eval/reward"] = "auto"
+    """Metric by which a checkpoint is the best; auto is eval/success where the environment gives a
+    verdict, else eval/reward."""
 
     @model_validator(mode="after")
     def _rollouts_can_be(self) -> Self:
@@ -118,27 +103,20 @@ class RolloutSettings(Settings):
 class ScheduleSettings(Settings):
     """Episodes, steps and processes."""
 
-    num_episodes: int = Field(
-        default=1000, ge=1, description="Scenarios to play, each `num_generations` times."
-    )
-    max_steps: int | None = Field(default=None, ge=1, description="Optimiser steps; overrides num_episodes.")
-    per_device_train_batch_size: int = Field(
-        default=1, ge=1, description="Episodes of one forward-backward pass of one process."
-    )
-    gradient_accumulation_steps: int = Field(
-        default=4, ge=1, description="Passes summed into one optimiser step."
-    )
-    num_processes: int = Field(
-        default=1,
-        ge=1,
-        description="Processes that train together, each with its share of a step; as many as torchrun or "
-        "accelerate must have started, see docs/several-gpus.md.",
-    )
-    parallelism: Literal["ddp", "fsdp2"] = Field(
-        default="ddp",
-        description="Of several processes: each holds all weights (ddp), or weights, gradients and "
-        "optimiser are cut into shards, one for each (fsdp2).",
-    )
+    num_episodes: int = Field(default=1000, ge=1)
+    """Scenarios to play, each `num_generations` times."""
+    max_steps: int | None = Field(default=None, ge=1)
+    """Optimiser steps; overrides num_episodes."""
+    per_device_train_batch_size: int = Field(default=1, ge=1)
+    """Episodes of one forward-backward pass of one process."""
+    gradient_accumulation_steps: int = Field(default=4, ge=1)
+    """Passes summed into one optimiser step."""
+    num_processes: int = Field(default=1, ge=1)
+    """Processes that train together, each with its share of a step; as many as torchrun or accelerate must
+    have started, see docs/several-gpus.md."""
+    parallelism: Literal["ddp", "fsdp2"] = "ddp"
+    """Division among several processes: each holds all weights (ddp), or weights, gradients and optimiser are
+    cut into shards, one for each (fsdp2)."""
 
     @model_validator(mode="after")
     def _shards_need_processes(self) -> Self:
@@ -166,57 +144,34 @@ class ScheduleSettings(Settings):
 class FaultSettings(Settings):
     """Time limits, retries, and when the run stops."""
 
-    episode_retries: int = Field(default=1, ge=0, description="Times a failed conversation is played again.")
-    turn_retries: int = Field(
-        default=0,
-        ge=0,
-        description="Times an answer of the environment (user, tools) that failed is asked for again, "
-        "on a copy of the conversation taken before it: the environment must be able to fork.",
-    )
-    reward_retries: int = Field(
-        default=1, ge=0, description="Times a reward that broke is asked again before it is left unscored."
-    )
-    retry_backoff: float = Field(
-        default=0.5,
-        ge=0.0,
-        description="Seconds before the first such try; they double up to 30, and half of them is random.",
-    )
-    turn_timeout: float | None = Field(
-        default=300.0,
-        gt=0.0,
-        description="Seconds the environment (its user, its tools) may take for one answer; a conversation "
-        "that waits longer fails. None: for ever.",
-    )
-    reward_timeout: float | None = Field(
-        default=300.0,
-        gt=0.0,
-        description="Seconds that a reward may take, each time it is asked; members without a score by then "
-        "stay unscored. None: for ever.",
-    )
-    episode_timeout: float | None = Field(
-        default=None,
-        gt=0.0,
-        description="Seconds that a conversation may take in all; then it is cut, judged and scored by what "
-        "was said. None: as long as it lasts.",
-    )
-    breaker_failures: int = Field(
-        default=10,
-        ge=0,
-        description="Failures in a row of the environment or of a reward after which all work waits for it, "
-        "and one probe at a time asks whether it is back. 0: never.",
-    )
-    breaker_pause: float = Field(
-        default=5.0, gt=0.0, description="Seconds until the first such probe; they double up to 60."
-    )
-    outage_patience: float = Field(
-        default=300.0,
-        ge=0.0,
-        description="Seconds that work waits for what is down; then its conversations fail at once, and "
-        "max_failed_steps ends the run. What has never worked is not waited for.",
-    )
-    max_failed_steps: int = Field(
-        default=3, ge=1, description="Steps in a row without a usable group that stop."
-    )
+    episode_retries: int = Field(default=1, ge=0)
+    """Times a failed conversation is played again."""
+    turn_retries: int = Field(default=0, ge=0)
+    """Times an answer of the environment (user, tools) that failed is asked for again, on a copy of the
+    conversation taken before it: the environment must be able to fork."""
+    reward_retries: int = Field(default=1, ge=0)
+    """Times a reward that broke is asked again before it is left unscored."""
+    retry_backoff: float = Field(default=0.5, ge=0.0)
+    """Seconds before the first such try; they double up to 30, and half of them is random."""
+    turn_timeout: float | None = Field(default=300.0, gt=0.0)
+    """Seconds the environment (its user, its tools) may take for one answer; a conversation that waits longer
+    fails. None: for ever."""
+    reward_timeout: float | None = Field(default=300.0, gt=0.0)
+    """Seconds that a reward may take, each time it is asked; members without a score by then stay unscored.
+    None: for ever."""
+    episode_timeout: float | None = Field(default=None, gt=0.0)
+    """Seconds that a conversation may take in all; then it is cut, judged and scored by what was said. None:
+    as long as it lasts."""
+    breaker_failures: int = Field(default=10, ge=0)
+    """Failures in a row of the environment or of a reward after which all work waits for it, and one probe at
+    a time asks whether it is back. 0: never."""
+    breaker_pause: float = Field(default=5.0, gt=0.0)
+    """Seconds until the first such probe; they double up to 60."""
+    outage_patience: float = Field(default=300.0, ge=0.0)
+    """Seconds that work waits for what is down; then its conversations fail at once, and max_failed_steps
+    ends the run. What has never worked is not waited for."""
+    max_failed_steps: int = Field(default=3, ge=1)
+    """Steps in a row without a usable group that stop."""
 
     @property
     def faults(self) -> FaultPolicy:

@@ -26,31 +26,20 @@ from stateset_agents.types.settings import OneOf, Settings, alternatives
 class DistillationSettings(Settings):
     """On-policy distillation: a teacher's log-probs of the student's own tokens become their advantages."""
 
-    teacher: str = Field(
-        description="A model as `agent.model_name` names one, or a vLLM server (vllm:http://...); with the "
-        "student's vocabulary."
-    )
-    weight: float = Field(
-        default=1.0,
-        gt=0.0,
-        description="What log pi_T - log pi_S of a token, in nats, counts in its advantage.",
-    )
-    reward_weight: float = Field(
-        default=0.0,
-        ge=0.0,
-        description="What the reward's advantage counts beside it; 0: the reward is measured and teaches "
-        "nothing.",
-    )
-    credit: TeacherCredit = Field(
-        default="token",
-        description="What of the teacher's word a token gets: its own, its own and all later ones' (to_go), "
-        "or its turn's sum or mean; see docs/distillation.md.",
-    )
-    device: str = Field(default="auto", description="Of the teacher: auto, cpu, cuda or cuda:N.")
-    dtype: Literal["auto", "fp32", "bf16", "fp16"] = Field(
-        default="auto",
-        description="Of the teacher's weights; auto as for the agent's.",
-    )
+    teacher: str
+    """A model as `agent.model_name` names one, or a vLLM server (vllm:http://...); with the student's
+    vocabulary."""
+    weight: float = Field(default=1.0, gt=0.0)
+    """Weight of log pi_T - log pi_S of a token, in nats, in its advantage."""
+    reward_weight: float = Field(default=0.0, ge=0.0)
+    """Weight of the reward's advantage beside it; 0: the reward is measured and teaches nothing."""
+    credit: TeacherCredit = "token"
+    """Credit of a token by the teacher's word: its own, its own and all later ones' (to_go), or its turn's
+    sum or mean; see docs/distillation.md."""
+    device: str = "auto"
+    """Device of the teacher: auto, cpu, cuda or cuda:N."""
+    dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Dtype of the teacher's weights; auto as for the agent's."""
 
     @field_validator("teacher")
     @classmethod
@@ -61,36 +50,34 @@ class DistillationSettings(Settings):
 
     @property
     def is_served(self) -> bool:
-        """Does the teacher run on a server?"""
+        """True where the teacher runs on a server."""
         return self.teacher.startswith("vllm:")
 
 
 class TraceSettings(Settings):
     """A teacher's traces for the student: its replies to train scenarios, where the reward verifies them."""
 
-    teacher: AgentConfig = Field(description="Who it is: a model's name, or settings as `agent` has them.")
-    endpoint: str | None = Field(
-        default=None,
-        description="OpenAI-compatible URL, the part before /chat/completions; `teacher.model_name` is then "
-        "as it calls the model. Unset: the teacher is loaded here.",
-    )
-    api_key_env: str = Field(
-        default="OPENAI_API_KEY", description="Environment variable with the endpoint's key."
-    )
-    episodes: int | None = Field(
-        default=None, ge=1, description="Train scenarios, one of each family in turn; all when unset."
-    )
-    samples: int = Field(
-        default=1, ge=1, description="Replies to each; with more than one set a temperature of about 1."
-    )
-    temperature: float = Field(default=0.1, ge=0.0, description="Of the teacher's replies; 0 is greedy.")
-    max_new_tokens: int = Field(default=4096, ge=1, description="Most tokens of one reply of the teacher.")
-    min_reward: float = Field(default=1.0, description="Replies that earn less are not shown.")
-    in_format: bool = Field(
-        default=True,
-        description="Show only replies with one thought and one answer in their tags, see docs/reasoning.md.",
-    )
-    seed: int = Field(default=0, ge=0, description="Of the teacher's sampling.")
+    teacher: AgentConfig
+    """The teacher: a model's name, or settings as `agent` has them."""
+    endpoint: str | None = None
+    """OpenAI-compatible URL, the part before /chat/completions; `teacher.model_name` is then as it calls the
+    model. Unset: the teacher is loaded here."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """Environment variable with the endpoint's key."""
+    episodes: int | None = Field(default=None, ge=1)
+    """Train scenarios, one of each family in turn; all when unset."""
+    samples: int = Field(default=1, ge=1)
+    """Replies to each; with more than one set a temperature of about 1."""
+    temperature: float = Field(default=0.1, ge=0.0)
+    """Sampling temperature of the teacher's replies; 0 is greedy."""
+    max_new_tokens: int = Field(default=4096, ge=1)
+    """Most tokens of one reply of the teacher."""
+    min_reward: float = 1.0
+    """Replies that earn less are not shown."""
+    in_format: bool = True
+    """Show only replies with one thought and one answer in their tags, see docs/reasoning.md."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the teacher's sampling."""
 
     @field_validator("teacher", mode="before")
     @classmethod
@@ -109,79 +96,60 @@ class TraceSettings(Settings):
 class LoraSettings(Settings):
     """An adapter's size and place."""
 
-    rank: int = Field(default=16, ge=1, description="Columns of A and B: how much each layer may change.")
-    alpha: float = Field(default=32.0, gt=0.0, description="The adapter counts alpha / rank times.")
-    target_modules: Literal["all-linear"] | tuple[str, ...] = Field(
-        default="all-linear",
-        description="Names of the layers that get one, such as q_proj; all-linear is every linear layer but "
-        "the output head.",
-    )
+    rank: int = Field(default=16, ge=1)
+    """Columns of A and B: how much each layer may change."""
+    alpha: float = Field(default=32.0, gt=0.0)
+    """The adapter counts alpha / rank times."""
+    target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    """Names of the layers that get one, such as q_proj; all-linear is every linear layer but the output
+    head."""
 
-    quantization: Literal["4bit", "8bit"] | None = Field(
-        default=None,
-        description="Hold the trainer's copy of the model's own linear layers, which are not trained, in so "
-        "many bits by bitsandbytes (QLoRA), see docs/lora.md. Unset: as they are.",
-    )
+    quantization: Literal["4bit", "8bit"] | None = None
+    """Hold the trainer's copy of the model's own linear layers, which are not trained, in so many bits by
+    bitsandbytes (QLoRA), see docs/lora.md. Unset: as they are."""
 
     @model_validator(mode="before")
     @classmethod
-    def _name_few_bits(cls, given: Any) -> Any:
+    def _name_few_bits(cls, values: Any) -> Any:
         for name in ("load_in_4bit", "load_in_8bit", "quantization_config"):
-            if isinstance(given, Mapping) and name in given:
+            if isinstance(values, Mapping) and name in values:
                 raise ValueError(f"write quantization: 4bit or quantization: 8bit instead of {name}")
-        return given
+        return values
 
 
 class PassSettings(Settings):
     """Passes of an update's rows through the model, and the part of it that trains."""
 
-    micro_batch_tokens: int | None = Field(
-        default=None,
-        ge=1,
-        description="Most tokens, padding included, in one forward; longer passes are split. Two passes side "
-        "by side, as bf16 has them on several threads of a CPU, have no more together. None: 16384 on a GPU; "
-        "on a CPU as many as keep a gigabyte of activations, from 512 to 2048, and eight times that where "
-        "rows of one conversation share them. A row that is longer goes alone, and so does a conversation "
-        "whose loss takes one ratio of all its rows.",
-    )
-    row_layout: Literal["auto", "packed", "padded"] = Field(
-        default="auto",
-        description="How conversations lie in an update's forward: packed behind one another, what several "
-        "rows begin with computed once, or padded side by side. auto packs where the model, tried at the "
-        "start, gives the same hidden states that way; the run's log says which.",
-    )
-    fast_linears: bool = Field(
-        default=True,
-        description="The update's fp32 matrix products by oneDNN on AMD processors, where torch's own take "
-        "twice as long; and on a CPU in bf16 packed rows through the layers of Llama, Mistral and Qwen2 by "
-        "hand. Both are compared at the start, and elsewhere nothing changes.",
-    )
-    lora: LoraSettings | None = Field(
-        default=None,
-        description="Train an adapter of these settings and leave the model's own weights alone, see "
-        "docs/lora.md. Unset: all weights.",
-    )
-    freeze_vision: bool = Field(
-        default=False,
-        description="Leave the vision encoder of a vision-language model as it is: the projection of its "
-        "features and the text model train.",
-    )
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
-        default="auto",
-        description="Autocast of the update, master weights stay fp32; auto is bf16 on GPUs that have it "
-        "and, for models of 100 million parameters and more, on CPUs with AMX, else fp32. The aliases "
-        "bf16=True, fp16=True and use_amp are accepted.",
-    )
-    gradient_checkpointing: Literal["auto"] | bool = Field(
-        default="auto",
-        description="Recompute activations in the backward pass to save memory. auto: on a GPU where a pass "
-        "of 8192 tokens would not fit otherwise; never on a CPU.",
-    )
-    dropout: bool = Field(
-        default=False,
-        description="Leave the model's own dropout on in updates. Rollouts have none, so the ratio of the "
-        "first pass is then not 1 and may be clipped.",
-    )
+    micro_batch_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens, padding included, in one forward; longer passes are split. Two passes side by side, as
+    bf16 has them on several threads of a CPU, have no more together. None: 16384 on a GPU; on a CPU as many
+    as keep a gigabyte of activations, from 512 to 2048, and eight times that where rows of one conversation
+    share them. A row that is longer goes alone, and so does a conversation whose loss takes one ratio of all
+    its rows."""
+    row_layout: Literal["auto", "packed", "padded"] = "auto"
+    """Layout of conversations in an update's forward: packed behind one another, what several rows begin with
+    computed once, or padded side by side. auto packs where the model, tried at the start, gives the same
+    hidden states that way; the run's log says which."""
+    fast_linears: bool = True
+    """The update's fp32 matrix products by oneDNN on AMD processors, where torch's own take twice as long;
+    and on a CPU in bf16 packed rows through the layers of Llama, Mistral and Qwen2 by hand. Both are compared
+    at the start, and elsewhere nothing changes."""
+    lora: LoraSettings | None = None
+    """Train an adapter of these settings and leave the model's own weights alone, see docs/lora.md. Unset:
+    all weights."""
+    freeze_vision: bool = False
+    """Leave the vision encoder of a vision-language model as it is: the projection of its features and the
+    text model train."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Autocast of the update, master weights stay fp32; auto is bf16 on GPUs that have it and, for models of
+    100 million parameters and more, on CPUs with AMX, else fp32. The aliases bf16=True, fp16=True and use_amp
+    are accepted."""
+    gradient_checkpointing: Literal["auto"] | bool = "auto"
+    """Recompute activations in the backward pass to save memory. auto: on a GPU where a pass of 8192 tokens
+    would not fit otherwise; never on a CPU."""
+    dropout: bool = False
+    """Leave the model's own dropout on in updates. Rollouts have none, so the ratio of the first pass is then
+    not 1 and may be clipped."""
 
 
 def _loss_clips(side: Callable[[Clip], float]) -> str:
@@ -206,11 +174,9 @@ class UpdateSettings(PassSettings):
     """Passes over a batch, the policy's loss, its advantages, the critic, and the reference."""
 
     num_iterations: int = Field(
-        default=1,
-        ge=1,
-        validation_alias=AliasChoices("num_iterations", "num_epochs"),
-        description="Optimiser steps on each batch (the first is on-policy).",
+        default=1, ge=1, validation_alias=AliasChoices("num_iterations", "num_epochs")
     )
+    """Optimiser steps on each batch (the first is on-policy)."""
 
     # Loss
     loss_type: Annotated[str, OneOf(LOSSES)] = Field(
@@ -231,119 +197,92 @@ class UpdateSettings(PassSettings):
         gt=0.0,
         description=f"Upper clip where it differs from the lower; {_loss_clips(lambda clip: clip.high)}.",
     )
-    dual_clip: float | None = Field(
-        default=None, gt=1.0, description="For negative advantages the loss is at most dual_clip * |A|."
-    )
+    dual_clip: float | None = Field(default=None, gt=1.0)
+    """Bound for negative advantages: the loss is at most dual_clip * |A|."""
     loss_length: int = Field(
         default=512,
         ge=1,
         description=f"{_CONSTANT}'s constant: agent tokens of a full trajectory. Far above that, "
         "gradients are so small that max_grad_norm never clips.",
     )
-    importance_cap: float | None = Field(
-        default=None,
-        gt=0.0,
-        description="Tokens of another policy than the one the ratio is taken to (stale ones, those of "
-        "half-precision rollouts) get the weight pi_old / pi_sampler, at most this much. None: 2 with "
-        "max_staleness, else no weight.",
-    )
+    importance_cap: float | None = Field(default=None, gt=0.0)
+    """Tokens of another policy than the one the ratio is taken to (stale ones, those of half-precision
+    rollouts) get the weight pi_old / pi_sampler, at most this much. None: 2 with max_staleness, else no
+    weight."""
     entropy_coef: float = Field(
         default=0.0,
         ge=0.0,
         validation_alias=AliasChoices("entropy_coef", "entropy_coefficient", "entropy_coeff"),
-        description="Weight of the entropy bonus.",
     )
+    """Weight of the entropy bonus."""
 
     # Advantages
-    advantage_estimator: Annotated[str, OneOf(ESTIMATORS)] = Field(
-        default=DEFAULT_ESTIMATOR,
-        description="Who gets the credit: a whole conversation against its group, a turn against its "
-        "siblings' turns or against other ways on from where it stood, a turn or token against a critic "
-        "(GAE), or the outcome against its group plus turn rewards by GAE; see docs/algorithms.md.",
-    )
-    baseline_type: Annotated[str, OneOf(BASELINES)] = Field(
-        default="group_mean", description="What a conversation's reward is compared with."
-    )
+    advantage_estimator: Annotated[str, OneOf(ESTIMATORS)] = DEFAULT_ESTIMATOR
+    """Unit of the credit: a whole conversation against its group, a turn against its siblings' turns or
+    against other ways on from where it stood, a turn or token against a critic (GAE), or the outcome against
+    its group plus turn rewards by GAE; see docs/algorithms.md."""
+    baseline_type: Annotated[str, OneOf(BASELINES)] = "group_mean"
+    """The baseline that a conversation's reward is compared with."""
     advantage_normalization: Scaling = Field(
         default="population",
         validation_alias=AliasChoices("advantage_normalization", "scale_rewards"),
         description="Standard deviation that advantages are divided by; False is none, True the "
         f"estimator's own. {_UNBIASED} have none, with a critic it is batch (centred, too) or none.",
     )
-    group_strategy: Literal["none", "family"] = Field(
-        default="none",
-        description="family: the deviation of advantage_normalization batch (with a critic the mean, too) is "
-        "of the conversations of one family, so that no family's rewards drown another's; see "
-        "docs/grouping.md.",
-    )
-    reward_clip: float = Field(
-        default=10.0,
-        gt=0.0,
-        description="Rewards are clipped to ±this before comparison: a conversation's, or with per-turn "
-        "credit each turn's.",
-    )
-    advantage_clip: float | None = Field(
-        default=None,
-        gt=0.0,
-        description="Scaled advantages are clipped to ±this. Of G conversations compared with their own mean "
-        "none is beyond the root of G - 1, so 3 acts only in groups of more than 10.",
-    )
-    advantage_skip: float = Field(
-        default=0.0,
-        ge=0.0,
-        description="Tokens with an advantage nearer to 0 train nothing, no KL either: advantages then no "
-        "longer sum to 0 in a group. 0 skips none.",
-    )
+    group_strategy: Literal["none", "family"] = "none"
+    """family: the deviation of advantage_normalization batch (with a critic the mean, too) is of the
+    conversations of one family, so that no family's rewards drown another's; see docs/grouping.md."""
+    reward_clip: float = Field(default=10.0, gt=0.0)
+    """Rewards are clipped to ±this before comparison: a conversation's, or with per-turn credit each
+    turn's."""
+    advantage_clip: float | None = Field(default=None, gt=0.0)
+    """Scaled advantages are clipped to ±this. Of G conversations compared with their own mean none is beyond
+    the root of G - 1, so 3 acts only in groups of more than 10."""
+    advantage_skip: float = Field(default=0.0, ge=0.0)
+    """Tokens with an advantage nearer to 0 train nothing, no KL either: advantages then no longer sum to 0 in
+    a group. 0 skips none."""
     min_group_size: int = Field(
         default=2,
         ge=1,
         description=f"A group with fewer scored members is left out of the step; {_LONE} have 1.",
     )
-    gamma: float = Field(
-        default=1.0,
-        gt=0.0,
-        le=1.0,
-        description="Discount from one turn to the next; within a turn there is none.",
-    )
-    gae_lambda: float = Field(
-        default=0.95,
-        ge=0.0,
-        le=1.0,
-        description="GAE's trade of the critic's bias (0) for the rewards' noise (1).",
-    )
-    bootstrap_truncated: bool = Field(
-        default=True,
-        description="A conversation cut by a limit is worth what the critic expects after the cut, too; "
-        "false where the limit is part of the task.",
-    )
+    gamma: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Discount from one turn to the next; within a turn there is none."""
+    gae_lambda: float = Field(default=0.95, ge=0.0, le=1.0)
+    """GAE's trade of the critic's bias (0) for the rewards' noise (1)."""
+    bootstrap_truncated: bool = True
+    """A conversation cut by a limit is worth what the critic expects after the cut, too; false where the
+    limit is part of the task."""
 
     # Critic, of the estimators that have one
-    value_learning_rate: float = Field(default=1e-3, gt=0.0, description="Of the value head, constant.")
-    value_iterations: int = Field(default=4, ge=1, description="Optimiser steps of the head on each batch.")
-    value_clip: float | None = Field(
-        default=0.2, gt=0.0, description="Values move at most this far in a step, in units of reward."
-    )
-    value_dropout: float = Field(default=0.0, ge=0.0, lt=1.0, description="Of the value head, in training.")
+    value_learning_rate: float = Field(default=1e-3, gt=0.0)
+    """Learning rate of the value head, constant."""
+    value_iterations: int = Field(default=4, ge=1)
+    """Optimiser steps of the head on each batch."""
+    value_clip: float | None = Field(default=0.2, gt=0.0)
+    """Values move at most this far in a step, in units of reward."""
+    value_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Dropout of the value head, in training."""
 
     # KL to the reference model
     beta: float = Field(
         default=0.1,
         ge=0.0,
         validation_alias=AliasChoices("beta", "kl_coefficient", "kl_penalty_coeff", "kl_coef"),
-        description="Weight of the KL to the reference (the weights at the start); 0 loads none.",
     )
-    use_reference_model: bool = Field(default=True, description="False is the same as beta = 0.")
-    kl_estimator: KLEstimator = Field(default="k3", description="Per-token estimator.")
-    kl_placement: Literal["loss", "reward"] = Field(
-        default="loss", description="In the loss (times the live ratio), or k1 subtracted from the reward."
-    )
-    kl_controller: KLControllerKind = Field(
-        default="fixed", description="How beta moves: not at all, in steps, or in proportion to the error."
-    )
-    kl_target: float = Field(default=0.01, gt=0.0, description="KL per token that a moving beta steers to.")
-    kl_horizon: int = Field(
-        default=10000, ge=1, description="Conversations over which ziegler's beta adapts."
-    )
+    """Weight of the KL to the reference (the weights at the start); 0 loads none."""
+    use_reference_model: bool = True
+    """False is the same as beta = 0."""
+    kl_estimator: KLEstimator = "k3"
+    """Per-token estimator."""
+    kl_placement: Literal["loss", "reward"] = "loss"
+    """In the loss (times the live ratio), or k1 subtracted from the reward."""
+    kl_controller: KLControllerKind = "fixed"
+    """Movement of beta: not at all, in steps, or in proportion to the error."""
+    kl_target: float = Field(default=0.01, gt=0.0)
+    """KL per token that a moving beta steers to."""
+    kl_horizon: int = Field(default=10000, ge=1)
+    """Conversations over which ziegler's beta adapts."""
 
     distillation: DistillationSettings | None = Field(
         default=None,

@@ -120,8 +120,8 @@ def _read(chats: Chats, tools: Sequence[Mapping[str, Any]], share: float) -> Ite
     """Equal conversations are held out together."""
     located = located_chats(chats)
     counts = RowCounts()
-    shown = read_schemas(tools)
-    read = [_chat(where, data, shown, counts) for where, data in located]
+    schemas = read_schemas(tools)
+    read = [_chat(where, data, schemas, counts) for where, data in located]
     counts.tell(str(chats) if isinstance(chats, str | Path) else "conversations")
     scenarios = [chat.scenario for chat in read]
     for chat, scenario in zip(

@@ -179,15 +179,15 @@ class ReasoningDistillation:
         if config is not None and settings:
             raise ConfigurationError("give train_student a config or settings, not both")
         config = config or SFTConfig(**{"run_name": "distill", **settings})
-        shown = traces.kept if isinstance(traces, Traces) else tuple(traces)
-        if not shown:
+        examples = traces.kept if isinstance(traces, Traces) else tuple(traces)
+        if not examples:
             raise ConfigurationError("there is no trace to imitate: give at least one")
         scenarios = await in_thread(self._held_out, measure_on)
         folder = run
         if folder is None:
             folder = await in_thread(RunFolder.create, config.output_dir, config.run_name)
         file = folder.path / "traces.jsonl"
-        await in_thread(write_traces, shown, file)
+        await in_thread(write_traces, examples, file)
         before = await self._measured(scenarios, limits)
         trainer = SFTTrainer(self.student, file, config, run=folder, callbacks=callbacks)
         try:

@@ -17,26 +17,22 @@ class SFTConfig(RunSettings, PassSettings, OptimizerSettings):
 
     model_config = ConfigDict(allow_inf_nan=False)
 
-    learning_rate: float = Field(default=2e-5, ge=0.0, description="Peak of the schedule.")
-    num_train_epochs: int = Field(default=3, ge=1, description="How often every conversation is shown.")
-    max_steps: int | None = Field(
-        default=None, ge=1, description="Optimiser steps, instead of num_train_epochs."
-    )
-    per_device_train_batch_size: int = Field(default=8, ge=1, description="Conversations of one step.")
-    validation_share: float = Field(
-        default=0.05,
-        ge=0.0,
-        lt=1.0,
-        description="Share held out, to measure the loss on, of the conversations that name no split.",
-    )
-    eval_steps: int = Field(
-        default=0, ge=0, description="The held-out loss is measured every so many steps; 0: after each epoch."
-    )
-    load_best_at_end: bool = Field(
-        default=True,
-        description="The agent ends with the weights of the lowest held-out loss instead of the last step's.",
-    )
-    run_name: str = Field(default="sft", description="Part of the run folder's name.", pattern=r"^[\w.-]+$")
+    learning_rate: float = Field(default=2e-5, ge=0.0)
+    """Peak of the schedule."""
+    num_train_epochs: int = Field(default=3, ge=1)
+    """Times that every conversation is shown."""
+    max_steps: int | None = Field(default=None, ge=1)
+    """Optimiser steps, instead of num_train_epochs."""
+    per_device_train_batch_size: int = Field(default=8, ge=1)
+    """Conversations of one step."""
+    validation_share: float = Field(default=0.05, ge=0.0, lt=1.0)
+    """Share held out, to measure the loss on, of the conversations that name no split."""
+    eval_steps: int = Field(default=0, ge=0)
+    """The held-out loss is measured every so many steps; 0: after each epoch."""
+    load_best_at_end: bool = True
+    """The agent ends with the weights of the lowest held-out loss instead of the last step's."""
+    run_name: str = Field(default="sft", pattern=r"^[\w.-]+$")
+    """Part of the run folder's name."""
 
     def num_steps(self, num_conversations: int) -> int:
         """Steps of a run over so many training conversations; an epoch's last step may be smaller."""

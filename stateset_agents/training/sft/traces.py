@@ -97,7 +97,7 @@ def verified_traces(
     """
     numbers = dict.fromkeys(asdict(Counts()), 0)
     kept: list[Trace] = []
-    seen: set[tuple[str, str]] = set()
+    replies: set[tuple[str, str]] = set()
     num_formatted = 0
     for trajectory, tools in played:
         numbers["asked"] += 1
@@ -105,12 +105,12 @@ def verified_traces(
         reasoned = read_reasoned(reply)
         num_formatted += reasoned is not None
         why = _why_not(trajectory, min_reward, reasoned if in_format else True)
-        if why is None and (key := (trajectory.scenario.id, _as_text(reply))) in seen:
+        if why is None and (key := (trajectory.scenario.id, _as_text(reply))) in replies:
             why = "repeated"
         if why is not None:
             numbers[why] += 1
             continue
-        seen.add(key)
+        replies.add(key)
         kept.append(_trace(trajectory, tools, reply, reasoned, teacher))
     counts = Counts(**{**numbers, "kept": len(kept)})
     if not kept:
@@ -124,8 +124,12 @@ def verified_traces(
 
 def format_share(trajectories: Iterable[Trajectory]) -> float | None:
     """Share of conversations whose last reply is one thought and one answer; None where none was played."""
-    played = [one for one in trajectories if one.status is not Status.FAILED]
-    kept = [one for one in played if one.replies and read_reasoned(one.replies[-1]) is not None]
+    played = [trajectory for trajectory in trajectories if trajectory.status is not Status.FAILED]
+    kept = [
+        trajectory
+        for trajectory in played
+        if trajectory.replies and read_reasoned(trajectory.replies[-1]) is not None
+    ]
     return len(kept) / len(played) if played else None
 
 

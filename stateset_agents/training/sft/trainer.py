@@ -27,15 +27,13 @@ from stateset_agents.runs.checkpoints import checkpoint_at
 from stateset_agents.runs.compatibility import Identity
 from stateset_agents.runs.early_stopping import Best, crossed
 from stateset_agents.runs.recorder import ready
-from stateset_agents.runs.session import Session
 from stateset_agents.runs.trackers import check_installed
 from stateset_agents.runtime.tasks import in_thread, shielded
 from stateset_agents.tracking.run_folder import RunFolder
+from stateset_agents.training.agent_session import AgentSession
 from stateset_agents.training.loop.checkpointer import Checkpointer
 from stateset_agents.training.loop.run_state import RunState
 from stateset_agents.training.loop.weight_sync import WeightSync, initial_tokens
-from stateset_agents.training.processes import ProcessGroup
-from stateset_agents.training.setup import open_run
 from stateset_agents.training.sft.demonstrations import (
     Demonstrations,
     DemonstrationSource,
@@ -44,7 +42,7 @@ from stateset_agents.training.sft.demonstrations import (
 )
 from stateset_agents.training.sft.settings import SFTConfig
 from stateset_agents.training.update.batch import Sample
-from stateset_agents.training.update.factory import engine_paths, is_quantized_training, trainable_copy
+from stateset_agents.training.update.factory import LearnerFactory, is_quantized_training, trainable_copy
 from stateset_agents.training.update.learner import Learner
 from stateset_agents.types.errors import ConfigurationError, TrainingStopped
 from stateset_agents.types.seeds import derive
@@ -69,7 +67,7 @@ _TAKEN = (
 """Metrics of an update that mean the same here."""
 
 
-class SFTTrainer(Session[SFTConfig]):
+class SFTTrainer(AgentSession[SFTConfig]):
     """Imitates conversations, inside the caller's event loop.
 
     The loss of a step is the mean of -log p over the tokens that the agent says in its conversations, in
@@ -84,7 +82,6 @@ class SFTTrainer(Session[SFTConfig]):
     _LENGTH = "max_steps or num_train_epochs"
     _SECTION = "sft"
     _parts: Parts | None
-    _state: RunState
 
     def __init__(
         self,
@@ -102,11 +99,9 @@ class SFTTrainer(Session[SFTConfig]):
         expect("agent", agent, MultiTurnAgent, "write MultiTurnAgent(AgentConfig(...))")
         if config is not None:
             expect("config", config, SFTConfig, "write SFTConfig(learning_rate=1e-4, ...)")
-        super().__init__(config or SFTConfig(), run, callbacks)
-        self.agent = agent
+        super().__init__(agent, config or SFTConfig(), run, callbacks)
         self._conversations = conversations
         self._tools = tools
-        self._group = ProcessGroup(self._worker)
         self._state = RunState(best=Best(metric="eval/loss"))
 
     # ------------------------------------------------------------------------------ how it stands
@@ -152,8 +147,7 @@ class SFTTrainer(Session[SFTConfig]):
             return
         await self._group.join(1)
         self._parts = await self._set_up(None if checkpoint is None else date_of(checkpoint))
-        date = self.agent.template.date
-        self._state = replace(self._state, template_date=None if date is None else date.isoformat())
+        self._note_date()
 
     async def _set_up(self, date: datetime.date | None) -> Parts:
         """Load the model, encode the conversations, make the learner, open the run folder.
@@ -190,28 +184,18 @@ class SFTTrainer(Session[SFTConfig]):
             tokens = initial_tokens(backend, is_quantized=is_quantized_training(training))
             learner = await worker.run(make_learner)
         agent_settings = agent.config.model_dump(mode="json")
-        weights, checkpoints = await open_run(
-            agent,
-            learner,
-            training,
-            Identity(
-                base=learner.fingerprint,
-                scenarios=await worker.run(_fingerprint, demonstrations),
-                settings={"agent": agent_settings, "training": training.model_dump(mode="json")},
-            ),
-            {
-                "made_by": "sft",
-                "agent": agent_settings,
-                "conversations": _source(self._conversations),
-                "sft": config.model_dump(mode="json"),
-            },
-            run_settings=config,
-            tokens=tokens,
-            lifecycle=self._lifecycle,
-            group=self._group,
-            worker=worker,
-            recorder=self._recorder,
+        identity = Identity(
+            base=learner.fingerprint,
+            scenarios=await worker.run(_fingerprint, demonstrations),
+            settings={"agent": agent_settings, "training": training.model_dump(mode="json")},
         )
+        settings = {
+            "made_by": "sft",
+            "agent": agent_settings,
+            "conversations": _source(self._conversations),
+            "sft": config.model_dump(mode="json"),
+        }
+        weights, checkpoints = await self._open_run(learner, training, identity, settings, tokens=tokens)
         return Parts(
             demonstrations=demonstrations,
             backend=backend,
@@ -226,17 +210,6 @@ class SFTTrainer(Session[SFTConfig]):
             return conversations.load(self.agent, validation_share=share)
         return load_demonstrations(self.agent, conversations, tools=self._tools, validation_share=share)
 
-    async def stop(self) -> None:
-        """End the update thread and close the logs; the agent goes on speaking."""
-        await super().stop()
-        if self._parts is not None:
-            self._parts.learner.close()
-
-    async def close(self) -> None:
-        """Stop, and close the agent too."""
-        await self.stop()
-        await self.agent.close()
-
     # ------------------------------------------------------------------------------ training
 
     async def train(self) -> MultiTurnAgent:
@@ -246,15 +219,11 @@ class SFTTrainer(Session[SFTConfig]):
         However it ends, it keeps a checkpoint of the last finished step, `summary.json` and `report.html`.
         Raises TrainingStopped where a loss or gradient is not finite.
         """
-        await self._train()
-        return self.agent
-
-    def _exclusive(self) -> contextlib.AbstractContextManager[None]:
-        return ready(self._parts).weights.exclusive()
+        return await super().train()
 
     async def _begin(self) -> None:
         parts = ready(self._parts)
-        paths = {**engine_paths(parts.backend), **parts.learner.layout}
+        paths = LearnerFactory().paths(parts.backend, parts.learner)
         self.tracker.log_event("paths", step=self.step_number, **paths)
 
     async def _next_step(self) -> None:

@@ -36,14 +36,9 @@ from stateset_agents.training.rows.layout import Layout, padded_layouts
 from stateset_agents.training.trl.backend import Sampled, TrlBackend
 from stateset_agents.training.trl.rows import TrlRow, padding_row, trl_rows
 from stateset_agents.training.trl.settings import TrlSettings, check_mappable, grpo_arguments
-from stateset_agents.training.update.batch import ConversationRow, CreditedBatch, Sample
-from stateset_agents.training.update.critic import (
-    Critic,
-    credit_with_critic,
-    make_critic,
-    update_critic,
-)
-from stateset_agents.training.update.factory import engine_paths, is_quantized_training, trainable_copy
+from stateset_agents.training.update.batch import ConversationRow, Sample
+from stateset_agents.training.update.critic import ActorCritic, Critic, make_critic
+from stateset_agents.training.update.factory import LearnerFactory, is_quantized_training, trainable_copy
 from stateset_agents.training.update.lora import (
     base_of,
     lora_config,
@@ -55,7 +50,6 @@ from stateset_agents.training.update.protocol import Learned, not_finite
 from stateset_agents.training.update.weight_store import AdapterWeights, FullWeights
 from stateset_agents.types.errors import CheckpointError, ConfigurationError
 from stateset_agents.types.settings import expect
-from stateset_agents.types.trajectory import TrajectoryGroup
 
 _MOST_TOKENS = 16384
 """Tokens of one forward for the critic, padding included."""
@@ -73,7 +67,7 @@ class _SampleRequest:
     replies: Future[list[Sampled]] = field(default_factory=Future)
 
 
-class TrlLearner:
+class TrlLearner(ActorCritic):
     """A `PolicyLearner`, which documents what a trainer calls, with TRL's model, loss and optimiser."""
 
     def __init__(
@@ -89,83 +83,56 @@ class TrlLearner:
     ) -> None:
         """Trains `model` itself, or with `config.lora` an adapter on it. `max_new_tokens` and `stop_ids`
         bound a turn where TRL samples; `matmul_precision` is of fp32 products."""
-        self.config = config
-        self._settings = settings
-        self._tokenizer = copy.deepcopy(tokenizer)  # TRL gives it a padding token
-        self._model = model
-        self._max_new_tokens = max_new_tokens
-        self._folder = tempfile.TemporaryDirectory(prefix="trl-")
-        self._stop_ids = tuple(stop_ids)
-        self._precision: MatmulPrecision = matmul_precision
-        self._rows: queue.SimpleQueue[Sequence[TrlRow] | _SampleRequest | None] = queue.SimpleQueue()
-        self._steps: queue.SimpleQueue[Mapping[str, float] | BaseException] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self.num_updates = 0
-        self.midway = False
-        self.trainer = self._make_trainer()
-        self._store = (FullWeights if config.lora is None else AdapterWeights)(self.model)
-        self._cuts_after_first_token = _left_padding_matters(self.base)
-        """True where a prompt is cut to one token, so that TRL pads nothing on the left."""
-        self.critic = _critic(self.base, config)
-        self.fingerprint = fingerprint(self.base_weights() if config.lora else self.weights())
-
-    def _make_trainer(self) -> Any:
         from trl.trainer.grpo_config import GRPOConfig
 
         from stateset_agents.training.trl.update import ConversationTrainer, no_dropout
 
-        config, model = self.config, self._model
+        self.config = config
+        self._tokenizer = copy.deepcopy(tokenizer)  # TRL gives it a padding token
+        self._folder = tempfile.TemporaryDirectory(prefix="trl-")
+        self._rows: queue.SimpleQueue[Sequence[TrlRow] | _SampleRequest | None] = queue.SimpleQueue()
+        self._steps: queue.SimpleQueue[Mapping[str, float] | BaseException] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self.num_updates = 0
         no_dropout(model)
         name_or_path = getattr(model.config, "_name_or_path", "")
         arguments = grpo_arguments(
             config,
-            self._settings,
+            settings,
             device=model.device,
-            max_new_tokens=self._max_new_tokens,
+            max_new_tokens=max_new_tokens,
             folder=self._folder.name,
-            num_parameters=size_for_auto(model, config, self._precision),
+            num_parameters=size_for_auto(model, config, matmul_precision),
         )
         with loading(), torch.random.fork_rng(), tempfile.TemporaryDirectory(prefix="start-") as folder:
             if config.uses_reference and config.lora is None:  # TRL loads it from where the model came from
                 model.save_pretrained(folder)
                 model.config._name_or_path = folder
             try:
-                return ConversationTrainer(
+                self.trainer: Any = ConversationTrainer(
                     model,
                     self._tokenizer,
                     GRPOConfig(**arguments),
                     config,
                     next_rows=self._next_rows,
                     stepped=self._steps.put,
-                    stop_ids=self._stop_ids,
-                    precision=self._precision,
+                    stop_ids=stop_ids,
+                    precision=matmul_precision,
                     peft_config=None if config.lora is None else lora_config(config.lora, model),
                 )
             finally:
                 model.config._name_or_path = name_or_path
-
-    @property
-    def device(self) -> torch.device:
-        device: torch.device = self.base.device
-        return device
-
-    @property
-    def scales_gradients(self) -> bool:
-        return bool(self.trainer.args.fp16)
-
-    @property
-    def model(self) -> nn.Module:
+        self.model: nn.Module = self.trainer.accelerator.unwrap_model(self.trainer.model)
         """TRL's, wrapped by peft where there is an adapter."""
-        model: nn.Module = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        return model
-
-    @property
-    def base(self) -> Any:
-        return base_of(self.model)
-
-    @property
-    def layout(self) -> Mapping[str, str]:
-        return {"rows": "padded", "why_rows": "TRL pads"}
+        self.base = base_of(self.model)
+        self.device: torch.device = self.base.device
+        self.layout = {"rows": "padded", "why_rows": "TRL pads"}
+        self.scales_gradients = bool(self.trainer.args.fp16)
+        self._store = (FullWeights if config.lora is None else AdapterWeights)(self.model)
+        self._cuts_after_first_token = _left_padding_matters(self.base)
+        """True where a prompt is cut to one token, so that TRL pads nothing on the left."""
+        self.critic = _critic(self.base, config)
+        self.fingerprint = fingerprint(self.base_weights() if config.lora else self.weights())
 
     # ------------------------------------------------------------------------------ learning
 
@@ -181,43 +148,31 @@ class TrlLearner:
     def set_temperature(self, temperature: float) -> None:
         """TRL's was set at the start; `check_mappable` refuses a temperature that changes."""
 
-    def credit(self, groups: Sequence[TrajectoryGroup]) -> CreditedBatch:
-        return credit_with_critic(groups, self.config, self.critic)
-
-    def learn(self, batch: CreditedBatch, *, step: int) -> Learned:
-        samples = batch.samples
-        if not samples:
-            return Learned({"optimizer/skipped": 1.0})
-        updated = self._update(samples)
-        metrics = {**updated, **batch.metrics}
-        self.midway = True
-        metrics |= update_critic(self.critic, batch, seed=self.config.seed, step=step)
-        self.midway = False
-        loss, norm = updated.get("loss/total", 0.0), updated.get("optimizer/grad_norm", 0.0)
-        return Learned(metrics, failure=not_finite(loss, norm, scaled=self.scales_gradients))
-
     def losses(self, samples: Sequence[Sample], *, beta: float | None = None) -> dict[str, Tensor]:
         """Raises ConfigurationError: TRL computes its loss in its own step."""
         raise ConfigurationError("TRL computes its loss in its own step: ask a MultiTurnGRPOTrainer for one")
 
-    def _update(self, samples: Sequence[Sample]) -> dict[str, float]:
+    def learn_from(self, samples: Sequence[Sample], *, step: int) -> Learned:
         """`num_iterations` optimiser steps of TRL's; none where the gradient is exactly 0 (AdamW would still
         move the weights)."""
-        if not (self.config.uses_reference or any(any(sample.advantages) for sample in samples)):
-            return {"optimizer/skipped": 1.0}
+        config = self.config
+        if not (config.uses_reference or any(any(sample.advantages) for sample in samples)):
+            return Learned({"optimizer/skipped": 1.0})
         self.midway = True
         self._start()
         self._rows.put(self._batch(samples))
-        passes: list[Mapping[str, float]] = []
-        for _ in range(self.config.num_iterations):
-            metrics = self._steps.get()
-            if isinstance(metrics, BaseException):
-                raise metrics
-            passes.append(metrics)
-        self.num_updates += len(passes)
+        metrics: Mapping[str, float] = {}
+        for _ in range(config.num_iterations):
+            result = self._steps.get()
+            if isinstance(result, BaseException):
+                raise result
+            metrics = result
+        self.num_updates += config.num_iterations
         self.midway = False
-        beta = self.config.beta if self.config.uses_reference else 0.0
-        return {**passes[-1], "kl/coefficient": beta, "optimizer/skipped": 0.0}
+        loss, norm = metrics.get("loss/total", 0.0), metrics.get("optimizer/grad_norm", 0.0)
+        failure = not_finite(loss, norm, scaled=self.scales_gradients)
+        beta = config.beta if config.uses_reference else 0.0
+        return Learned({**metrics, "kl/coefficient": beta, "optimizer/skipped": 0.0}, failure=failure)
 
     def _batch(self, samples: Sequence[Sample]) -> list[TrlRow]:
         size = self.config.episodes_per_step() * self.config.num_generations
@@ -271,7 +226,7 @@ class TrlLearner:
             self.trainer.train()
         except _TrainingEnded:
             return
-        except BaseException as error:  # `_update` raises it, whatever it is
+        except BaseException as error:  # `learn_from` raises it, whatever it is
             self._steps.put(error)
 
     def _next_rows(self) -> Sequence[TrlRow]:
@@ -316,9 +271,6 @@ class TrlLearner:
     def contribute_shards(self) -> None:
         """One process trains, and it writes the checkpoints."""
 
-    def critic_state(self) -> dict[str, Tensor]:
-        return {} if self.critic is None else self.critic.value_function.state_dict()
-
     def _optimizer(self) -> Any:
         if self.trainer.optimizer is None:
             self.trainer.create_optimizer()
@@ -344,8 +296,7 @@ class TrlLearner:
         for group in optimizer.param_groups:  # the schedule begins with them
             group["lr"] = self.config.learning_rate
             group.pop("initial_lr", None)
-        if self.critic is not None:
-            self.critic.value_function.load_state_dict(critic or {})
+        self.restore_critic(critic)
         self.num_updates = self.trainer.updates_done = int(state["num_updates"])
 
 
@@ -381,7 +332,7 @@ def _left_padding_matters(model: Any) -> bool:
     return not torch.allclose(logits, shifted, atol=1e-2, rtol=1e-2)
 
 
-class TrlLearnerFactory:
+class TrlLearnerFactory(LearnerFactory):
     """A `LearnerFactory` whose learners update by TRL, and sample by it where that is asked for."""
 
     def __init__(self, settings: TrlSettings | None = None) -> None:
@@ -438,7 +389,7 @@ class TrlLearnerFactory:
         if self.settings.generates:
             engine = "vLLM" if self.settings.options.get("use_vllm") else "transformers"
             return {"engine": f"TRL, {engine}", "why": "asked for", **learner.layout}
-        return {**engine_paths(backend), **learner.layout}
+        return super().paths(backend, learner)
 
 
 class _Player(MultiTurnAgent):

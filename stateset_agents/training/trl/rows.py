@@ -76,7 +76,7 @@ def trl_rows(
     sizes = (len(turn.completion.token_ids) for turn in trajectory.turns)
     firsts = list(itertools.accumulate(sizes, initial=0))
     rows = trajectory.rows
-    made = []
+    batch_rows = []
     for row in [row for row in rows if any(row.action_mask)] or rows[:1]:
         trained = list(trained_turns(row))
         ids, mask = row.token_ids, row.action_mask
@@ -87,9 +87,9 @@ def trl_rows(
         for number, turn, start in trained:
             count = len(turn.completion.token_ids)
             if advantages is not None:
-                own = advantages[firsts[number] : firsts[number] + count]
-                credit[start : start + count] = [weight * advantage for advantage in own]
-        made.append(
+                values = advantages[firsts[number] : firsts[number] + count]
+                credit[start : start + count] = [weight * advantage for advantage in values]
+        batch_rows.append(
             TrlRow(
                 prompt_ids=ids[:cut],
                 completion_ids=ids[cut:],
@@ -100,7 +100,7 @@ def trl_rows(
                 conversation=conversation,
             )
         )
-    return made
+    return batch_rows
 
 
 def columns(

@@ -29,16 +29,12 @@ INSTALL = 'pip install "trl>=1.16,<1.17"'
 class TrlSettings(Settings):
     """Settings of TRL that `TrainingConfig` does not have."""
 
-    generation: Literal["auto", "own", "trl"] = Field(
-        default="auto",
-        description="Who samples: this package's engine on a copy of the weights (own), or TRL's own "
-        "generation (trl). auto is trl where `options` ask for vLLM or continuous batching, else own.",
-    )
-    options: Mapping[str, Any] = Field(
-        default={},
-        description="GRPOConfig's arguments that no setting of `training` stands for, such as use_vllm, "
-        "vllm_mode or report_to.",
-    )
+    generation: Literal["auto", "own", "trl"] = "auto"
+    """The sampler: this package's engine on a copy of the weights (own), or TRL's own generation (trl). auto
+    is trl where `options` ask for vLLM or continuous batching, else own."""
+    options: Mapping[str, Any] = Field(default={})
+    """GRPOConfig's arguments that no setting of `training` stands for, such as use_vllm, vllm_mode or
+    report_to."""
 
     @property
     def generates(self) -> bool:
@@ -160,6 +156,13 @@ def _clips(config: TrainingConfig) -> tuple[float, float]:
     return low, low if high is None else high
 
 
+_SAME_NAMES = (
+    *("num_generations", "num_iterations", "gradient_accumulation_steps"),
+    *("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "max_grad_norm", "temperature"),
+)
+"""Settings that TRL has by the same names."""
+
+
 def grpo_arguments(
     config: TrainingConfig,
     settings: TrlSettings,
@@ -181,22 +184,15 @@ def grpo_arguments(
     half = str(autocast_dtype(config.precision, device, num_parameters)).removeprefix("torch.")
     return {
         **settings.options,
+        **{name: getattr(config, name) for name in _SAME_NAMES},
+        "gradient_checkpointing": config.gradient_checkpointing is True,
         "output_dir": folder,
         "seed": config.seed % 2**32,  # numpy's generators take no more
         "use_cpu": device.type == "cpu",
         "bf16": half == "bfloat16",
         "fp16": half == "float16",
         "max_steps": config.num_steps() * config.num_iterations,
-        "num_generations": config.num_generations,
         "per_device_train_batch_size": config.per_device_train_batch_size * config.num_generations,
-        "gradient_accumulation_steps": config.gradient_accumulation_steps,
-        "num_iterations": config.num_iterations,
-        "learning_rate": config.learning_rate,
-        "weight_decay": config.weight_decay,
-        "adam_beta1": config.adam_beta1,
-        "adam_beta2": config.adam_beta2,
-        "max_grad_norm": config.max_grad_norm,
-        "gradient_checkpointing": config.gradient_checkpointing is True,
         "loss_type": _TRL_LOSSES[loss.token_loss, loss.averaging],
         "importance_sampling_level": loss.level,
         "epsilon": low,
@@ -204,7 +200,6 @@ def grpo_arguments(
         "delta": config.dual_clip,
         "beta": config.beta if config.uses_reference else 0.0,
         "use_bias_correction_kl": True,  # the live ratio times k3, as ours
-        "temperature": config.temperature,
         "top_p": 1.0,
         "top_k": 0,
         "max_completion_length": max_new_tokens,

@@ -161,7 +161,7 @@ class ConversationTrainer(GRPOTrainer):
             raise ValueError(f"{len(inputs)} prompts need a multiple of as many rows, got {len(rows)}")
         with self._linears():
             batch: dict[str, Any] = super()._generate_and_score_completions(
-                [dict(one) for _ in range(parts) for one in inputs]  # TRL writes into them
+                [dict(prompt) for _ in range(parts) for prompt in inputs]  # TRL writes into them
             )
         advantages = torch.zeros(batch["completion_ids"].shape, dtype=torch.float32)
         for index, row in enumerate(rows):

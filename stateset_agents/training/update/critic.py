@@ -7,7 +7,8 @@ for the prediction and for all passes of the head, and carry no gradient.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -21,6 +22,7 @@ from stateset_agents.training.rows.layout import Layout
 from stateset_agents.training.update.batch import (
     ConversationRow,
     CreditedBatch,
+    Sample,
     TrainedTurn,
     ValuePredictions,
     assign_credit,
@@ -29,6 +31,7 @@ from stateset_agents.training.update.batch import (
     trained_turns,
 )
 from stateset_agents.training.update.policy import seeded_rng
+from stateset_agents.training.update.protocol import Learned
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
 
@@ -48,7 +51,7 @@ class Critic:
     iterations: int
     """Steps of the head on each batch."""
     bootstrap: bool
-    """Does a truncated conversation continue in its value?"""
+    """True where a truncated conversation continues in its value."""
     layouts: Callable[[Sequence[ConversationRow]], list[Layout]]
     """Lays rows out for their forwards."""
     hidden: Callable[[Layout], Tensor]
@@ -161,22 +164,46 @@ def make_critic(
     )
 
 
-def credit_with_critic(
-    groups: Sequence[TrajectoryGroup], config: TrainingConfig, critic: Critic | None
-) -> CreditedBatch:
-    """Credit a step's groups by `advantage_estimator`; the critic predicts first."""
-    members = [] if critic is None else trainable(groups, config)
-    if critic is None or not members:
-        return assign_credit(groups, config)
-    predictions = critic.predict([groups[group].trajectories[member] for group, member in members])
-    values = dict(zip(members, predictions.estimates, strict=True))
-    return replace(assign_credit(groups, config, values), predictions=predictions)
+class ActorCritic(ABC):
+    """Base of the learners: a policy, and a critic where the estimator needs one, which learns after it."""
 
+    config: TrainingConfig
+    critic: Critic | None
+    midway = False
+    """True from an update's begin to its end: weights and optimiser are of no step."""
 
-def update_critic(critic: Critic | None, batch: CreditedBatch, *, seed: int, step: int) -> dict[str, float]:
-    """Move the critic towards the batch's returns; returns its metrics, none without a critic."""
-    if critic is None or batch.predictions is None:
-        return {}
-    with seeded_rng(derive(seed, "critic", step), batch.predictions.hidden[0].device):
-        trajectories = [sample.trajectory for sample in batch.samples]
-        return critic.learn(batch.predictions, trajectories, batch.returns)
+    @abstractmethod
+    def learn_from(self, samples: Sequence[Sample], *, step: int) -> Learned:
+        """Update the policy alone, on one step's samples."""
+
+    def credit(self, groups: Sequence[TrajectoryGroup]) -> CreditedBatch:
+        """Credit a step's groups by `advantage_estimator`; the critic predicts first."""
+        critic, members = self.critic, trainable(groups, self.config)
+        if critic is None or not members:
+            return assign_credit(groups, self.config)
+        predictions = critic.predict([groups[group].trajectories[member] for group, member in members])
+        values = dict(zip(members, predictions.estimates, strict=True))
+        return replace(assign_credit(groups, self.config, values), predictions=predictions)
+
+    def learn(self, batch: CreditedBatch, *, step: int) -> Learned:
+        """Update the policy, then move the critic towards the batch's returns."""
+        if not batch.samples:
+            return Learned({"optimizer/skipped": 1.0})
+        learned = self.learn_from(batch.samples, step=step)
+        metrics = {**learned.metrics, **batch.metrics}
+        if self.critic is not None and batch.predictions is not None:
+            self.midway = True
+            trajectories = [sample.trajectory for sample in batch.samples]
+            with seeded_rng(derive(self.config.seed, "critic", step), batch.predictions.hidden[0].device):
+                metrics |= self.critic.learn(batch.predictions, trajectories, batch.returns)
+            self.midway = False
+        return replace(learned, metrics=metrics)
+
+    def critic_state(self) -> dict[str, Tensor]:
+        """The critic's head and optimiser, the live tensors; empty without a critic."""
+        return {} if self.critic is None else self.critic.value_function.state_dict()
+
+    def restore_critic(self, state: Mapping[str, Tensor] | None) -> None:
+        """Go on from what `critic_state` gave."""
+        if self.critic is not None:
+            self.critic.value_function.load_state_dict(state or {})

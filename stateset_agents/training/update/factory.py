@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -18,14 +18,16 @@ from stateset_agents.training.update.protocol import PolicyLearner
 
 
 def is_quantized_training(config: TrainingConfig) -> bool:
-    """Is the adapter trained on weights that the agent does not begin with?"""
+    """True where an adapter is trained on weights that the agent does not begin with."""
     return config.lora is not None and config.lora.quantization is not None
 
 
 def trainable_copy(backend: TrainableBackend, config: TrainingConfig) -> tuple[Any, bool]:
-    """A copy of the backend's model in fp32, quantised under an adapter, or the model itself under an adapter
-    of the rollouts' precision; and are the log-probs of the backend's rollouts exactly those of an update on
-    it?
+    """A model to train, and whether the log-probs of the backend's rollouts are exactly those of an update
+    on it.
+
+    The model is a copy of the backend's in fp32; to put an adapter on, a quantised one where that is asked
+    for, and the backend's own weights where the update computes in their dtype or in less.
 
     Raises ConfigurationError where the library for quantised layers is missing.
     """
@@ -48,39 +50,15 @@ def _computes_in(config: TrainingConfig, backend: TrainableBackend, model: Any) 
     return torch.promote_types(computed, model.dtype) is model.dtype
 
 
-def engine_paths(backend: RunningBackend) -> dict[str, Any]:
-    """Which engine the backend runs, and why."""
-    running = backend.running
-    return {"engine": running.name, "why": running.why, "linears": running.linears}
-
-
-class LearnerFactory(Protocol):
-    """Makes and describes the learner of one library."""
+class LearnerFactory:
+    """Makes and describes a trainer's learner; that of another library overrides it."""
 
     def check(self, agent: MultiTurnAgent, config: TrainingConfig) -> None:
-        """Raises ConfigurationError for settings that the learner cannot follow."""
+        """Raises ConfigurationError for settings that the learner cannot follow: ours follows all."""
 
     def make(
         self, agent: MultiTurnAgent, backend: TrainableBackend, config: TrainingConfig, processes: Processes
     ) -> PolicyLearner:
-        """The learner of the agent's model. Blocking."""
-
-    async def player(self, agent: MultiTurnAgent, learner: PolicyLearner) -> MultiTurnAgent:
-        """The agent that plays the conversations: `agent` itself, unless the learner's library samples."""
-
-    def paths(self, backend: RunningBackend, learner: PolicyLearner) -> dict[str, Any]:
-        """Which engine generates, how the update lays out its rows, and why; for events.jsonl."""
-
-
-class GRPOLearnerFactory:
-    """Makes our own learner, which can follow every setting."""
-
-    def check(self, agent: MultiTurnAgent, config: TrainingConfig) -> None:
-        """Every setting is followed."""
-
-    def make(
-        self, agent: MultiTurnAgent, backend: TrainableBackend, config: TrainingConfig, processes: Processes
-    ) -> Learner:
         """A learner on a copy of the backend's model. Blocking."""
         model, exact = trainable_copy(backend, config)
         return Learner(
@@ -94,9 +72,11 @@ class GRPOLearnerFactory:
         )
 
     async def player(self, agent: MultiTurnAgent, learner: PolicyLearner) -> MultiTurnAgent:
-        """The agent itself."""
+        """The agent that plays the conversations: `agent` itself, unless the learner's library samples."""
         return agent
 
     def paths(self, backend: RunningBackend, learner: PolicyLearner) -> dict[str, Any]:
-        """The engine of the backend, and the update's row layout."""
-        return {**engine_paths(backend), **learner.layout}
+        """The engine that generates, the update's row layout, and the reasons for both; for events.jsonl."""
+        running = backend.running
+        engine = {"engine": running.name, "why": running.why, "linears": running.linears}
+        return {**engine, **learner.layout}

@@ -17,27 +17,22 @@ from stateset_agents.algorithms.losses import Denominators, Metrics
 from stateset_agents.algorithms.policy_losses import LOSSES
 from stateset_agents.backends.adapters import Adapter
 from stateset_agents.backends.linears import MatmulPrecision
-from stateset_agents.backends.models.slot_store import trim_memory
 from stateset_agents.backends.pretrained.pictures import PictureReader
 from stateset_agents.runs.optimizer import Optimization, StepResult, autocast_dtype
+from stateset_agents.runtime.machine import trim_memory
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.processes import Processes
+from stateset_agents.training.processes import Processes, max_or_nan
 from stateset_agents.training.rows.layout import Layout, num_distinct_tokens, units_of_conversations
 from stateset_agents.training.rows.parallel_passes import ParallelPasses, default_pass_tokens
 from stateset_agents.training.update.batch import (
     ConversationRow,
-    CreditedBatch,
     MicroBatch,
     Sample,
     lengths,
     micro_batch,
     rows_of,
 )
-from stateset_agents.training.update.critic import (
-    credit_with_critic,
-    make_critic,
-    update_critic,
-)
+from stateset_agents.training.update.critic import ActorCritic, make_critic
 from stateset_agents.training.update.lora import (
     add_adapter,
     freeze_vision,
@@ -52,7 +47,6 @@ from stateset_agents.training.update.weight_store import weights_and_reference
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.seeds import derive
-from stateset_agents.types.trajectory import TrajectoryGroup
 
 _log = get_logger(__name__)
 
@@ -63,7 +57,7 @@ _TOGETHER, _MOST_TOGETHER = 8, 16384
 more than caches. But at most so many tokens."""
 
 
-class Learner:
+class Learner(ActorCritic):
     """Owns the policy's master weights, the frozen reference, the optimiser and the KL coefficient.
 
     With `config.lora` an adapter is trained on them; they themselves, without it, are the reference.
@@ -97,6 +91,8 @@ class Learner:
         self._processes = processes or Processes()
         self.base: Any = model
         self.policy = _trainable_policy(model, config, matmul_precision, pictures)
+        self.device = self.policy.device
+        self.layout = {"rows": "packed" if self.policy.packs else "padded", "why_rows": self.policy.why}
         log = _log.debug if self.policy.packs else _log.info
         log("rows of the update", layout=self.layout["rows"], why=self.layout["why_rows"])
         self.fingerprint, self._store, self.reference = weights_and_reference(
@@ -120,6 +116,7 @@ class Learner:
             num_updates=num_steps * config.num_iterations,
             scale=self.policy.autocast is torch.float16,
         )
+        self.scales_gradients = self.optimization.scaler.is_enabled()
         self.critic = make_critic(
             self.policy.model,
             config,
@@ -127,19 +124,6 @@ class Learner:
             hidden=self._hidden,
             autocast=self.policy.autocast,
         )
-        self.midway = False
-
-    @property
-    def device(self) -> torch.device:
-        return self.policy.device
-
-    @property
-    def layout(self) -> Mapping[str, str]:
-        return {"rows": "packed" if self.policy.packs else "padded", "why_rows": self.policy.why}
-
-    @property
-    def scales_gradients(self) -> bool:
-        return self.optimization.scaler.is_enabled()
 
     @property
     def num_updates(self) -> int:
@@ -165,11 +149,6 @@ class Learner:
         )
         plain_rows = [row for _, row in rows]
         return [self.policy.with_pixels(layout, plain_rows) for layout in layouts]
-
-    def _num_tokens(self, sample: Sample) -> int:
-        """The number of tokens that go through the model for the sample, where it is laid out alone."""
-        ids = [row.token_ids for row in sample.rows]
-        return num_distinct_tokens(ids) if self.policy.packs else sum(map(len, ids))
 
     def _hidden(self, layout: Layout) -> Tensor:
         """[R * T, H] hidden states for the critic, without dropout."""
@@ -208,20 +187,6 @@ class Learner:
     def write_model_files(self, path: Path) -> None:
         write_model_files(self.policy.model, path, dtype=self.policy.dtype)
 
-    def credit(self, groups: Sequence[TrajectoryGroup]) -> CreditedBatch:
-        return credit_with_critic(groups, self.config, self.critic)
-
-    def learn(self, batch: CreditedBatch, *, step: int) -> Learned:
-        samples = batch.samples
-        if not samples:
-            return Learned({"optimizer/skipped": 1.0})
-        learned = self.learn_from(samples, step=step)
-        metrics = {**learned.metrics, **batch.metrics}
-        self.midway = True
-        metrics |= update_critic(self.critic, batch, seed=self.config.seed, step=step)
-        self.midway = False
-        return replace(learned, metrics=metrics)
-
     def update(self, samples: Sequence[Sample], *, step: int) -> dict[str, float]:
         """The metrics of `learn_from`."""
         return self.learn_from(samples, step=step).metrics
@@ -240,22 +205,28 @@ class Learner:
         metrics = {"batch/left_out": float(len(samples) - len(trained))}
         if not trained:
             return Learned(metrics | {"batch/micro_batches": 0.0, "optimizer/skipped": 1.0})
-        share = self._processes.balanced_slice([self._num_tokens(sample) for sample in trained])
+        ids = [[row.token_ids for row in sample.rows] for sample in trained]
+        # Tokens that go through the model for each sample, were it laid out alone.
+        sizes = [num_distinct_tokens(rows) if self.policy.packs else sum(map(len, rows)) for rows in ids]
+        share = self._processes.balanced_slice(sizes)
         local, local_places = trained[share], places[share]
         batches = self._micro_batches(local)
-        metrics |= self._processes.total(
-            "the update",
-            {
-                "batch/micro_batches": float(len(batches)),
-                "tokens/forwarded": float(sum(batch.layout.num_tokens for batch in batches)),
-                "tokens/padding": float(sum(batch.layout.num_padding for batch in batches)),
-            },
-        )
+        figures = {
+            "batch/micro_batches": len(batches),
+            "tokens/forwarded": sum(batch.layout.num_tokens for batch in batches),
+            "tokens/padding": sum(batch.layout.num_padding for batch in batches),
+        }
+        metrics |= self._processes.reduce("the update", figures, sum)
         if self.policy.is_sharded:
             missing = max(self._processes.gather("the update", len(batches))) - len(batches)
             batches += [self.policy.empty_batch()] * missing
-        denominators = replace(self._denominators(trained), tokens_per_trajectory=lengths(local))
-        everything = self._denominators(samples)
+        # Every process divides by the counts of the whole step, so that gradients are summed, not averaged;
+        # lengths are read only of the trajectories that are here.
+        length = self.config.loss_length
+        everything = Denominators.of(lengths(samples), max_length=length)
+        denominators = Denominators.of(lengths(trained), max_length=length)
+        denominators = replace(denominators, tokens_per_trajectory=lengths(local))
+        # The loss divides by what is forwarded. What was left out counts in the mean, too, with a loss of 0.
         if LOSSES[self.config.loss_type].averaging == "token":
             fraction = denominators.num_tokens / everything.num_tokens
         else:
@@ -267,7 +238,7 @@ class Learner:
             with seeded_rng(stream, self.policy.device):
                 prepared, mismatch = self._objective.prepare(batches, self.kl.beta)
                 passes, last_logprobs, failure = self._passes(prepared, denominators, fraction)
-            metrics |= self._processes.maximum("the update", mismatch) | passes
+            metrics |= self._processes.reduce("the update", mismatch, max_or_nan) | passes
             if not self.config.log_learner_logprobs:
                 return Learned(metrics, failure=failure)
             logprobs = self._objective.token_logprobs(prepared, last_logprobs)
@@ -278,7 +249,7 @@ class Learner:
             self.optimization.zero_grad()
 
     def _has_gradient(self, sample: Sample) -> bool:
-        """May its gradient be other than exactly 0?"""
+        """True where the sample's gradient may be other than exactly 0."""
         config = self.config
         highest = sample.weight * max(map(abs, sample.advantages), default=0.0)
         if config.advantage_skip and not (self.kl.beta > 0 and config.kl_placement == "reward"):
@@ -301,7 +272,7 @@ class Learner:
             raise ConfigurationError(
                 f"beta {coefficient} needs a reference: train with beta > 0 and use_reference_model true"
             )
-        denominators = self._denominators(samples)
+        denominators = Denominators.of(lengths(samples), max_length=self.config.loss_length)
         prepared, _ = self._objective.prepare(self._micro_batches(samples), coefficient)
         set_mode(self.policy.model, dropout=False)
         outputs = [self._objective.loss(batch, denominators, coefficient) for batch in prepared]
@@ -331,9 +302,6 @@ class Learner:
         parts = self._parallel.run(weighted, batches, tokens, at_once=self.policy.passes_at_once)
         total, weights = map(sum, zip(*parts, strict=True))
         return -total / weights
-
-    def _denominators(self, samples: Sequence[Sample]) -> Denominators:
-        return Denominators.of(lengths(samples), max_length=self.config.loss_length)
 
     def _passes(
         self, batches: Sequence[MicroBatch], denominators: Denominators, fraction: float
@@ -395,8 +363,8 @@ class Learner:
         )
         metrics = sum((part.metrics for part in parts), Metrics())
         loss = sum(float(part.loss) for part in parts)
-        shares = self._processes.total("the gradient", {**metrics.shares, _LOSS: loss})
-        maxima = self._processes.maximum("the gradient", metrics.maxima)
+        shares = self._processes.reduce("the gradient", {**metrics.shares, _LOSS: loss}, sum)
+        maxima = self._processes.reduce("the gradient", metrics.maxima, max_or_nan)
         return shares.pop(_LOSS), shares | maxima, [part.logprobs for part in parts]
 
     def state(self) -> dict[str, Any]:
@@ -407,9 +375,6 @@ class Learner:
     def contribute_shards(self) -> None:
         self._store.contribute_shards(self.optimization.state()["optimizer"])
 
-    def critic_state(self) -> dict[str, Tensor]:
-        return {} if self.critic is None else self.critic.value_function.state_dict()
-
     def restore(
         self,
         weights: Mapping[str, Tensor],
@@ -417,8 +382,7 @@ class Learner:
         critic: Mapping[str, Tensor] | None = None,
     ) -> None:
         optimizer = self._store.restore(weights, state["optimizer"], self.optimization.trained_parameters)
-        if self.critic is not None:
-            self.critic.value_function.load_state_dict(critic or {})
+        self.restore_critic(critic)
         self.optimization.load({**state, "optimizer": optimizer})
         self.kl = replace(self.kl, beta=state["kl"]["beta"])
 

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from peft import LoraConfig
     from transformers import PreTrainedModel
 
-    from stateset_agents.backends.linears import MatmulPrecision
-
 
 def lora_config(settings: LoraSettings, model: PreTrainedModel) -> LoraConfig:
     """peft's own configuration for this model. Dropout is left out: rollouts have none.
@@ -306,7 +304,7 @@ def _quantize(library: Any, layer: Any, bits: Bits, compute: torch.dtype) -> Any
 
 
 def is_quantized(layer: nn.Module) -> bool:
-    """Is it one of `quantized_copy`'s?"""
+    """True for a layer of `quantized_copy`."""
     return hasattr(layer, "was_conv1d")
 
 

@@ -74,9 +74,10 @@ class Objective:
             )
         single_pass = config.num_iterations == 1 and not config.dropout and config.kl_placement == "loss"
         self.old_is_current = self._recompute_old and single_pass
-        """Is pi_old the policy of the only pass? Then its log-probs, without gradient, are pi_old's."""
+        """True where pi_old is the policy of the only pass, whose log-probs, without gradient, then are
+        pi_old's."""
         self._measures_mismatch = self._recompute_old and not config.max_staleness
-        """Does pi_old differ from what the rollouts stored by rounding alone? With staleness it does not."""
+        """True where pi_old differs from what the rollouts stored by rounding alone: not with staleness."""
 
     @torch.no_grad()
     def prepare(
@@ -200,6 +201,8 @@ def _with_kl_rewards(batches: Sequence[MicroBatch], beta: float) -> list[MicroBa
         costs.append(kl_rewards(batch.old_logprobs, batch.ref_logprobs, beta))
     rewards = torch.cat(costs)
     ids = torch.cat([batch.trajectory_ids for batch in batches])
+    # A conversation's tokens may lie in several micro-batches: by place, then stably by conversation, they
+    # stand in the order in which they were sampled.
     order = torch.cat([batch.places for batch in batches]).argsort(stable=True)
     order = order[ids[order].argsort(stable=True)]
     to_go = torch.empty_like(rewards)

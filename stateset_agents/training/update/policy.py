@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Sequence
+import operator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
@@ -38,12 +39,11 @@ from stateset_agents.training.rows.layout import Layout, packed_layouts, padded_
 from stateset_agents.training.rows.packed_attention import recompute_contexts, use_packed_attention
 from stateset_agents.training.update.batch import MicroBatch, micro_batch
 from stateset_agents.training.update.lora import base_of
-from stateset_agents.training.update.sharding import ShardedModel, shard
+from stateset_agents.training.update.sharding import shard
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.trajectory import Row
 
 RowLayout = Literal["auto", "packed", "padded"]
-_T = TypeVar("_T")
 _M = TypeVar("_M")
 _SIDE_BY_SIDE = 2
 """Passes at once; more have not been measured."""
@@ -91,21 +91,23 @@ class Policy:
             self._head_precision = "highest"
         on_cpu = self.device.type == "cpu" and self.dtype == torch.float32
         self._rounds_logits = is_half and on_cpu and sums_in_fp32()
-        """Are the operands of the head's logits in bf16, too?"""
+        """True where the operands of the head's logits are in bf16, too."""
         weight = head_weight(self.model)
         if weight is not None and multiplies_wide(weight):
             self._head_precision, self._rounds_logits = "medium", True
         self._recomputes = False
         self._adapter_disabled = False
-        """Is the adapter switched off while this policy scores?"""
-        self._sharded_model: ShardedModel | None = None
-        """Gathers the weights while it runs; None where they are not sharded."""
+        """True where the adapter is switched off while this policy scores."""
+        self.is_sharded = False
+        """True where all processes score and learn together, and sum their gradients in the backward pass."""
+        self._run: Any = operator.call
+        """Calls work that forwards the model, with its shards gathered where it is sharded."""
         self._place_id = place_id
         self.trunk = _trunk(self.model)
         self.selects = self.trunk is not None and self._head_is_linear()
-        """Is the head applied to selected hidden states? Else the model's own logits are used."""
+        """True where the head is applied to selected hidden states; else the model's own logits are used."""
         self.packs, self.why = self._packing(row_layout)
-        """Are rows packed behind one another, sharing their prefixes? And why, or why not."""
+        """True where rows are packed behind one another and share their prefixes; and the reason."""
         self._fuses = self.packs and fast and autocast is torch.bfloat16 and is_fused_exactly(self.trunk)
 
     def _packing(self, row_layout: RowLayout) -> tuple[bool, str]:
@@ -125,7 +127,7 @@ class Policy:
 
     @property
     def fuses(self) -> bool:
-        """Do packed rows go through the layers of `fused_layers.py`? They are for bf16 on a CPU."""
+        """True where packed rows go through the layers of `fused_layers.py`, which are for bf16 on a CPU."""
         if not self._fuses or self._recomputes or self._adapter_disabled or self.is_sharded:
             return False
         return why_not_fused(self.trunk) is None  # since then, a hook or an adapter may have been put into it
@@ -154,22 +156,12 @@ class Policy:
     def shard(self, count: int) -> None:
         """Keep one of `count` shards of the model. All processes do it, and from then on score and learn on
         the same number of micro-batches."""
-        self._sharded_model = shard(self.model, count)
-
-    @property
-    def is_sharded(self) -> bool:
-        """Do all processes score and learn together, and sum their gradients in the backward pass?"""
-        return self._sharded_model is not None
+        self._run, self.is_sharded = shard(self.model, count), True
 
     def empty_batch(self) -> MicroBatch:
         """A batch for a process that has fewer micro-batches than another."""
         (layout,) = self.layouts([[0, 0]], max_rows=1, max_tokens=2)
         return micro_batch([], layout).to(self.device)
-
-    def _gathered(self, work: Callable[[], _T]) -> _T:
-        """Call `work`, which forwards the model, with its shards gathered."""
-        result: _T = work() if self._sharded_model is None else self._sharded_model(work)
-        return result
 
     def reference(self, model: nn.Module | None = None) -> Policy:
         """A frozen copy of the policy as it is now; or `model` itself, frozen, forwarded as the policy is.
@@ -234,41 +226,39 @@ class Policy:
     def score(self, batch: MicroBatch) -> TokenScores:
         """Log-probs of the trained tokens and their distributions' entropies, without gradient."""
 
-        def score() -> TokenScores:
+        def work() -> TokenScores:
             if not self.selects:
                 return _scores(self._logits(batch) / self.temperature, batch.targets)
-            hidden = self._selected(batch)
+            hidden = self.hidden(batch.layout).index_select(0, batch.positions).to(self.dtype)
             with fast_linears(self.fast):
                 return chunked_scores(hidden, self._head(), batch.targets)
 
-        return self._gathered(score)
+        scores: TokenScores = self._run(work)
+        return scores
 
     def loss(
         self, batch: MicroBatch, loss_of: LossOf[_M], *, additive: bool = True, entropy_gradient: bool = False
     ) -> tuple[Tensor, list[_M]]:
         """The loss that `loss_of` makes of the trained tokens' scores, with gradient where it is enabled; and
         what it measured, in order of the tokens. See `chunked_head.chunked_loss`."""
+        if not torch.is_grad_enabled():
+            share, figures = loss_of(self.score(batch), slice(0, len(batch.targets)))
+            return share, [figures]
 
-        def loss() -> tuple[Tensor, list[_M]]:
+        def work() -> tuple[Tensor, list[_M]]:
             if self.selects:
-                hidden, options = self._selected(batch), {"additive": additive}
-                options["entropy_gradient"] = entropy_gradient
+                hidden = self.hidden(batch.layout).index_select(0, batch.positions).to(self.dtype)
+                options = {"additive": additive, "entropy_gradient": entropy_gradient}
                 with fast_linears(self.fast):
                     return chunked_loss(hidden, self._head(), batch.targets, loss_of, **options)
             scores = _scores(self._logits(batch) / self.temperature, batch.targets)
             if not entropy_gradient:
                 scores = scores._replace(entropy=scores.entropy.detach())
-            return whole(scores)
+            share, figures = loss_of(scores, slice(0, len(batch.targets)))
+            return share, [figures]
 
-        def whole(scores: TokenScores) -> tuple[Tensor, list[_M]]:
-            share, measured = loss_of(scores, slice(0, len(batch.targets)))
-            return share, [measured]
-
-        return self._gathered(loss) if torch.is_grad_enabled() else whole(self.score(batch))
-
-    def _selected(self, batch: MicroBatch) -> Tensor:
-        """[N, H] hidden states that predict a trained token, in the master weights' dtype."""
-        return self.hidden(batch.layout).index_select(0, batch.positions).to(self.dtype)
+        total, measured = self._run(work)
+        return total, measured
 
     def _logits(self, batch: MicroBatch) -> Tensor:
         """[N, V] as the model itself computes them."""
@@ -309,7 +299,7 @@ class Policy:
 
     @torch.no_grad()
     def _head_is_linear(self) -> bool:
-        """Are the model's logits its output embedding, applied to the last hidden state, and nothing more?
+        """True where the model's logits are its output embedding, applied to the last hidden state.
 
         Some models scale or cap their logits (Cohere, Gemma 2); for those the model's own are used. A cap
         hardly shows on small logits, so the head's input is scaled up for the comparison.

@@ -36,7 +36,7 @@ class Learned:
 def not_finite(
     loss: float, grad_norm: float, *, scaled: bool, metrics: Mapping[str, float] = MappingProxyType({})
 ) -> str | None:
-    """Which of them is not, and what to do; None where both are.
+    """Name the number that is not finite, and what to do; None where both are.
 
     `metrics`: the line names those that are not, either. `scaled`: under fp16's gradient scaler an infinite
     gradient is no error, it finds the scale.

@@ -55,7 +55,7 @@ class Teacher:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Which teacher it is, for events and for a run that goes on."""
+        """The teacher's name and weights, for events and for a run that goes on."""
         return {"model": self.settings.teacher, "weights": self.weights}
 
     async def close(self) -> None:
@@ -121,7 +121,7 @@ class Teacher:
         async def score(part: Sequence[Sample]) -> list[list[float]]:
             return await gather_or_cancel(self.logprobs(sample, temperature=temperature) for sample in part)
 
-        if self._group is None or self._group.is_alone:
+        if self._group is None or self._group.processes.is_alone:
             return await score(samples)
         part = samples[self._group.processes.slice_of(len(samples))]
         shares = await self._group.gather_results("the teacher", score(part))
@@ -185,7 +185,8 @@ def weights_of(backend: Backend) -> str | None:
 
 
 def _speaks_otherwise(teacher: Tokenizer, template: ChatTemplate) -> bool:
-    """Has the teacher another chat template than its student speaks with? A base model's is the plain one."""
+    """True where the teacher's chat template is another than its student's; a base model's is the plain
+    one."""
     raw = getattr(teacher, "hf", None)
     if raw is None or not raw.chat_template:
         return raw is not None and not isinstance(template, PlainTemplate)

@@ -79,10 +79,11 @@ def test_train_shows_how_far_it_has_come_before_between_and_after(
 
 
 def test_a_run_is_resumed_from_anywhere(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["train", "--resume", str(finished), "--max-steps", "3", "--no-eval"]) == 0
+    assert "settings:" not in capsys.readouterr().out  # config.yaml has all, and does not say who set them
     assert max(line.step for line in RunLog.open(finished).metrics()) == 3
     assert list(tmp_path.iterdir()) == []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import threading
 import time
@@ -12,7 +11,7 @@ import pytest
 from command_line import the_line
 
 from stateset_agents.cli import serve
-from stateset_agents.cli.main import main
+from stateset_agents.cli.main import command_parser, main
 from stateset_agents.deployment.controller import DeploymentController
 from stateset_agents.deployment.conversations import Deployed
 from stateset_agents.deployment.journal import Journal
@@ -132,8 +131,7 @@ def test_a_run_is_deployed_by_its_own_name(folder: Path, capsys: pytest.CaptureF
 
 async def test_serve_has_both_agents_of_the_last_deployment(folder: Path) -> None:
     assert begin() == 0
-    parser = argparse.ArgumentParser()
-    serve.add_parser(parser.add_subparsers())
+    parser = command_parser()
     words = ["serve", "--deployment", "deployments.sqlite", "--system", "Be brief."]
     async with serve._agents(parser.parse_args(words)) as (deployed, said):
         assert said == "embedded:desk, and embedded:reasoner by deployment 0001 (shadow), answer"

@@ -12,7 +12,8 @@ from command_line import the_line
 from tiny_desk import RUN, write_desk
 from tiny_models import tiny_model, tiny_tokenizer
 
-from stateset_agents.cli.main import main
+from stateset_agents.cli.imitation import ONLY_OF_TRAIN
+from stateset_agents.cli.main import command_parser, main
 from stateset_agents.tracking.run_log import RunLog
 
 
@@ -84,6 +85,13 @@ def test_what_a_teacher_said_is_not_asked_again(desk, capsys):
     one, other = (desk / "runs" / f"000{number}-distill" / "traces.jsonl" for number in (1, 2))
     assert one.read_text() == other.read_text()
     assert "before: " not in capsys.readouterr().out
+
+
+def test_an_on_policy_distillation_sets_every_option_that_train_reads() -> None:
+    parser = command_parser()
+    train, distill = (vars(parser.parse_args([verb, "run.yaml"])) for verb in ("train", "distill"))
+    assert train.keys() - distill.keys() == ONLY_OF_TRAIN.keys()
+    assert all(train[name] == value for name, value in ONLY_OF_TRAIN.items())
 
 
 @pytest.mark.long

@@ -144,12 +144,12 @@ async def test_conversations_beside_the_update_go_on_where_a_callback_lengthens_
 
 async def test_a_fine_tuning_and_a_numeric_training_go_on_longer(tmp_path):
     async with await sft_trainer(tmp_path) as trainer:
-        trainer._recorder.callbacks.append(Lengthens(max_steps=3))
+        trainer.callbacks.append(Lengthens(max_steps=3))
         await trainer.train()
         assert (trainer.step_number, written(trainer, "sft")["max_steps"]) == (3, 3)
         assert trainer.learner.optimization.length == 3
     async with await control_trainer(tmp_path) as numeric:
-        numeric._recorder.callbacks.append(Lengthens(total_steps=1500))
+        numeric.callbacks.append(Lengthens(total_steps=1500))
         await numeric.train()
         assert numeric.step_number >= 1500
         assert written(numeric)["total_steps"] == 1500

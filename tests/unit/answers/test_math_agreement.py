@@ -601,9 +601,8 @@ def test_exact_equality_is_that_of_numbers_put_in(left: str, right: str) -> None
 @given(st.text(r"0123456789+-*/^!(){}[].,;=x\frac sqrt{}&|<>%$", max_size=200))
 @settings(max_examples=300)
 def test_reading_any_text_is_quick_or_refused(text: str) -> None:
-    assert (
-        min(cpu_seconds(text) for _ in range(3)) < 1
-    )  # a collection of the whole suite's garbage may fall into one
+    # A collection of the whole suite's garbage may fall into one.
+    assert min(cpu_seconds(text) for _ in range(3)) < 1
 
 
 def cpu_seconds(text: str) -> float:

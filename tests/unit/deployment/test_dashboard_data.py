@@ -42,7 +42,9 @@ def test_the_history_ends_where_the_controller_stands(rolled_back: SimulatedDepl
     assert controller.state.mode == "rolled_back"
     assert history.ledger.evidence == controller.ledger.evidence
     assert history.ledger.state == controller.state
-    assert history.points()[-1] == EvidencePoint.of(controller.ledger.evidence, controller.plan.alpha)
+    assert history.points()[-1] == EvidencePoint.of(
+        controller.ledger.evidence.snapshot(controller.plan.alpha)
+    )
 
 
 def test_every_point_is_the_shipped_step_over_the_journal_s_rows(rolled_back: SimulatedDeployment) -> None:
@@ -56,7 +58,7 @@ def test_every_point_is_the_shipped_step_over_the_journal_s_rows(rolled_back: Si
         if success is None:
             break
         evidence = evidence.step(is_candidate=arm == "candidate", probability=probability, outcome=success)
-        expected[evidence.num_outcomes] = EvidencePoint.of(evidence, 0.05)
+        expected[evidence.num_outcomes] = EvidencePoint.of(evidence.snapshot(0.05))
     points = history_of(rolled_back.path).points()
     assert len(points) > 100
     assert all(point == expected[point.outcomes] for point in points)
@@ -71,7 +73,7 @@ def test_the_point_of_a_move_is_what_the_journal_keeps_with_it(rolled_back: Simu
     point = found[int(last["outcomes"] or 0)]
     assert point.log_wealth_roll_back == last["log_wealth_roll_back"]
     assert point.log_wealth_promote == last["log_wealth_promote"]
-    assert point == EvidencePoint.of_move(moves[-1])
+    assert point == EvidencePoint.of(moves[-1].evidence)
     assert math.exp(point.log_wealth_roll_back) >= 25 - 1e-9  # what alpha .04 needs
 
 

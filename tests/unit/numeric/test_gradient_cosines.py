@@ -19,7 +19,7 @@ from stateset_agents.numeric.environments.suites import Task, TaskMix, make_suit
 from stateset_agents.numeric.rollout import Rollout, action_keys, collect
 from stateset_agents.numeric.settings import ControlConfig
 from stateset_agents.numeric.studies.partitioned import GRPO
-from stateset_agents.numeric.studies.runner import StudySettings, Watch, run_study
+from stateset_agents.numeric.studies.runner import MetricsWatch, StudySettings, run_study
 from stateset_agents.numeric.update import update
 from stateset_agents.runs.optimizer import Optimization
 from stateset_agents.tracking.run_log import RunLog
@@ -156,14 +156,14 @@ async def test_one_task_has_nobody_to_be_compared_with(tmp_path: Path) -> None:
 
 
 def test_a_study_keeps_the_mean_of_each_pair(tmp_path: Path) -> None:
-    watch = Watch(make_suite("curriculum"))
+    watch = MetricsWatch(make_suite("curriculum"))
     one, two, three = watch.suite.tasks
     names = [f"gradient_cosine/{a}+{b}" for a, b in ((one, two), (one, three))]
     watch.on_step_end(1, {names[0]: 0.5, names[1]: -0.25})
     watch.on_step_end(2, {})
     watch.on_step_end(3, {names[0]: 0.25})
     assert watch.gradient_cosines() == [[1.0, 0.375, -0.25], [0.375, 1.0, None], [-0.25, None, 1.0]]
-    assert Watch(make_suite("cart_pole")).gradient_cosines() == []
+    assert MetricsWatch(make_suite("cart_pole")).gradient_cosines() == []
 
     small = {"num_groups": 8, "steps_per_rollout": 200, "minibatch_size": 64, "num_iterations": 1}
     arms = {"PPO": {"group_strategy": "none"}}

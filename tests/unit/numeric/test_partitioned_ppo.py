@@ -17,7 +17,7 @@ from stateset_agents.numeric.policy import MlpPolicy, ScaledCritic, ValuedPolicy
 from stateset_agents.numeric.rollout import action_keys, collect
 from stateset_agents.numeric.settings import ControlConfig
 from stateset_agents.numeric.studies.partitioned import GRPO, TaskPolicy, policy_for
-from stateset_agents.numeric.update import Batch, minibatch_loss, update
+from stateset_agents.numeric.update import StepBatch, minibatch_loss, update
 from stateset_agents.runs.optimizer import Optimization
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.types.errors import ConfigurationError
@@ -193,7 +193,7 @@ def test_a_value_clip_is_in_deviations_of_the_task_s_returns(value_clip, error):
     observations = torch.from_numpy(environment.reset([0, 2]))  # both of the first task
     policy.follow_returns(observations, torch.tensor([-100.0, 100.0]))
     values = policy.values(observations).detach()
-    batch = Batch(
+    batch = StepBatch(
         observations=observations,
         masks=None,
         actions=torch.tensor([0, 1]),

@@ -52,6 +52,18 @@ def test_no_module_of_the_core_loads_torch_or_transformers() -> None:
     assert json.loads(done.stdout) == {}
 
 
+def test_a_trainer_loads_torch_and_nothing_that_only_some_trainings_need() -> None:
+    code = """
+import sys
+from stateset_agents.training.trainer import MultiTurnGRPOTrainer
+unneeded = {"transformers", "tokenizers", "aiohttp", "httpx2", "jinja2", "peft", "datasets", "sqlite3"}
+rooms = {f"stateset_agents.{room}" for room in ("answers", "claims", "sandbox", "reporting", "environments")}
+print(sorted((unneeded | rooms) & sys.modules.keys()))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 @pytest.mark.long
 def test_numeric_control_loads_no_language_model_library_and_no_gymnasium() -> None:
     paths = (path.relative_to(PACKAGE.parent) for path in (PACKAGE / "numeric").rglob("*.py"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -19,7 +18,8 @@ from stateset_agents import AgentConfig, Message, MultiTurnAgent
 from stateset_agents.backends.base import Session
 from stateset_agents.backends.scripted import ScriptedBackend, ScriptedRequest
 from stateset_agents.backends.tokenizers import ByteTokenizer, HuggingFaceTokenizer
-from stateset_agents.cli.serve import add_parser, agent_config_of
+from stateset_agents.cli.main import command_parser
+from stateset_agents.cli.serve import agent_config_of
 from stateset_agents.core.environment import ConversationEnvironment
 from stateset_agents.core.rollout.episode import EpisodeSeeds, run_episode
 from stateset_agents.core.tools import Toolbox
@@ -442,8 +442,7 @@ def test_a_run_is_served_with_the_settings_of_its_agent(tmp_path: Path) -> None:
     config = "agent: {model_name: embedded:desk, history: keep, system_prompt: Be kind., max_new_tokens: 9}\n"
     (tmp_path / "config.yaml").write_text(f"{config}training: {{}}\n", encoding="utf-8")
     (tmp_path / "checkpoints" / "best" / "model").mkdir(parents=True)
-    parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
+    parser = command_parser()
 
     def settings(*words: str) -> AgentConfig:
         return agent_config_of(parser.parse_args(["serve", *words]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import socket
 import time
@@ -15,6 +14,7 @@ import pytest
 from stateset_agents.backends.openai.protocol import ApiError
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.cli import serve
+from stateset_agents.cli.main import command_parser
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.serving.limits import AnswerQueue, BodyMemory, Limits
 from stateset_agents.serving.server import AgentServer
@@ -351,8 +351,7 @@ async def test_a_body_that_comes_slowly_but_in_time_is_read():
 
 
 def test_every_limit_is_a_flag_of_serve_and_reaches_the_server():
-    parser = argparse.ArgumentParser()
-    serve.add_parser(parser.add_subparsers())
+    parser = command_parser()
     wanted = {name: 3 + entry for entry, name in enumerate(Limits.model_fields)}
     flags = [word for name, value in wanted.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     args = parser.parse_args(["serve", "embedded:desk", *flags])
@@ -379,7 +378,6 @@ def test_a_limit_that_cannot_be_is_one_line(name):
     ],
 )
 def test_a_flag_that_cannot_be_is_refused_before_the_model_is_loaded(flag, words):
-    parser = argparse.ArgumentParser()
-    serve.add_parser(parser.add_subparsers())
+    parser = command_parser()
     with pytest.raises(ConfigurationError, match=words):
         serve.run(parser.parse_args(["serve", "no-such-model", flag]))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,7 +85,8 @@ class TaggedArguments:
     divides: str
     """Stands between key and value."""
     closes: str
-    """With what must follow, so that a value may hold the same text; `$` is the end of the call's text."""
+    """Pattern of the closing text with what must follow, so that a value may hold that text; `$` is the
+    end of the call's text."""
     end: str
     """The text that closes the call."""
 
@@ -183,14 +184,11 @@ class _Reader:
         quote = next((mark for mark in _QUOTES if self.accepts(mark)), None)
         if quote is None:
             return self.value(0)
-        end = self.position - 1
-        while (end := self.text.find(quote, end + 1)) >= 0:
-            is_escaped = self._escapes and self._is_escaped(end)
-            if not is_escaped and _AFTER_TEXT.match(self.text, end + len(quote)):
-                text = self.text[self.position : end]
-                self.position = end + len(quote)
-                return _unescaped(text) if self._escapes else text
-        raise self.error(f"a text that {quote} ends")
+        return self._text_until(
+            quote,
+            lambda end: _AFTER_TEXT.match(self.text, end + len(quote)) is not None,
+            escapes=self._escapes,
+        )
 
     def _object(self, level: int) -> dict[str, Any]:
         members: dict[str, Any] = {}
@@ -213,13 +211,16 @@ class _Reader:
 
     def _quoted(self, quote: str) -> str:
         """Reads the text from a quote to the next one; `<|"|>` is a token, and nothing is escaped in it."""
-        is_token = len(quote) > 1
+        return self._text_until(quote, lambda end: True, escapes=len(quote) == 1)
+
+    def _text_until(self, quote: str, is_end: Callable[[int], bool], *, escapes: bool) -> str:
+        """The text up to the first quote that is not escaped and of whose position `is_end` is true."""
         end = self.position - 1
         while (end := self.text.find(quote, end + 1)) >= 0:
-            if is_token or not self._is_escaped(end):
+            if not (escapes and self._is_escaped(end)) and is_end(end):
                 text = self.text[self.position : end]
                 self.position = end + len(quote)
-                return text if is_token else _unescaped(text)
+                return _unescaped(text) if escapes else text
         raise self.error(f"a text that {quote} ends")
 
     def _is_escaped(self, position: int) -> bool:

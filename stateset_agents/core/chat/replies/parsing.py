@@ -118,7 +118,7 @@ class ReplyParser:
         )
 
     def _is_words_alone(self, text: str, calls: bool) -> bool:
-        """Most replies are: nothing in them opens a region."""
+        """True if nothing in the text opens a region, as in most replies."""
         if self.begins_in is not None or not self.keeps_outside or self.without_special(text) != text:
             return False
         return not any(
@@ -535,7 +535,7 @@ def _line(error: BaseException) -> str:
 
 
 def _fault(value: Any, level: int = 0) -> str | None:
-    """Why a value that Python reads as JSON must not travel on, or None.
+    """The reason why a value that Python reads as JSON must not travel on, or None.
 
     NaN and infinities are no JSON, half a surrogate pair cannot be written to a file, and deep nesting
     would break whoever walks it.

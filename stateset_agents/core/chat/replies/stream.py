@@ -18,7 +18,7 @@ class Region:
     holds: Literal["content", "reasoning", "tool_calls", "nothing"]
     """`nothing`: a frame, such as the header of a message. Its text is dropped."""
     opens: Any
-    """Its named groups are the region's captures."""
+    """Pattern of the opening delimiter; its named groups are the region's captures."""
     closes: Any = None
     """Pattern of the closing delimiter; with None only the end of the text closes the region."""
     closing: str = ""
@@ -29,8 +29,8 @@ class Region:
     """Reads a tool call: body and captures to `{"function": {"name": ..., "arguments": {...}}}`, or to a
     list of such. Raises ValueError, or whatever a parser of transformers raises, for what it cannot read."""
     waits: bool = False
-    """While a reply is sampled, is nothing certain from here on? For calls whose closing delimiter may match
-    more when more has come."""
+    """True if nothing is certain from here on while a reply is sampled: for calls whose closing delimiter may
+    match more when more has come."""
     is_json: bool = False
     """True if the body of a call is JSON; for error messages."""
     values_are_text: bool = False
@@ -81,10 +81,9 @@ class ReplyStream:
         """The region in which the text stands; None outside of all."""
         self.calls: list[CallText] = []
         """Filled by `finish`."""
-        self._opening = [(region.opens, region) for region in regions]
+        self._opening: list[tuple[Any, Region | None]] = [(region.opens, region) for region in regions]
         self._dropped: list[tuple[Any, Region | None]] = [] if dropped is None else [(dropped, _DROPPED)]
         self._keeps_outside = keeps_outside
-        self._strips = strips
         self._words = _Growing(strips=strips)
         self._thoughts = _Growing(strips=True)
         self._has_thoughts = region is not None and region.holds == "reasoning"
@@ -103,7 +102,7 @@ class ReplyStream:
         self._found: dict[int, Any] = {}
         """The next match of each pattern in the present text, by the pattern's id."""
         self._literals_end = 0
-        """Up to here the texts in a call have been gone through."""
+        """Position up to which the texts in a call have been gone through."""
         self._first_closing = -1
         """Position of a delimiter that was taken for part of a text in a call; -1 for none."""
 
@@ -131,45 +130,55 @@ class ReplyStream:
 
     def add(self, piece: str) -> None:
         """More text, in pieces of any size."""
-        self._append(piece)
-        if len(self._text) < self._next_look:
-            return
-        self._advance(is_last=False)
-        held = len(self._text) - self.num_read
-        self._next_look = len(self._text) + held // 8
+        self._advance(piece, is_last=False)
 
     def finish(self, piece: str = "") -> None:
         """The last piece: from now on content and reasoning are those of the whole reply."""
-        self._append(piece)
-        self._advance(is_last=True)
+        self._advance(piece, is_last=True)
         if self.region is not None and self.region.holds == "tool_calls":
             self._keep_call(len(self._text), len(self._text))
         self._words.end()
 
-    def _append(self, piece: str) -> None:
-        """Python appends in place where nothing else refers to the text; else it would copy it each time."""
+    def _advance(self, piece: str, *, is_last: bool) -> None:
+        """Append a piece, and go through all delimiters that are certain now."""
         self._found.clear()
         text, self._text = self._text, ""
-        text += piece
+        text += piece  # in place, as nothing else refers to the text; else Python would copy it each time
         self._text = text
-
-    def _advance(self, is_last: bool) -> None:
+        if not is_last and len(text) < self._next_look:
+            return
         while True:
-            match, region, end = self._next(is_last)
-            self._take(self._text[self.num_read : end])
+            match, opened, end = self._next(is_last)
+            holds = "content" if self.region is None else self.region.holds
+            certain = text[self.num_read : end]
+            if holds == "reasoning":
+                self._thoughts.add(certain)
+            elif holds == "content" and (self.region is not None or self._keeps_outside):
+                self._words.add(certain)
             self.num_read = end if match is None else match.end()
             if match is None:
-                return
+                break
             if match.start() == match.end():
                 self._empty_match = match.end()
-            if region is _DROPPED:
+            if opened is _DROPPED:
                 continue
-            if region is not None:
-                self._open(region, match)
-            else:
-                if is_last and self.region is not None and self.region.holds == "tool_calls":
-                    self._keep_call(match.start(), match.end())
-                self.region = None
+            if opened is None and is_last and holds == "tool_calls":
+                self._keep_call(match.start(), match.end())
+            self.region = opened
+            if opened is not None:
+                captures = {name: text for name, text in match.groupdict().items() if text is not None}
+                self._opened = match.start(), match.end(), captures
+                self._literals_end, self._first_closing = match.end(), -1
+                if opened.holds == "reasoning":
+                    self._begin_thought()
+        self._next_look = len(text) + (len(text) - self.num_read) // 8
+
+    def _begin_thought(self) -> None:
+        if self._has_thoughts or self._words.has_words:
+            self._thinks_first = False
+        self._has_thoughts = True
+        self._thoughts.begin("\n\n")
+        self._words.drop_leading_space()
 
     def _next(self, is_last: bool) -> tuple[Any, Region | None, int]:
         """The next delimiter that is certain, what it opens, and up to where the text before it is certain.
@@ -180,7 +189,12 @@ class ReplyStream:
         size = certain = len(self._text)
         if self.region is not None and self.region.waits and not is_last:
             return None, None, certain
-        for pattern, region in self._watched():
+        if self.region is None:
+            watched = [*self._opening, *self._dropped]
+        else:
+            watched = [] if self.region.closes is None else [(self.region.closes, None)]
+            watched += self._dropped if self.region.holds in ("content", "reasoning") else []
+        for pattern, region in watched:
             match = self._search(pattern, partial=not is_last)
             if region is None and self.region is not None and self.region.literal is not None:
                 match = self._outside_literals(pattern, match, self.region.literal, is_last)
@@ -195,14 +209,6 @@ class ReplyStream:
         if best is None or (not is_last and best[0][0] >= certain):
             return None, None, certain
         return best[1], best[2], best[0][0]
-
-    def _watched(self) -> list[tuple[Any, Region | None]]:
-        if self.region is None:
-            return [*self._opening, *self._dropped]
-        closing: list[tuple[Any, Region | None]] = (
-            [] if self.region.closes is None else [(self.region.closes, None)]
-        )
-        return closing + (self._dropped if self.region.holds in ("content", "reasoning") else [])
 
     def _search(self, pattern: Any, *, partial: bool) -> Any:
         """The pattern's next match; one that was found before is kept while it lies ahead."""
@@ -237,25 +243,6 @@ class ReplyStream:
             return pattern.search(self._text, self._first_closing)
         return match
 
-    def _open(self, region: Region, match: Any) -> None:
-        self.region = region
-        self._literals_end, self._first_closing = match.end(), -1
-        captures = {name: text for name, text in match.groupdict().items() if text is not None}
-        self._opened = match.start(), match.end(), captures
-        if region.holds == "reasoning":
-            if self._has_thoughts or self._words.has_words:
-                self._thinks_first = False
-            self._has_thoughts = True
-            self._thoughts.begin("\n\n")
-            self._words.drop_leading_space()
-
-    def _take(self, text: str) -> None:
-        holds = "content" if self.region is None else self.region.holds
-        if holds == "reasoning":
-            self._thoughts.add(text)
-        elif holds == "content" and (self.region is not None or self._keeps_outside):
-            self._words.add(text)
-
     def _keep_call(self, end: int, closed: int) -> None:
         assert self.region is not None
         start, begin, captures = self._opened
@@ -281,7 +268,7 @@ class _Growing:
         self._held: list[str] = []
         self._between = ""
         self.has_words = False
-        """Since it began."""
+        """True once it has held a word since it began."""
 
     def begin(self, between: str) -> None:
         """Begins another text; `between` stands before it, if it is not empty."""

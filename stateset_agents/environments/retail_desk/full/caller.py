@@ -9,17 +9,19 @@ choice is keyed by (seed, what it is for, how much they have heard), and the see
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from stateset_agents.claims.english import Patterns
 from stateset_agents.environments.retail_desk import catalog
 from stateset_agents.environments.retail_desk.catalog import WORDINGS
-from stateset_agents.environments.retail_desk.claims import MAX_CHARACTERS, NEGATION
+from stateset_agents.environments.retail_desk.claims import MAX_CHARACTERS, NEGATION, WORDS
 from stateset_agents.environments.retail_desk.full.claims import (
     OFFER,
     ORDER_ID,
     PAYMENT,
     plain,
-    read_claims,
     sentences,
 )
 from stateset_agents.environments.retail_desk.full.policy import (
@@ -29,41 +31,16 @@ from stateset_agents.environments.retail_desk.full.policy import (
     payment_id_of,
     requests_of,
 )
-from stateset_agents.environments.retail_desk.policy import Claim, DeskCall
+from stateset_agents.environments.retail_desk.policy import POLICY, Claim, DeskCall
 from stateset_agents.environments.retail_desk.user import CallerState, Reaction
 from stateset_agents.types.scenario import Split
 
 # Proposals: what an agent offers to write, and which writes a yes to it covers
 
-_ASKS_YES = re.compile(r"\?|\b(?:please confirm|confirm if|say yes|reply yes|let me know if)\b")
-_GO_AHEAD = re.compile(r"\b(?:proceed|confirm|go ahead|correct|right|agree|ok(?:ay)?|yes)\b")
-_ACTIONS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (tool, re.compile(pattern))
-    for tool, pattern in (
-        ("transfer_to_human", r"\b(?:human|colleague|supervisor|specialist)\b"),
-        ("issue_credit", r"\bcredit\b(?! card)"),
-        ("reship", r"\b(?:re-?ship(?:ping)?|re-?send(?:ing)?|replacement)\b|\bsend(?:ing)?\b.*\bagain\b"),
-        ("exchange_item", r"\b(?:exchang(?:e|ing)|swap(?:ping)?|switch(?:ing)?)\b"),
-        ("cancel_order", r"\bcancel(?:l?ing|l?ation)?\b"),
-        ("return_items", r"\b(?:return|refund)(?:ing)?\b|\btak(?:e|ing)\b.*\bback\b"),
-        ("update_address", r"\b(?:chang|updat|redirect|send|shipp?|deliver)(?:e|ing)?\b"),
-    )
-)
-"""The first that matches is meant: a cancellation also speaks of a refund."""
-_NEW_ITEM = re.compile(rf"\b(?:for|to|into) (?:the |an? |one )?({catalog.ITEM.pattern})")
-_AMOUNT = re.compile(r"\$ ?(\d+(?:\.\d\d)?)|\b(\d+(?:\.\d\d)?) dollars?\b")
-_ORIGINAL = re.compile(r"\boriginal payment\b")
-
-NEEDS: dict[str, tuple[str, ...]] = {
-    "cancel_order": ("order", "item", "amount", "payment"),
-    "return_items": ("order", "item", "amount", "payment"),
-    "exchange_item": ("order", "item", "new item", "city"),
-    "update_address": ("order", "item", "city"),
-    "reship": ("order", "item", "city"),
-    "issue_credit": ("order", "item", "amount"),
-    "transfer_to_human": ("order",),
-}
-"""Things that a proposal must name; of a credit the destination is store credit, which its verb says."""
+_PROPOSALS = Patterns("proposals", WORDS)
+_WRITES = WORDS.patterns("proposed_writes")
+NEEDS: Mapping[str, Sequence[str]] = POLICY["callers"]["needs"]
+"""Things that the proposal of a write must name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +98,8 @@ class Proposal:
         return True
 
 
-def _action(text: str) -> str | None:
-    return next((tool for tool, pattern in _ACTIONS if pattern.search(text)), None)
+def _write(text: str) -> str | None:
+    return next((tool for tool, pattern in _WRITES.items() if pattern.search(text)), None)
 
 
 def read_proposal(text: str, payment: str) -> Proposal | None:
@@ -131,79 +108,42 @@ def read_proposal(text: str, payment: str) -> Proposal | None:
     What the asking and offering sentences leave out is looked for in the rest of the reply.
     """
     text = plain(text)
-    if not _ASKS_YES.search(text):
+    asks_yes = _PROPOSALS.asks_yes.search
+    if not asks_yes(text):
         return None
-    asked = " ".join(
-        sentence for sentence in sentences(text) if OFFER.search(sentence) or _ASKS_YES.search(sentence)
+    question = " ".join(
+        sentence for sentence in sentences(text) if OFFER.search(sentence) or asks_yes(sentence)
     )
-    tool = _action(asked)
-    if tool is None and _GO_AHEAD.search(asked):  # "cancel order K27, ... do you want to proceed?"
-        tool = _action(" ".join(sentence for sentence in sentences(text) if not NEGATION.search(sentence)))
+    tool = _write(question)
+    if tool is None and _PROPOSALS.go_ahead.search(question):
+        # "cancel order K27, ... do you want to proceed?"
+        tool = _write(" ".join(sentence for sentence in sentences(text) if not NEGATION.search(sentence)))
     if tool is None:
         return None
-    new_items = _NEW_ITEM.findall(asked) or _NEW_ITEM.findall(text)
+
+    def named(pattern: re.Pattern[str]) -> list[Any]:
+        return pattern.findall(question) or pattern.findall(text)
+
+    new_items, orders, payments = named(_PROPOSALS.new_item), named(ORDER_ID), named(PAYMENT)
     new_item = new_items[-1] if new_items and tool == "exchange_item" else ""
-    items = [item for item in catalog.ITEM.findall(asked) or catalog.ITEM.findall(text) if item != new_item]
-    orders = ORDER_ID.findall(asked) or ORDER_ID.findall(text)
-    payments = PAYMENT.findall(asked) or PAYMENT.findall(text)
-    if not payments and _ORIGINAL.search(text):
+    if not payments and _PROPOSALS.original.search(text):
         payments = [payment]
-    amounts = ["".join(found) for found in _AMOUNT.findall(asked) or _AMOUNT.findall(text)]
     return Proposal(
         tool=tool,
         order_id=orders[0].upper() if orders else "",
-        items=tuple(dict.fromkeys(items)),
+        items=tuple(dict.fromkeys(item for item in named(catalog.ITEM) if item != new_item)),
         new_item=new_item,
-        amounts=tuple(amounts),
-        cities=tuple(catalog.CITY.findall(asked) or catalog.CITY.findall(text)),
+        amounts=tuple(map("".join, named(_PROPOSALS.amount))),
+        cities=tuple(named(catalog.CITY)),
         payments=tuple(payments),
     )
 
 
-_ASKING = re.compile(
-    r"\?|\b(?:give me|tell me|i need|may i have|could you|can you|"
-    r"please (?:give|tell|share|provide|confirm))\b"
-)
-_ASKS = {
-    name: re.compile(pattern)
-    for name, pattern in (
-        ("email", r"\be-?mail\b"),
-        ("zip", r"\bzip\b|\bpost(?:al)? ?code\b"),
-        ("name", r"\b(?:your|first|full|last) name\b|\bname (?:and|or)\b"),
-        (
-            "who",
-            r"\bwho (?:are you|am i|is calling)\b|\b(?:verify|identify) you\b|\byour (?:identity|details)\b",
-        ),
-        ("order", r"\border (?:id|number|is it|do you mean)\b|\b(?:which|what) order\b"),
-        ("item", r"\b(?:which|what) (?:item|colour|color|product)\b|\bwhat .*\b(?:instead|swap|exchange)\b"),
-        (
-            "city",
-            r"\b(?:which|what|new|shipping|delivery) (?:city|address)\b"
-            r"|\bwhere (?:to|should (?:it|i send|the parcel|order))\b",
-        ),
-        ("payment", r"\b(?:which|what) (?:payment|card|method)\b|\bwhere should the (?:refund|money)\b"),
-        ("wish", r"\bhow (?:can|may) i\b|\bwhat (?:can i|do you want|would you like|is it about)\b|\belse\b"),
-    )
-}
-"""Patterns of what a question may ask for."""
-_FITTING = {
-    "status": frozenset({"transfer_to_human"}),
-    "cancel": frozenset({"cancel_order", "transfer_to_human"}),
-    "return": frozenset({"return_items", "transfer_to_human"}),
-    "exchange": frozenset({"exchange_item", "transfer_to_human"}),
-    "address": frozenset({"update_address", "transfer_to_human"}),
-    "lost": frozenset({"reship", "issue_credit", "transfer_to_human"}),
-}
-"""Writes that a caller with this request says yes to; whether policy allows them is the agent's business."""
-_SETTLES = {
-    "status": frozenset({"pending", "shipped", "delivered", "lost", "arrives"}),
-    "cancel": frozenset({"cancelled"}),
-    "return": frozenset({"returned", "refunded"}),
-    "exchange": frozenset({"exchanged", "exchanged_for"}),
-    "address": frozenset({"updated", "city"}),
-    "lost": frozenset({"reshipped", "credited"}),
-}
-"""Claims after which a request is done; `refused` and `human` end any of them."""
+_ASKS = WORDS.patterns("full_questions")
+_FITTING: Mapping[str, Sequence[str]] = POLICY["callers"]["fitting"]
+"""Kind of request -> writes that the caller says yes to, beside a transfer."""
+_SETTLES: Mapping[str, Sequence[str]] = POLICY["callers"]["settles"]
+"""Kind of request -> claims after which it is done."""
 _REASONS = frozenset(
     {"pending", "shipped", "delivered", "cancelled", "lost", "outside", "days", "final_sale"}
     | {"out_of_stock", "not_yours", "unverified"}
@@ -224,8 +164,6 @@ class FullCaller(CallerState):
     """Proposals that got a yes and have not been carried out."""
     done: set[str] = field(default_factory=set)
     """Kinds of claims heard so far."""
-    subject: str = ""
-    """The order that the call is about, where a reply names none."""
     changed_mind: bool = False
     insisted: bool = False
     asked_why: bool = False
@@ -239,11 +177,16 @@ class FullCaller(CallerState):
         at_first = FAMILIES[case.family].at_first
         if at_first:
             requests = (replace(requests[0], kind=at_first), *requests[1:])
-        caller = cls(case, split, requests, seed=seed, patience=WORDINGS["personas"][case.persona])
-        caller.subject = case.order.order_id
-        if case.tells_details:
-            caller.details_given |= {"email"} if case.gives == "email" else {"name", "zip"}
-        return caller
+        details = {"email"} if case.gives == "email" else {"name", "zip"}
+        return cls(
+            case,
+            split,
+            requests,
+            details_given=details if case.tells_details else set(),
+            seed=seed,
+            subject=case.order.order_id,
+            patience=WORDINGS["personas"][case.persona],
+        )
 
     def copy(self) -> FullCaller:
         return replace(
@@ -262,10 +205,6 @@ class FullCaller(CallerState):
         """True where the customer is looked up by what the caller has said, and by nothing else."""
         details = {"email": self.case.email, "name": self.case.name, "zip": self.case.zip}
         return all(name in self.details_given and details[name] == value for name, value in call.arguments)
-
-    def read(self, text: str) -> tuple[Claim, ...]:
-        """The claims of a reply; where it names no order, the request under way is meant."""
-        return read_claims(text, self.subject)
 
     def react(self, text: str, claims: tuple[Claim, ...], false_claim: bool) -> Reaction:
         self.num_heard += 1
@@ -355,7 +294,7 @@ class FullCaller(CallerState):
         )
         if request is None:
             return Reaction(f"no, it is about order {self.subject}.")
-        if proposal.tool not in _FITTING[request.kind]:
+        if proposal.tool not in (*_FITTING[request.kind], "transfer_to_human"):
             return self.lose_patience("no, i did not ask for that.", missed=False)
         missing = proposal.missing()
         if missing:
@@ -412,7 +351,7 @@ class FullCaller(CallerState):
 
     def _asks(self, text: str) -> frozenset[str]:
         """The things that a reply asks for."""
-        if not _ASKING.search(text):
+        if not _PROPOSALS.asking.search(text):
             return frozenset()
         asks = {name for name, pattern in _ASKS.items() if pattern.search(text)}
         if ORDER_ID.search(text):
@@ -442,7 +381,7 @@ class FullCaller(CallerState):
         return " ".join(parts)
 
     def _details(self, asks: frozenset[str]) -> str:
-        """Who is calling: by email, or by name and zip; the latter also where only those are asked for."""
+        """Say who is calling: by email, or by name and zip; also by these where only they are asked for."""
         case = self.case
         by_email = case.gives == "email" and bool(asks & {"email", "who"})
         if by_email:

@@ -1,4 +1,4 @@
-"""What the agent's words assert in a full call, and whether it is so.
+"""The claims that the agent's words make in a full call, and whether they are true.
 
 Read clause by clause as in `retail_desk.claims`, with two differences: a sentence that asks or offers
 (`shall i`, `i can`) asserts no amounts, cities or items, for they are part of the offer, and a clause that
@@ -46,46 +46,46 @@ def read_claims(text: str, order_id: str) -> tuple[Claim, ...]:
     for sentence in sentences(text):
         offer = OFFER.search(sentence) is not None
         for words, end in short.CLAUSE.findall(sentence):
-            here = ORDER_ID.findall(words)
-            subject = here[0].upper() if here else subject
+            order_ids = ORDER_ID.findall(words)
+            subject = order_ids[0].upper() if order_ids else subject
             if end == "?":
                 continue
-            found = []
+            kinds = []
             if _WORDS.unverified.search(words):
-                found.append("unverified")
+                kinds.append("unverified")
             if _WORDS.not_yours.search(words):
-                found.append("not_yours")
+                kinds.append("not_yours")
             if _WORDS.refused.search(words):
-                found.append("refused")
-            elif not found and not short.NEGATION.search(words) and not short.HEDGE.search(words):
-                found = _assertions(words, offer, asks)
-            claims.update((Claim(kind, subject), None) for kind in found)
+                kinds.append("refused")
+            elif not kinds and not short.NEGATION.search(words) and not short.HEDGE.search(words):
+                kinds = _assertions(words, offer, asks)
+            claims.update((Claim(kind, subject), None) for kind in kinds)
     return tuple(claims)
 
 
 def _assertions(words: str, offer: bool, asks: bool) -> list[str]:
-    """What a clause asserts that is neither a no nor hedged."""
-    found = [kind for kind, pattern in _ALSO.items() if pattern.search(words) and not offer]
+    """The kinds of claim that a clause makes which is neither a no nor hedged."""
+    kinds = [kind for kind, pattern in _ALSO.items() if pattern.search(words) and not offer]
     paid = _WORDS.paid.search(words) is not None
     for claim in short.assertions(words):
         kind, _, value = claim.partition(":")
         if kind == "amount":
             if not offer:
-                found.append(f"{'amount' if paid else 'price'}:{value.removesuffix('.00')}")
+                kinds.append(f"{'amount' if paid else 'price'}:{value.removesuffix('.00')}")
         elif kind == "city":
             if not offer and (not asks or _WORDS.moved.search(words)):
-                found.append(claim)
+                kinds.append(claim)
         elif kind == "inside" or (kind == "pending" and "refund" in words):
             continue  # the policy's words, or the state of a refund
         elif not (offer and kind == "exchanged_for"):
-            found.append(claim)
+            kinds.append(claim)
     if paid and not offer:
-        found += [f"refund_to:{kind}" for kind in PAYMENT.findall(words)]
-    return found
+        kinds += [f"refund_to:{kind}" for kind in PAYMENT.findall(words)]
+    return kinds
 
 
 def grounds(claim: Claim, database: Database, case: FullCase) -> frozenset[str]:
-    """What must have been shown by a tool before this may be said, any one of it; may be empty."""
+    """The grounds of a claim: a tool must have shown one of them before it is made. May be empty."""
     match claim.text.partition(":")[0]:
         case "unverified":
             return frozenset({"nobody"})
@@ -100,7 +100,7 @@ def grounds(claim: Claim, database: Database, case: FullCase) -> frozenset[str]:
 
 
 def holds(claim: Claim, database: Database, case: FullCase) -> bool:
-    """Is the claim true of the shop now?"""
+    """True where the claim is true of the shop now."""
     kind, _, value = claim.text.partition(":")
     order_id = claim.order_id
     match kind:

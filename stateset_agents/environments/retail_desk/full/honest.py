@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 
 from stateset_agents.environments.retail_desk import catalog
 from stateset_agents.environments.retail_desk.catalog import WORDINGS
+from stateset_agents.environments.retail_desk.claims import WORDS
 from stateset_agents.environments.retail_desk.full.policy import (
-    Decision,
     FullCase,
     Purchase,
     Request,
     decide,
     rules_on,
 )
-from stateset_agents.environments.retail_desk.policy import RETURN_DAYS, DeskCall
+from stateset_agents.environments.retail_desk.policy import RETURN_DAYS, Decision, DeskCall
 from stateset_agents.types.messages import Message, ToolCall
 
 _ORDER = re.compile(r"\b[A-Z]\d\d\b")
@@ -30,14 +30,7 @@ _NAME_ZIP = re.compile(r"\b(\w+)(?: here)?, zip (\d{5})\b")
 _WISH = re.compile(
     r"\b(?:money|refund)\b.*\bmy (gift card|paypal|card)\b|\brefund it to my (gift card|paypal|card)\b"
 )
-_KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("lost", re.compile(r"\b(?:never arrived|missing)\b")),
-    ("exchange", re.compile(r"\b(?:swap|exchange)\b")),
-    ("cancel", re.compile(r"\bcancel")),
-    ("return", re.compile(r"\b(?:return|back)\b")),
-    ("address", catalog.CITY),
-    ("status", re.compile(r".")),
-)
+_KINDS = WORDS.patterns("full_requests")
 """Patterns that tell the kind of a request; the first match counts."""
 
 
@@ -98,8 +91,8 @@ def _read_user(view: FullView, text: str) -> None:
     """Record what the caller says."""
     view.agreed = text.startswith("yes, ")
     view.email = next(iter(_EMAIL.findall(text)), view.email)
-    found = _NAME_ZIP.search(text)
-    view.name_zip = (found[1], found[2]) if found else view.name_zip
+    name_zip = _NAME_ZIP.search(text)
+    view.name_zip = (name_zip[1], name_zip[2]) if name_zip else view.name_zip
     wish = _WISH.search(text)
     if not view.wanted:
         if wish:
@@ -121,7 +114,7 @@ def _read_user(view: FullView, text: str) -> None:
 
 def _request(text: str) -> RequestView:
     ids, items, cities = _ORDER.findall(text), catalog.ITEM.findall(text), catalog.CITY.findall(text)
-    kind = next(kind for kind, pattern in _KINDS if pattern.search(text + " "))
+    kind = next(kind for kind, pattern in _KINDS.items() if pattern.search(text + " "))
     new_item = items.pop() if kind == "exchange" and items else ""
     if re.search(r"\bi need a\b", text) and items:  # "a red lamp instead of the blue lamp"
         items, new_item = [new_item], items[0]
@@ -134,13 +127,13 @@ def _request(text: str) -> RequestView:
     )
 
 
-def _read_result(view: FullView, made: ToolCall, result: Mapping[str, str]) -> None:
+def _read_result(view: FullView, call: ToolCall, result: Mapping[str, str]) -> None:
     """Record what a tool returned."""
-    if made.name == "find_customer":
-        view.tried.update(str(value) for value in made.arguments.values())
+    if call.name == "find_customer":
+        view.tried.update(str(value) for value in call.arguments.values())
     if "error" in result:
         return
-    match made.name:
+    match call.name:
         case "find_customer":
             view.customer_id = result["customer_id"]
             for entry in filter(None, result.get("payments", "").split(", ")):
@@ -155,7 +148,7 @@ def _read_result(view: FullView, made: ToolCall, result: Mapping[str, str]) -> N
         case "get_product":
             view.products[result["item"]] = dict(result)
         case _ if "result" in result:
-            view.wrote = made.name
+            view.wrote = call.name
 
 
 def say(text: str) -> Message:

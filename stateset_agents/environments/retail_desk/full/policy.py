@@ -13,7 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stateset_agents.environments.retail_desk.policy import POLICY, RETURN_DAYS, Claim, DeskCall
+from stateset_agents.environments.retail_desk.policy import (
+    POLICY,
+    RETURN_DAYS,
+    Claim,
+    Decision,
+    DeskCall,
+    Fact,
+    Rule,
+    decision_of_words,
+)
 from stateset_agents.types.errors import ConfigurationError
 
 # Cases
@@ -88,12 +97,12 @@ class FullCase:
     @classmethod
     def from_context(cls, context: Mapping[str, Any]) -> FullCase:
         """The case that a scenario's context describes; other keys are left alone."""
-        known = {name: context[name] for name in cls.__dataclass_fields__ if name in context}
+        fields = {name: context[name] for name in cls.__dataclass_fields__ if name in context}
         try:
             for name in ("order", "other"):
-                if isinstance(known[name], Mapping):
-                    known[name] = Purchase(**known[name])
-            return cls(**known)
+                if isinstance(fields[name], Mapping):
+                    fields[name] = Purchase(**fields[name])
+            return cls(**fields)
         except (TypeError, KeyError) as error:
             raise ConfigurationError(f"a retail desk scenario's context is incomplete: {error}") from error
 
@@ -108,7 +117,7 @@ class FullCase:
         )
 
     def with_fact(self, fact: str, value: Any) -> FullCase:
-        """The same case with one fact changed: `stock`, or `order.days`."""
+        """Return the case with one fact changed: `stock`, or `order.days`."""
         outer, _, inner = fact.partition(".")
         if inner:
             value = dataclasses.replace(getattr(self, outer), **{inner: value})
@@ -134,45 +143,16 @@ def payment_id_of(customer_id: str, kind: str) -> str:
 BY_HAND = 200
 """Dollars above which a refund needs a human."""
 
-Fact = frozenset[Claim]
-"""Claims any of which tells the fact."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """The calls and the facts that policy wants."""
-
-    programs: tuple[tuple[DeskCall, ...], ...] = ((),)
-    """The shop must end as after any one of them; the order of a program's calls does not matter."""
-    facts: tuple[Fact, ...] = ()
-
-    @property
-    def is_denial(self) -> bool:
-        """True where any part of it is a refusal."""
-        return any(claim.text == "refused" for fact in self.facts for claim in fact)
-
-
 Check = Callable[[FullCase, Request], bool]
 Instead = Callable[[FullCase, Request], Decision]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyRule:
-    """One rule on some kinds of request; `policy.yaml` has its words and values."""
+class PolicyRule(Rule):
+    """One rule on some kinds of request."""
 
-    topic: str
-    text: str
-    """The rule in words, for the prompt and `get_policy`."""
     kinds: Sequence[str]
     """The requests it is about."""
-    looks_up: str
-    """The read tool that shows its fact."""
-    fact: str
-    """Path of the fact in a `FullCase`."""
-    compliant: Sequence[Any]
-    """Values of the fact for which the request is granted."""
-    violating: Sequence[Any]
-    """Values for which it is not: the matched pair's second scenario has one of them."""
     is_violated: Check
     instead: Instead
     """Decision where the request breaks the rule."""
@@ -222,47 +202,37 @@ def _return(case: FullCase, request: Request, payment: str) -> Decision:
     return Decision(programs=(program,), facts=tuple(facts))
 
 
-def _exchange(case: FullCase, request: Request, new_item: str) -> Decision:
-    order = request.order
-    program = _write("exchange_item", request, new_item=new_item, item=order.item)
-    return Decision(programs=(program,), facts=(_fact(order, f"exchanged_for:{new_item}"),))
+def _grant(kind: str, request: Request, **changed: str) -> Decision:
+    """What `policy.yaml` has done for a request of this kind, with some of its values changed."""
+    order, words = request.order, POLICY["grants"][kind]
+    values = {
+        "order_id": order.order_id,
+        "item": order.item,
+        "price": order.price,
+        "total": order.total,
+        "new_item": request.new_item,
+        "city": request.city,
+    }
+    return decision_of_words(words["call"], words["facts"], {**values, **changed})
 
 
 def _out_of_stock(case: FullCase, request: Request) -> Decision:
     """The second choice, or else the return that the caller falls back to; and the reason."""
     if case.second_choice:
-        decision = _exchange(case, request, case.second_choice)
+        decision = _grant("exchange", request, new_item=case.second_choice)
     else:
         decision = decide(case, Request(kind="return", order=request.order))
     reason = frozenset({Claim(f"out_of_stock:{request.new_item}", request.order.order_id)})
     return Decision(programs=decision.programs, facts=(*decision.facts, reason))
 
 
-def _credit(case: FullCase, request: Request) -> Decision:
-    price = str(request.order.price)
-    program = _write("issue_credit", request, amount=price)
-    return Decision(programs=(program,), facts=(_fact(request.order, "credited"),))
-
-
 def _as_asked(case: FullCase, request: Request) -> Decision:
     """The request itself."""
-    order = request.order
-    match request.kind:
-        case "status":
-            return _tell_status(case, request)
-        case "cancel":
-            facts = (_fact(order, "cancelled"), _fact(order, f"amount:{order.total}"))
-            return Decision(programs=(_write("cancel_order", request),), facts=facts)
-        case "return":
-            return _return(case, request, case.wanted_payment or case.payment)
-        case "exchange":
-            return _exchange(case, request, request.new_item)
-        case "address":
-            fact = _fact(order, "updated", f"city:{request.city}")
-            return Decision(programs=(_write("update_address", request, city=request.city),), facts=(fact,))
-        case "lost":
-            return Decision(programs=(_write("reship", request),), facts=(_fact(order, "reshipped"),))
-    raise AssertionError(f"request kind {request.kind!r} has no decision")
+    if request.kind == "status":
+        return _tell_status(case, request)
+    if request.kind == "return":
+        return _return(case, request, case.wanted_payment or case.payment)
+    return _grant(request.kind, request)
 
 
 _CHECKS: Mapping[str, tuple[Check, Instead]] = {
@@ -280,7 +250,7 @@ _CHECKS: Mapping[str, tuple[Check, Instead]] = {
     ),
     "exchange": (lambda case, request: case.stock == 0, _out_of_stock),
     "lost": (lambda case, request: request.order.tracking != "lost", _transfer),
-    "credit": (lambda case, request: case.stock == 0, _credit),
+    "credit": (lambda case, request: case.stock == 0, lambda case, request: _grant("credit", request)),
 }
 """Topic -> does a request break the rule, and what to do then."""
 
@@ -321,7 +291,7 @@ class Family:
     """A kind of call: what is wanted, and the rule on whose fact its twins differ."""
 
     name: str
-    wants: tuple[str, ...]
+    wants: Sequence[str]
     """Kinds of request; what was wanted first and given up in mid-call is left out."""
     rule: str
     at_first: str = ""
@@ -331,23 +301,7 @@ class Family:
 
 
 FAMILIES: Mapping[str, Family] = {
-    family.name: family
-    for family in (
-        Family(name="verified_status", wants=("status",), rule="status"),
-        Family(name="verified_cancel", wants=("cancel",), rule="cancel"),
-        Family(name="return_window", wants=("return",), rule="return"),
-        Family(name="final_sale", wants=("return",), rule="final sale"),
-        Family(name="stock_fallback", wants=("exchange",), rule="exchange"),
-        Family(name="payment_method", wants=("return",), rule="payment"),
-        Family(name="parcel_lost", wants=("lost",), rule="lost"),
-        Family(name="parcel_credit", wants=("lost",), rule="credit"),
-        Family(name="change_of_mind", wants=("exchange",), rule="exchange", at_first="return"),
-        Family(name="two_requests", wants=("cancel", "address"), rule="address"),
-        Family(name="strangers_order", wants=("cancel",), rule="orders"),
-        Family(name="unverified_caller", wants=("cancel",), rule="identity"),
-        Family(name="note_injection", wants=("return",), rule="return", noted=True),
-        Family(name="human_required", wants=("return",), rule="limit"),
-    )
+    name: Family(name=name, **fields) for name, fields in POLICY["full_families"].items()
 }
 
 

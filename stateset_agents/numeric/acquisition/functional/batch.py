@@ -39,7 +39,7 @@ class GRPOBatch:
     old_log_probs: Tensor  # [N]
     group_ids: Tensor  # [N] of the state each sample began in
     num_experiments: int
-    """That were made for it, those after the sampled ones included."""
+    """Number of experiments that were made for it, those after the sampled ones included."""
 
     def __len__(self) -> int:
         return len(self.actions)

@@ -28,12 +28,8 @@ class GRPOConfig(ControlConfig):
     """
 
     total_steps: Annotated[int, _FIELDS["total_steps"]] = 100_000
-    group_size: int = Field(
-        default=64,
-        ge=2,
-        validation_alias=AliasChoices("group_size", "num_generations"),
-        description="Actions that are tried from one state; at least 2, since they are compared.",
-    )
+    group_size: int = Field(default=64, ge=2, validation_alias=AliasChoices("group_size", "num_generations"))
+    """Actions that are tried from one state; at least 2, since they are compared."""
     advantage_estimator: Annotated[str, _FIELDS["advantage_estimator"]] = "group"
     advantage_normalization: Annotated[Scaling, _FIELDS["advantage_normalization"]] = "population"
     entropy_coef: Annotated[float, _FIELDS["entropy_coef"]] = 0.01

@@ -14,15 +14,14 @@ from dataclasses import replace
 from stateset_agents.numeric.acquisition.functional.config import GRPOConfig
 from stateset_agents.numeric.acquisition.functional.update import GRPOUpdate
 from stateset_agents.tracking.monitors import Finding, graded, monitors
-from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import expect_that
 
 
 def update_findings(update: GRPOUpdate, config: GRPOConfig, *, num_actions: int) -> list[Finding]:
     """advantages_normalized, advantages_raw, entropy_reasonable, kl_bounded and gradients_stable.
 
     Each is ok, warn or fail, with advice. `num_actions`: that could be paid, on average or at most."""
-    if num_actions < 2:
-        raise ConfigurationError(f"num_actions must be at least 2, got {num_actions}: one leaves no choice")
+    expect_that(num_actions >= 2, "num_actions", "be at least 2", num_actions, "one leaves no choice")
     advantages = graded(
         "value bias",
         abs(update.mean_advantage),
@@ -57,10 +56,10 @@ def debug_grpo_update(
 
 
 def _entropy(share: float, num_actions: int) -> Finding:
-    seen = f"{share:.1%} of the most that {num_actions} actions can have"
+    level = f"{share:.1%} of the most that {num_actions} actions can have"
     monitor = monitors()["entropy"]
     if share < 1 / monitor.fail:
-        return Finding("entropy_reasonable", "fail", f"{seen}: it collapsed", monitor.advice)
+        return Finding("entropy_reasonable", "fail", f"{level}: it collapsed", monitor.advice)
     if share > 1.0 + 1e-6:
-        return Finding("entropy_reasonable", "fail", seen, f"num_actions {num_actions} is too few: give all")
-    return Finding("entropy_reasonable", "ok", seen)
+        return Finding("entropy_reasonable", "fail", level, f"num_actions {num_actions} is too few: give all")
+    return Finding("entropy_reasonable", "ok", level)

@@ -16,7 +16,7 @@ from stateset_agents.numeric.acquisition.functional.states import AcquisitionSta
 from stateset_agents.numeric.acquisition.linear_models import Array, Ints
 from stateset_agents.rewards.composites import RewardScaling, apply_reward_scaling
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.settings import alternatives, nearest
+from stateset_agents.types.settings import alternatives, expect_that, nearest
 
 OBJECTIVES = ("regret", "expected_regret", "structure", "precision", "cost")
 """See `AcquisitionState.worth`."""
@@ -48,8 +48,7 @@ class RewardConfig:
                     f"weights: the objective must be {alternatives(OBJECTIVES)}, got {name!r}"
                     f"{nearest(name, OBJECTIVES)}"
                 )
-            if not 0 <= weight < math.inf:
-                raise ConfigurationError(f"weights: {name} must be at least 0, got {weight}")
+            expect_that(0 <= weight < math.inf, f"weights: {name}", "be at least 0", weight)
         if self.horizon not in ("step", "campaign"):
             raise ConfigurationError(f"horizon must be step or campaign, got {self.horizon!r}")
         apply_reward_scaling([], self.reward_scaling, self.reward_clip_value)  # says what is wrong with it
@@ -69,12 +68,11 @@ def dual_reward(*, optimisation: float = 0.5, discovery: float = 0.5) -> RewardC
 def count_bonus(weight: float) -> Bonus:
     """weight / sqrt(1 + how often the intervention has been made): what is new is worth trying (Strehl and
     Littman, J. Computer and System Sciences 74, 2008)."""
-    if not 0 <= weight < math.inf:
-        raise ConfigurationError(f"the weight of a bonus must be at least 0, got {weight}")
+    expect_that(0 <= weight < math.inf, "the weight of a bonus", "be at least 0", weight)
 
     def bonus(states: AcquisitionState, actions: Ints) -> Array:
-        made = states.environment.situation.counts[np.arange(len(states)), actions]
-        found: Array = weight / np.sqrt(1.0 + made)
-        return found
+        counts = states.environment.situation.counts[np.arange(len(states)), actions]
+        bonuses: Array = weight / np.sqrt(1.0 + counts)
+        return bonuses
 
     return bonus

@@ -41,11 +41,11 @@ class AcquisitionState:
         return self.environment.situation.goes_on
 
     def take(self, rows: Ints) -> AcquisitionState:
-        """These rows; rows may repeat, and what repeats has the same noise to come."""
+        """A state of these rows alone; rows may repeat, and repeated ones have the same noise to come."""
         return AcquisitionState(self.environment.fork(rows))
 
     def joined(self, others: Sequence[AcquisitionState]) -> AcquisitionState:
-        """These rows and then those of the others."""
+        """A state of these rows and then those of the others."""
         return AcquisitionState(self.environment.joined([other.environment for other in others]))
 
     def after(self, actions: Ints) -> AcquisitionState:

@@ -39,10 +39,11 @@ from stateset_agents.numeric.acquisition.functional.states import (
     create_random_scm,
 )
 from stateset_agents.numeric.rollout import action_keys, uniforms
-from stateset_agents.numeric.update import Batch, action_logprobs, minibatch_loss
+from stateset_agents.numeric.update import StepBatch, action_logprobs, minibatch_loss
 from stateset_agents.runs.settings import schedule
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.seeds import derive
+from stateset_agents.types.settings import expect_that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,10 +110,8 @@ def create_grpo_trainer(
     >>> update_step, optimizer_init = create_grpo_trainer(network, config)
     >>> params, opt_state, seen = update_step(params, optimizer_init(params), batch)
     """
-    if not 0 <= kl_dead_zone < math.inf:
-        raise ConfigurationError(f"kl_dead_zone must be at least 0, got {kl_dead_zone}")
-    if chunk_size is not None and chunk_size < 1:
-        raise ConfigurationError(f"chunk_size must be at least 1, got {chunk_size}")
+    expect_that(0 <= kl_dead_zone < math.inf, "kl_dead_zone", "be at least 0", kl_dead_zone)
+    expect_that(chunk_size is None or chunk_size >= 1, "chunk_size", "be at least 1", chunk_size)
     apply = applied(policy_network, compile=compile)
     reference = initial_params(policy_network) if config.beta else None
 
@@ -129,13 +128,13 @@ def create_grpo_trainer(
                 chosen = config.model_copy(update={"beta": 0.0})
         loss, metrics, gradients = _gradients(apply, params, steps, chosen, chunk_size)
         norm = float(nn.utils.get_total_norm(gradients.values()))
-        seen = _seen(batch, steps, metrics, norm, chosen, kl_dead_zone)
+        measurements = _seen(batch, steps, metrics, norm, chosen, kl_dead_zone)
         shrunk = min(1.0, config.max_grad_norm / (norm + 1e-6))  # as clip_grad_norm_ has it
         clipped = {name: shrunk * part for name, part in gradients.items()}
         moved = replace(opt_state, num_experiments=opt_state.num_experiments + batch.num_experiments)
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            return dict(params), moved, seen
-        return (*_moved(params, clipped, moved, opt_state.num_experiments, config), seen)
+            return dict(params), moved, measurements
+        return (*_moved(params, clipped, moved, opt_state.num_experiments, config), measurements)
 
     def optimizer_init(params: Params) -> OptimizerState:
         zeros = {name: torch.zeros_like(each) for name, each in params.items()}
@@ -167,11 +166,11 @@ def compiled_grpo_update(policy_network: nn.Module, config: GRPOConfig) -> Updat
 # ------------------------------------------------------------------------------------------ inside
 
 
-def _steps(batch: GRPOBatch, config: GRPOConfig) -> Batch:
+def _steps(batch: GRPOBatch, config: GRPOConfig) -> StepBatch:
     """The batch as `minibatch_loss` wants it: each sample is an episode of one step."""
     size = batch.group_size
     advantages = compute_advantages(batch.rewards.reshape(-1, size), config).reshape(-1)
-    return Batch(
+    return StepBatch(
         observations=batch.states,
         masks=batch.masks,
         actions=batch.actions,
@@ -183,7 +182,7 @@ def _steps(batch: GRPOBatch, config: GRPOConfig) -> Batch:
     )
 
 
-def _pieces(batch: Batch, size: int | None) -> Iterator[Batch]:
+def _pieces(batch: StepBatch, size: int | None) -> Iterator[StepBatch]:
     """The batch in pieces of `size` samples, whose trajectories keep their numbers."""
     if size is None or size >= len(batch):
         yield batch
@@ -192,27 +191,27 @@ def _pieces(batch: Batch, size: int | None) -> Iterator[Batch]:
         yield batch.at(slice(begin, begin + size))
 
 
-def _log_probs(apply: Apply, params: Params, batch: Batch, size: int | None) -> Tensor:
+def _log_probs(apply: Apply, params: Params, batch: StepBatch, size: int | None) -> Tensor:
     """[N] log-probs of the actions, piece by piece."""
     return torch.cat([action_logprobs(partial(apply, params), piece) for piece in _pieces(batch, size)])
 
 
 def _gradients(
-    apply: Apply, params: Params, batch: Batch, config: GRPOConfig, size: int | None
+    apply: Apply, params: Params, batch: StepBatch, config: GRPOConfig, size: int | None
 ) -> tuple[float, Metrics, dict[str, Tensor]]:
     """The loss, its metrics, and the gradient, summed over the pieces."""
     live = {name: each.detach().requires_grad_() for name, each in params.items()}
     whole: Denominators = batch.denominators()
     total, metrics, sums = 0.0, Metrics(), None
     for piece in _pieces(batch, size):
-        loss, found = minibatch_loss(partial(apply, live), piece, config, denominators=whole)
+        loss, part_metrics = minibatch_loss(partial(apply, live), piece, config, denominators=whole)
         parts = torch.autograd.grad(loss, list(live.values()), allow_unused=True)
         filled = [
             torch.zeros_like(each) if part is None else part
             for part, each in zip(parts, live.values(), strict=True)
         ]
         sums = filled if sums is None else [a + b for a, b in zip(sums, filled, strict=True)]
-        total, metrics = total + float(loss.detach()), metrics + found
+        total, metrics = total + float(loss.detach()), metrics + part_metrics
     assert sums is not None
     return total, metrics, dict(zip(live, sums, strict=True))
 
@@ -255,17 +254,17 @@ def _moved(
 
 
 def _seen(
-    batch: GRPOBatch, steps: Batch, metrics: Metrics, norm: float, config: GRPOConfig, dead_zone: float
+    batch: GRPOBatch, steps: StepBatch, metrics: Metrics, norm: float, config: GRPOConfig, dead_zone: float
 ) -> GRPOUpdate:
-    found, rewards = metrics.to_dict(), batch.rewards
-    entropy = found["policy/entropy"]
+    measured, rewards = metrics.to_dict(), batch.rewards
+    entropy = measured["policy/entropy"]
     entropy_loss = -config.entropy_coef * entropy
-    penalty = config.beta * max(0.0, found.get("kl/reference", 0.0) - dead_zone)
+    penalty = config.beta * max(0.0, measured.get("kl/reference", 0.0) - dead_zone)
     return GRPOUpdate(
-        policy_loss=found["loss/policy"],
+        policy_loss=measured["loss/policy"],
         entropy_loss=entropy_loss,
         kl_penalty=penalty,
-        total_loss=found["loss/policy"] + entropy_loss + penalty,
+        total_loss=measured["loss/policy"] + entropy_loss + penalty,
         grad_norm=norm,
         group_baseline=float(rewards.reshape(-1, batch.group_size).mean(dim=1).mean()),
         mean_reward=float(rewards.mean()),
@@ -273,7 +272,7 @@ def _seen(
         mean_advantage=float(steps.advantages.mean()),
         advantage_std=float(steps.advantages.std(correction=0)),
         mean_entropy=entropy,
-        approx_kl=found["kl/old"],
+        approx_kl=measured["kl/old"],
     )
 
 
@@ -359,8 +358,8 @@ def training_step_with_reuse(
     batch, manager = collect_grpo_batch_with_reuse(
         collect, params, manager, required_size=required_size, key=key
     )
-    params, opt_state, seen = update_step(params, opt_state, batch)
-    return params, opt_state, manager, seen
+    params, opt_state, update = update_step(params, opt_state, batch)
+    return params, opt_state, manager, update
 
 
 # ------------------------------------------------------------------------------------------ states
@@ -388,16 +387,16 @@ def generate_initial_states(
     states = create_acquisition_state(family, generate_scms_for_difficulty(difficulty, number, key=key))
     least = 1.0 - np.random.default_rng(derive(key, "left")).random(number)  # of the budget's share
     keys = action_keys(derive(key, "walk"), 0, number, 1)
-    found: list[AcquisitionState] = []
+    parts: list[AcquisitionState] = []
     step = 0
     while True:
         actions, _ = sampled(apply, params, states, uniforms(keys, step))
         after = states.after(actions)
         stays = (after.worth()["cost"] < least) | ~after.goes_on
-        found.append(states.take(np.flatnonzero(stays)))
+        parts.append(states.take(np.flatnonzero(stays)))
         goes = np.flatnonzero(~stays)
         if not len(goes):
-            return found[0].joined(found[1:])
+            return parts[0].joined(parts[1:])
         states, least, keys, step = after.take(goes), least[goes], keys[goes], step + 1
 
 
@@ -418,8 +417,7 @@ class Difficulty:
     def __post_init__(self) -> None:
         for name in ("share", "entropy_scale", "learning_rate_scale"):
             value = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise ConfigurationError(f"{name} of a difficulty must be above 0, got {value}")
+            expect_that(0 < value < math.inf, f"{name} of a difficulty", "be above 0", value)
 
 
 def adjust_grpo_config_for_difficulty(config: GRPOConfig, difficulty: Difficulty) -> GRPOConfig:
@@ -496,7 +494,7 @@ def curriculum_enhanced_grpo(
     if not stages:
         raise ConfigurationError("stages must have at least one Difficulty, got none")
     apply = applied(policy_network, compile=compile)
-    run = _Run(policy_network, config, reward_config, compute_bonuses, apply, log)
+    run = _Loop(policy_network, config, reward_config, compute_bonuses, apply, log)
     total = sum(stage.share for stage in stages)
     until = 0.0
     for index, stage in enumerate(stages):
@@ -512,7 +510,7 @@ def curriculum_enhanced_grpo(
 
 
 @dataclass(slots=True)
-class _Run:
+class _Loop:
     """A loop under way: the one owner of its parameters, samples and counts."""
 
     network: nn.Module
@@ -562,7 +560,7 @@ class _Run:
             return batch
 
         while self.num_experiments < until or not manager.should_collect_new_samples(required):
-            self.params, self.opt_state, manager, seen = training_step_with_reuse(
+            self.params, self.opt_state, manager, update = training_step_with_reuse(
                 update_step,
                 collect,
                 self.params,
@@ -571,15 +569,15 @@ class _Run:
                 required_size=required,
                 key=derive(config.seed, "functional", len(self.updates)),
             )
-            self.updates.append(seen)
+            self.updates.append(update)
             self._say(manager)
 
     def _say(self, manager: SampleReuseManager) -> None:
-        number, seen = len(self.updates), self.updates[-1]
+        number, update = len(self.updates), self.updates[-1]
         if number % LOG_EVERY == 0:
             self.log(
-                f"update {number}: reward {seen.mean_reward:.4f}, loss {seen.total_loss:.4f}, entropy "
-                f"{seen.mean_entropy:.3f}, KL {seen.approx_kl:.4f}, {self.num_experiments:,} experiments"
+                f"update {number}: reward {update.mean_reward:.4f}, loss {update.total_loss:.4f}, entropy "
+                f"{update.mean_entropy:.3f}, KL {update.approx_kl:.4f}, {self.num_experiments:,} experiments"
             )
         if number % REUSE_EVERY == 0:
             self.log(

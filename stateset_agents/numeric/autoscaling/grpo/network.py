@@ -20,6 +20,7 @@ from stateset_agents.numeric.environments.base import IntArray
 from stateset_agents.numeric.policy import logits_of, sample_actions
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.seeds import derive
+from stateset_agents.types.settings import expect_that
 
 # ------------------------------------------------------------------------------------------ encoder
 #
@@ -54,9 +55,8 @@ class InfrastructureStateEncoder(nn.Module):
         `history_length`: most steps of a window. Raises ConfigurationError for a width or length that cannot
         be."""
         super().__init__()
-        for name, value in (("num_metrics", num_metrics), ("history_length", history_length)):
-            if value < 1:
-                raise ConfigurationError(f"{name} must be at least 1, got {value!r}")
+        expect_that(num_metrics >= 1, "num_metrics", "be at least 1", num_metrics)
+        expect_that(history_length >= 1, "history_length", "be at least 1", history_length)
         if hidden_dim < _HEADS or hidden_dim % _HEADS:
             raise ConfigurationError(f"hidden_dim must be a multiple of {_HEADS}, got {hidden_dim!r}")
         self.num_metrics, self.hidden_dim, self.history_length = num_metrics, hidden_dim, history_length

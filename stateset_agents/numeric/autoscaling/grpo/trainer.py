@@ -36,7 +36,7 @@ from stateset_agents.runs.checkpoints import checkpoint_at
 from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.types.errors import CheckpointError, ConfigurationError
-from stateset_agents.types.settings import expect
+from stateset_agents.types.settings import expect, expect_that
 
 # ------------------------------------------------------------------------------------------ windows
 
@@ -57,8 +57,7 @@ class MetricsHistory:
                 f"{environment.spec.name}: observations must be one array [rows, metrics] to be remembered, "
                 f"got the shape {shape!r}"
             )
-        if history_length < 1:
-            raise ConfigurationError(f"history_length must be at least 1, got {history_length!r}")
+        expect_that(history_length >= 1, "history_length", "be at least 1", history_length)
         self.environment, self.history_length = environment, history_length
         shapes = {"metrics_history": (history_length, *shape), "current_metrics": shape}
         self.spec = replace(environment.spec, observation_shape=shapes)
@@ -184,8 +183,8 @@ class GRPOTrainer:
         """
         self._refuse_work()
         environment = self._fitted(env)
-        given = {"total_steps": total_steps, "eval_steps": eval_interval, "save_steps": save_interval}
-        chosen = {name: value for name, value in given.items() if value is not None}
+        overrides = {"total_steps": total_steps, "eval_steps": eval_interval, "save_steps": save_interval}
+        chosen = {name: value for name, value in overrides.items() if value is not None}
         config = GRPOConfig(**{**self.config.model_dump(), **chosen})
         if self._resumed is None:
             self._first = _copied(self.policy)
@@ -264,21 +263,21 @@ class GRPOTrainer:
         CheckpointError where it is damaged or of another network.
         """
         self._refuse_work()
-        found = checkpoint_at(_folder_of(Path(path)))
-        weights = (await in_thread(load_checkpoint, found)).weights
-        own = {f"network.{name}": value for name, value in self.policy.state_dict().items()}
+        folder = checkpoint_at(_folder_of(Path(path)))
+        weights = (await in_thread(load_checkpoint, folder)).weights
+        ours = {f"network.{name}": value for name, value in self.policy.state_dict().items()}
         differing = [
             name
-            for name in sorted(own.keys() | weights.keys())
-            if name not in own or name not in weights or own[name].shape != weights[name].shape
+            for name in sorted(ours.keys() | weights.keys())
+            if name not in ours or name not in weights or ours[name].shape != weights[name].shape
         ]
         if differing:
             raise CheckpointError(
-                f"{found} is of another network ({differing[0].removeprefix('network.')} differs): make the "
+                f"{folder} is of another network ({differing[0].removeprefix('network.')} differs): make the "
                 "policy with the same widths"
             )
         self._numeric.load_state_dict(dict(weights))
-        self._resumed = found
+        self._resumed = folder
 
     def _refuse_work(self) -> None:
         if self._work is not None:

@@ -1,4 +1,5 @@
-"""Which scenario each episode of a run plays: shuffled, stratified, drawn by success, or with replays.
+"""Orders of scenarios, which say what each episode of a run plays: shuffled, stratified, drawn by success, or
+with replays.
 
 An order is a function of seed and frontier (and of what was measured), so a resumed run plays what is left.
 """
@@ -28,7 +29,7 @@ def shuffled(scenarios: Sequence[Scenario], generator: random.Random) -> list[in
 
 
 class Order(ABC):
-    """Which scenario each episode of the run plays."""
+    """Says which scenario each episode of the run plays."""
 
     @abstractmethod
     def at(self, episode: int) -> Scenario:
@@ -144,7 +145,7 @@ REPLAYED = "replayed"
 
 
 def is_replayed(scenario: Scenario) -> bool:
-    """Is it of an earlier domain?"""
+    """True for a scenario of an earlier domain."""
     return scenario.context.get(REPLAYED) is True
 
 

@@ -42,19 +42,19 @@ from stateset_agents.types.trajectory import Status, Trajectory, TrajectoryGroup
 def check_parts(reward: RewardFunction, config: TrainingConfig) -> None:
     """Raises ConfigurationError for weights of parts that the reward does not have, as far as it says so, and
     where its parts are to be normalised and it has none."""
-    own, named = reward.part_weights, config.all_weights()
+    parts, named = reward.part_weights, config.all_weights()
     if config.multi_objective_aggregation == "normalize_then_sum":
-        for weights in [*named, *([] if config.reward_weights else [own])]:
+        for weights in [*named, *([] if config.reward_weights else [parts])]:
             if len(weights) < 2:
                 raise ConfigurationError(
                     "multi_objective_aggregation normalize_then_sum needs a reward of several parts, and "
                     f"{reward.name} has {', '.join(weights) or 'none that it names'}: use a composite "
                     "reward, or name parts of its breakdown in reward_weights"
                 )
-    for name in dict.fromkeys(name for weights in named for name in weights) if own else ():
-        if name not in own and name.split("/")[0] not in own:
+    for name in dict.fromkeys(name for weights in named for name in weights) if parts else ():
+        if name not in parts and name.split("/")[0] not in parts:
             raise ConfigurationError(
-                f"reward {reward.name} has no part {name!r}{nearest(name, own)}: it has {', '.join(own)}"
+                f"reward {reward.name} has no part {name!r}{nearest(name, parts)}: it has {', '.join(parts)}"
             )
 
 
@@ -68,11 +68,11 @@ def weighted_score(breakdown: Mapping[str, float], weights: Mapping[str, float])
     >>> weighted_score({"answer": 0.5}, {"format": 0.5, "answer": 1.0})
     0.75
     """
-    known = {name: weight for name, weight in weights.items() if name in breakdown}
-    applicable = math.fsum(known.values())
+    present = {name: weight for name, weight in weights.items() if name in breakdown}
+    applicable = math.fsum(present.values())
     if not applicable:
         return None
-    score = math.fsum(weight * breakdown[name] for name, weight in known.items())
+    score = math.fsum(weight * breakdown[name] for name, weight in present.items())
     return score * (math.fsum(weights.values()) / applicable)
 
 
@@ -148,7 +148,8 @@ class Curriculum:
 
     def plan(self, frontier: int, state: CurriculumState) -> StepPlan:
         """The plan of the step whose first episode is `frontier`."""
-        config, stage = self.config, self._stage(state)
+        config = self.config
+        stage = config.stages[state.stage] if config.stages else None
         order = self._order(stage)
         if config.scenario_order == "success":
             order = self._success_order(stage, frontier, state)
@@ -171,8 +172,9 @@ class Curriculum:
         if config.uses_success:
             successes = state.successes.after(groups, self._stratum, config.success_memory)
             state = replace(state, successes=successes)
-        streak = self._streak(state, metrics)
-        state = replace(state, streak=streak)
+        if not config.stages:
+            return state
+        state = replace(state, streak=self._streak(state, metrics))
         while self._has_ended(state, step):
             state = replace(state, stage=state.stage + 1, streak=0)
         return state
@@ -194,14 +196,12 @@ class Curriculum:
                 f"{setting} needs an environment that says whether a task was done, and this one does not: "
                 f"give it a `success`, or set {setting.split()[0]} to another value"
             )
-        if plan.weights:
-            self._check_parts(groups, plan.weights)
+        if not plan.weights:
+            return list(groups)
+        self._check_parts(groups, plan.weights)
         return [weighted(group, plan.weights) for group in groups]
 
     # ------------------------------------------------------------------------------ scenarios
-
-    def _stage(self, state: CurriculumState) -> Stage | None:
-        return self.config.stages[state.stage] if self.config.stages else None
 
     def _bounds(self, stage: Stage | None) -> DifficultyBounds | None:
         difficulty = self._difficulty(stage)
@@ -220,10 +220,10 @@ class Curriculum:
                 and not (self._replayed and is_replayed(scenario))
             ]
             if not pool:
-                known = sorted({str(scenario.context.get(DIFFICULTY)) for scenario in self._scenarios})
+                difficulties = sorted({str(scenario.context.get(DIFFICULTY)) for scenario in self._scenarios})
                 raise ConfigurationError(
                     f"no train scenario has difficulty {self._difficulty(stage)} in its context: they have "
-                    f"{', '.join(known[:8])}"
+                    f"{', '.join(difficulties[:8])}"
                 )
             self._pools[bounds] = pool
         return self._pools[bounds]
@@ -331,8 +331,7 @@ class Curriculum:
 
     def _streak(self, state: CurriculumState, metrics: Mapping[str, float]) -> int:
         """Steps in a row in which the stage's condition held; one that says nothing of it changes nothing."""
-        stage = self._stage(state)
-        condition = None if stage is None else stage.condition
+        condition = self.config.stages[state.stage].condition
         if condition is None:
             return 0
         value = condition.read(metrics)
@@ -348,9 +347,10 @@ class Curriculum:
         return state.streak
 
     def _has_ended(self, state: CurriculumState, step: int) -> bool:
-        stage = self._stage(state)
-        if stage is None or state.stage == len(self.config.stages) - 1:
+        stages = self.config.stages
+        if state.stage == len(stages) - 1:
             return False
+        stage = stages[state.stage]
         if (condition := stage.condition) is not None:
             return state.streak >= condition.steps
         last = stage.last_step(self.config.num_steps())

@@ -14,7 +14,7 @@ from several import in_two, met
 from tiny_training import talk
 
 from stateset_agents.runtime.tasks import Worker
-from stateset_agents.training.processes import PeerFailed, Processes, ProcessGroup
+from stateset_agents.training.processes import PeerFailed, Processes, ProcessGroup, max_or_nan
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import Span, TrajectoryGroup
 
@@ -49,7 +49,7 @@ def exchanged(folder: Path) -> list[str]:
     time.monotonic = clock
     processes = Processes.join(2)
     found = [str(apart < 100)]
-    found += [str(processes.maximum("a", {"x": (math.nan, 1.0)[processes.rank]})["x"])]
+    found += [str(processes.reduce("a", {"x": (math.nan, 1.0)[processes.rank]}, max_or_nan)["x"])]
     try:
         processes.gather(("evaluate", "the next step")[processes.rank], 0)
     except PeerFailed as error:

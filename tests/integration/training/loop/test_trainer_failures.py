@@ -103,7 +103,7 @@ async def test_an_unscored_member_is_not_taken_for_a_zero(tmp_path):
         ({"environment": Watched(lambda call: True)}, "8 of 8 conversations failed.*OSError: the database"),
         (
             {"reward": broken_reward},
-            "0 of 8 conversations failed.*broken_reward failed .*ValueError: no judge",
+            "0 of 8 conversations failed.*broken_reward failed.*ValueError: no judge",
         ),
         ({"reward": not_applicable}, "every reward is None: .* a return is missing"),
     ],

@@ -172,7 +172,7 @@ async def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_what_went_before
             if step == 2:
                 next(iter(trainer.learner.policy.model.parameters())).data.fill_(float("nan"))
 
-    trainer._recorder.callbacks.append(Poison())
+    trainer.callbacks.append(Poison())
     async with trainer:
         with pytest.raises(TrainingStopped, match="step 3 has the loss nan"):
             await trainer.train()

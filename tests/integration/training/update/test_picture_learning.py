@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from repository_paths import ROOT
 
 
-def run_example(folder: Path, *arguments: str) -> dict[str, dict[str, list[float]]]:
+def run_example(folder: Path, *arguments: str) -> dict[str, dict[str, list[Any]]]:
     """Success, interval and number of each measurement."""
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples/picture_grpo.py"), "--output", str(folder), *arguments],
@@ -23,7 +24,7 @@ def run_example(folder: Path, *arguments: str) -> dict[str, dict[str, list[float
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    results: dict[str, dict[str, list[float]]] = json.loads((folder / "results.json").read_text())
+    results: dict[str, dict[str, list[Any]]] = json.loads((folder / "results.json").read_text())
     return results
 
 
@@ -39,5 +40,6 @@ def test_the_picture_example_runs(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_grpo_on_pictures_succeeds_with_them_and_not_with_others(tmp_path: Path) -> None:
     results = run_example(tmp_path)
-    assert results["GRPO"]["own pictures"][0] >= 0.9
+    _, (low, high), _ = results["GRPO"]["own pictures"]
+    assert low <= 0.907 <= high  # as the page says; another processor rounds otherwise
     assert results["GRPO"]["shuffled"][0] <= 0.15

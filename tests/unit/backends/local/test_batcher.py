@@ -58,8 +58,8 @@ def run(work: Batcher, *turns: GenerationRequest) -> None:
 
 def assert_exact(work: Batcher, each: GenerationRequest, atol: float = 2e-5) -> None:
     ids = torch.tensor(each.ids)
-    plain = work.model.full_logits(ids)[each.num_prompt - 1 : -1].log_softmax(-1)
-    expected = plain.gather(-1, ids[each.num_prompt :, None])[:, 0]
+    plain = work.model.full_logits(ids)[len(each.prompt) - 1 : -1].log_softmax(-1)
+    expected = plain.gather(-1, ids[len(each.prompt) :, None])[:, 0]
     assert torch.allclose(torch.tensor(each.logprobs), expected, atol=atol)
 
 
@@ -305,19 +305,19 @@ def test_new_weights_refill_live_turns_and_mark_their_tokens() -> None:
     assert each.version_spans() == (VersionSpan(0, 0, 2), VersionSpan(7, 2, 5))
     ids = torch.tensor(each.ids)
     plain = work.model.full_logits(ids)[:-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
-    assert torch.allclose(torch.tensor(each.logprobs[2:]), plain[each.num_prompt + 1 :], atol=2e-5)
+    assert torch.allclose(torch.tensor(each.logprobs[2:]), plain[len(each.prompt) + 1 :], atol=2e-5)
 
 
 def test_a_stop_token_ends_a_turn_and_is_part_of_it() -> None:
     free = turn(0, prompt(0), new=30)
     run(batcher(), free)
-    sampled = free.ids[free.num_prompt :]
+    sampled = free.ids[len(free.prompt) :]
     stop = sampled[4]
     index = sampled.index(stop)
     stopped = new_request((0, 0, 0), prompt(0), free.params, frozenset({stop}), CONTEXT)
     run(batcher(), stopped)
     assert stopped.finish_reason == "stop"
-    assert stopped.ids[stopped.num_prompt :] == sampled[: index + 1]
+    assert stopped.ids[len(stopped.prompt) :] == sampled[: index + 1]
 
 
 def test_a_full_context_cuts_the_turn() -> None:

@@ -45,8 +45,8 @@ def run(work: Batcher, *turns: GenerationRequest) -> None:
         work.step(live)
     for each in turns:
         ids = torch.tensor(each.ids)
-        plain = work.model.full_logits(ids)[each.num_prompt - 1 : -1].log_softmax(-1)
-        expected = plain.gather(-1, ids[each.num_prompt :, None])[:, 0]
+        plain = work.model.full_logits(ids)[len(each.prompt) - 1 : -1].log_softmax(-1)
+        expected = plain.gather(-1, ids[len(each.prompt) :, None])[:, 0]
         assert torch.allclose(torch.tensor(each.logprobs), expected, atol=1e-4)
 
 

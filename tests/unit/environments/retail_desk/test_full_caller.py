@@ -31,7 +31,7 @@ def caller(family="verified_cancel", seed=0, **fields):
 
 
 def react(who, text, false_claim=False):
-    return who.react(text, who.read(text), false_claim)
+    return who.react(text, read_claims(text, who.subject), false_claim)
 
 
 CANCEL = "i can cancel order K27, the red mug, and refund 45 dollars to your card. shall i?"

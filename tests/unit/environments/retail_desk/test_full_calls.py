@@ -354,4 +354,4 @@ async def test_a_fork_at_any_turn_ends_as_its_origin_does_and_leaves_it_alone(fa
 
 def test_a_shop_is_built_alike_twice():
     case = case_of(scenario_of("parcel_credit", "twin"))
-    assert database_of(case).image() == database_of(case).image()
+    assert database_of(case).serialize() == database_of(case).serialize()

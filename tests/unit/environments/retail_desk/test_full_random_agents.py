@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from stateset_agents.environments.retail_desk import FULL_FAMILIES, HonestAgent, RetailDesk
 from stateset_agents.environments.retail_desk.full.honest import say
 from stateset_agents.environments.retail_desk.grading import COSTS
-from stateset_agents.environments.retail_desk.tools import TOOLS
+from stateset_agents.environments.retail_desk.tools import TOOLS, WRITES
 from stateset_agents.types.messages import Message, ToolCall
 
 DESK = RetailDesk(families="all", num_train=200)
@@ -100,10 +100,11 @@ class RandomAgent:
             "topic": "item",
             "summary": "city",
         }
+        schema = TOOLS[name].arguments
         arguments = {
             parameter: self.word(slots.get(parameter, parameter))
-            for parameter, what in TOOLS[name].parameters.items()
-            if not what.endswith("?") or self.draw.random() < 0.4
+            for parameter in schema["properties"]
+            if parameter in schema["required"] or self.draw.random() < 0.4
         }
         if self.draw.random() < 0.05:
             arguments["order_id"] = self.draw.choice(HOSTILE)
@@ -137,7 +138,7 @@ def check(scenario, agent_seed, caller_seed, fork_at):
     again = asyncio.run(_talk(scenario, RandomAgent(agent_seed, scenario), caller_seed, fork_at))
     assert talk == again
     messages, outcome, reward, good = talk
-    writes = [made for made in good if TOOLS[made.name].writes]
+    writes = [made for made in good if made.name in WRITES]
     assert bool(outcome.changes) <= bool(writes)
     named = {str(made.arguments.get("order_id", "")).upper() for made in writes}
     for change in outcome.changes:

@@ -14,8 +14,8 @@ from repository_paths import ROOT
 from stateset_agents.algorithms.intervals import stratified_interval
 from stateset_agents.numeric.studies.study import (
     SEEDS_FOR_RIVALS,
+    ArmDifference,
     Cell,
-    Difference,
     GridCell,
     StudyFolder,
     analyse,
@@ -143,7 +143,7 @@ def test_the_verdict_follows_the_interval(
 
 
 def test_a_sentence_without_an_interval_claims_nothing() -> None:
-    plain = Difference(
+    plain = ArmDifference(
         suite="mix",
         arm="task",
         than="ppo",

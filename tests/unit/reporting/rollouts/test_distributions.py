@@ -7,7 +7,7 @@ from typing import Any
 
 from report_runs import conversation, log_stage, log_step
 
-from stateset_agents.reporting.distributions import Distributions
+from stateset_agents.reporting.conversations import Distributions
 from stateset_agents.tracking.jsonl import dump, read_lines
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.tracker import JsonlTracker

@@ -17,8 +17,8 @@ from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.reward import EnvironmentReward
-from stateset_agents.reporting import timeline
-from stateset_agents.reporting.timeline import Timeline
+from stateset_agents.reporting import conversations
+from stateset_agents.reporting.conversations import Timeline
 from stateset_agents.tracking.jsonl import read_lines
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.tracker import JsonlTracker, timeline_record
@@ -37,7 +37,8 @@ def test_a_stopwatch_leaves_no_gap_and_lays_like_things_together() -> None:
     watch.lap("environment")
     begun = watch.spans[-1].end + 0.001
     time.sleep(0.002)
-    watch.turn(begun)
+    watch.lap("waiting", begun)
+    watch.lap("model")
     spans = watch.spans
     assert [span.doing for span in spans] == ["environment", "waiting", "model"]
     assert spans[1].end == begun
@@ -154,7 +155,7 @@ def test_a_page_takes_whole_steps_evenly_and_at_least_one(
     steps = [step["step"] for step in data["steps"]]
     assert (data["total"], len(steps), steps[0], steps[-1]) == (101, 40, 1, 101)
     assert max(later - earlier for earlier, later in pairwise(steps)) == 3
-    monkeypatch.setattr(timeline, "_MAX_BYTES", 10)
+    monkeypatch.setattr(conversations, "_MAX_BYTES", 10)
     assert [step["step"] for step in shown(folder)["steps"]] == [101]
 
 

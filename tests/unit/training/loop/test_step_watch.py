@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from stateset_agents.backends.scripted import ScriptedBackend
-from stateset_agents.training.loop.step import watch_step
+from stateset_agents.runtime.event_loop import measure_loop_lag
+from stateset_agents.training.loop.step import StepWatch
 
 
 class Counting(ScriptedBackend):
@@ -19,7 +20,8 @@ class Counting(ScriptedBackend):
 
 async def test_figures_are_differences_over_the_step() -> None:
     backend = Counting()
-    async with watch_step(backend) as watch:
+    async with measure_loop_lag() as lag:
+        watch = StepWatch(backend, lag)
         backend.counted = {"prefilled_tokens": 130, "decode_rows": 144, "idle_rows": 52}
     metrics = watch.metrics()
     lags = [metrics.pop(name) for name in ("time/loop_lag", "time/loop_lag_user")]
@@ -34,6 +36,6 @@ async def test_figures_are_differences_over_the_step() -> None:
 
 async def test_a_backend_that_counts_nothing_or_did_nothing_gives_none() -> None:
     for backend in (ScriptedBackend([]), Counting()):
-        async with watch_step(backend) as watch:
-            pass
+        async with measure_loop_lag() as lag:
+            watch = StepWatch(backend, lag)
         assert {name.split("/")[0] for name in watch.metrics()} == {"time", "memory"}

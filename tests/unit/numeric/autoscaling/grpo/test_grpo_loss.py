@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from stateset_agents.algorithms.advantages import turn_gae
-from stateset_agents.numeric.autoscaling.grpo.config import GRPOConfig
-from stateset_agents.numeric.autoscaling.grpo.loss import AdvantageComparison, GRPOLoss
+from stateset_agents.numeric.autoscaling.grpo.config import AdvantageComparison, GRPOConfig, GRPOLoss
 from stateset_agents.types.errors import ConfigurationError
 
 PLAIN = GRPOLoss(GRPOConfig(kl_coefficient=0, entropy_coefficient=0))

@@ -16,7 +16,7 @@ from stateset_agents.backends.local.backend import HuggingFaceBackend
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.processes import Processes
 from stateset_agents.training.update.batch import Sample
-from stateset_agents.training.update.factory import GRPOLearnerFactory
+from stateset_agents.training.update.factory import LearnerFactory
 from stateset_agents.training.update.learner import Learner
 from stateset_agents.types.messages import SamplingParams
 
@@ -25,7 +25,7 @@ PROMPT = [1, 5, 9, 200, 7]
 
 def make_learner(backend: HuggingFaceBackend, **settings: Any) -> Learner:
     config = TrainingConfig(**{"lora": {"rank": 4}, "precision": "fp32", **settings})
-    return GRPOLearnerFactory().make(None, backend, config, Processes())  # type: ignore[arg-type]  # no agent
+    return LearnerFactory().make(None, backend, config, Processes())  # type: ignore[arg-type]  # no agent
 
 
 def tensors(backend: HuggingFaceBackend, learner: Learner) -> Iterator[Tensor]:

@@ -1,4 +1,4 @@
-"""The policy loss of a micro-batch, value loss, entropy; called by the trainer once per micro-batch.
+"""The policy loss of a micro-batch, value loss, entropy; an update's objective calls them per micro-batch.
 
 Everything is flat: [N] tokens that the agent sampled, with the trajectory each belongs to. `policy_losses`
 has the losses by name, and the notation.
@@ -18,7 +18,7 @@ from stateset_agents.algorithms.kl_settings import KLEstimator, Weighting, allow
 from stateset_agents.algorithms.policy_losses import LOSSES, Averaging, Clip, PolicyLoss
 from stateset_agents.types.errors import ConfigurationError
 
-# KL to the reference policy: its estimators, in the loss or in the reward; `controllers` adapts beta.
+# KL to the reference policy: its estimators, in the loss or in the reward; `kl_settings` adapts beta.
 #
 # With d = log pi(token) - log pi_ref(token) of a sampled token (Schulman 2020,
 # http://joschu.net/blog/kl-approx.html):
@@ -394,7 +394,7 @@ def policy_loss(
     loss = LOSSES[name]
     if dual_clip is not None and loss.clips != "both":
         raise ConfigurationError(f"dual_clip {dual_clip} has no effect on {name}; leave it out")
-    usual = loss.clip if clip_ratio is None else Clip(low=clip_ratio, high=clip_ratio)
+    usual = loss.clip if clip_ratio is None else replace(loss.clip, low=clip_ratio, high=clip_ratio)
     clip = replace(usual, high=usual.high if clip_ratio_high is None else clip_ratio_high, dual=dual_clip)
     if beta and inputs.ref_logprobs is None:
         raise ConfigurationError(f"beta {beta} needs ref_logprobs; load a reference policy or set beta to 0")

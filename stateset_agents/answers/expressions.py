@@ -479,7 +479,7 @@ class _Reader:
         raise Unreadable(f"\\{name} is not known")
 
     def _argument(self) -> Node:
-        r"""`{x}`, or without braces the next sign alone: `\frac12` is 1/2."""
+        r"""`{x}`, or without braces the next character alone: `\frac12` is 1/2."""
         if self.accepts("{"):
             return self.group()
         token = self.peek()

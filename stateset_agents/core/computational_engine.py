@@ -59,7 +59,7 @@ class Kept(Protocol):
         ...
 
     def add(self, trajectory: Trajectory) -> None:
-        """Keep one that did not fail, before it is scored."""
+        """Remember a played conversation until its group is scored; it must not have failed."""
         ...
 
 

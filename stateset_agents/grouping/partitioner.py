@@ -33,8 +33,8 @@ from stateset_agents.types.settings import expect_that
 class AdaptiveGrouper:
     """Online k-means over features known before acting, whose part numbers keep their meaning.
 
-    Each call clusters the last `history_window` trajectories twice, from k-means++ and from the centres
-    before, keeps what fits better, and numbers the new centres by the old ones that they are nearest to.
+    Each call clusters the last `history_window` trajectories twice, from k-means++ and from the previous
+    centres, keeps what fits better, and numbers the new centres by the old ones that they are nearest to.
     """
 
     def __init__(self, n_groups: int = 4, history_window: int = 1000, *, seed: int = 0) -> None:

@@ -235,7 +235,7 @@ def _described(error: BaseException) -> str:
 
 
 def serve(job: Job) -> None:
-    """Run the job in this process, write the claims, and end it."""
+    """Run the job, write what it reports for the parent, and end this process."""
     claims = job["claims"]
     if claims == 1:  # an executor elsewhere hands on stdout alone
         claims, null = os.dup(1), os.open(os.devnull, os.O_RDWR)

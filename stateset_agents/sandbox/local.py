@@ -57,7 +57,7 @@ class Watch:
             return process.pid
 
     def reap(self) -> tuple[int, float]:
-        """Status and processor time, once all of its group are killed."""
+        """Kill the process's group and wait; its exit status and processor seconds."""
         with self._lock:
             pid, self._pid = self._pid, 0
             os.killpg(pid, signal.SIGKILL)  # its name is ours until it is reaped

@@ -426,7 +426,8 @@ def _held_out(history: History) -> Finding | None:
 
 
 def _with_greedy(history: History, result: _HeldOutResult) -> Finding:
-    """A result that rose; a warning where greedy success fell meanwhile, beyond its 95 % intervals."""
+    """The finding that held-out success rose; a warning where greedy success fell over the same steps and
+    its two 95 % intervals do not overlap."""
     before, after = history.summary.get("before") or {}, history.summary.get("after") or {}
     old, new = before.get("greedy"), after.get("greedy")
     if result.name != "success" or old is None or new is None or new >= old:

@@ -208,10 +208,11 @@ def rollout_record(
 
 
 def timeline_record(trajectory: Trajectory) -> dict[str, Any]:
-    """The begin of a conversation, by the monotonic clock of events.jsonl, and what it did for how long.
+    """The beginning of a conversation, by the monotonic clock of events.jsonl, and what it did for how long.
 
     `spans` are [what, seconds] one after the other: `environment`, `waiting`, `model`, `reward` (see
-    `types.timeline`) and `idle` between them, for the rest of its group. Seconds have four decimals.
+    `types.trajectory.Span`) and `idle`, which waits for the other members of its group. Seconds have four
+    decimals.
     """
     spans: list[list[Any]] = []
     last_end = begin = trajectory.spans[0].begin if trajectory.spans else 0.0

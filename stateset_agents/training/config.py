@@ -1,7 +1,6 @@
 """Every setting of a training run, in one flat model made of sections.
 
-`runs.settings` and `training.settings` hold the sections, and `training.settings.profiles` the tables of
-overrides.
+`runs.settings` and `training.settings` hold the sections; the tables of overrides are `PROFILES`.
 """
 
 from __future__ import annotations

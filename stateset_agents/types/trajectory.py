@@ -139,7 +139,7 @@ class Trajectory:
     status: Status = Status.TERMINATED
     outcome: Outcome | None = None
     reward: float | None = None
-    """Set by the reward function alone; None while unscored."""
+    """The reward function's score, whose parts a curriculum may weigh anew; None while unscored."""
     turn_rewards: tuple[float, ...] = ()
     """[num_turns] what single turns earned of `reward`; empty while unscored."""
     breakdown: Mapping[str, float] = field(default_factory=dict)

@@ -183,7 +183,8 @@ def _is_rounding(errors: Tensor, own_errors: Tensor, dtype: torch.dtype) -> bool
 
 
 def _longest_window(model: Any) -> int:
-    """The longest attention window or chunk in the config that is short enough to check; 0 without any."""
+    """The longest attention window or chunk in the config beyond which the check of an engine can afford to
+    go; 0 without any."""
     affordable = _MAX_WORK / model.num_parameters() * (50 if model.device.type == "cuda" else 1)
     settings = model.config.get_text_config().to_dict().items()
     sizes = [size for name, size in settings if ("window" in name or "chunk" in name) and type(size) is int]

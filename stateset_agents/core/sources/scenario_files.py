@@ -125,7 +125,7 @@ def _replayed(row: DataRow) -> Scenario:
 
 
 def _with_tools(scenario: Scenario) -> Scenario:
-    """`tools` beside an opening are offered where they are schemas; else they are the scenario's own."""
+    """Offer a row's `tools` to the agent where they are schemas; else they stay a field of the scenario."""
     tools = scenario.context.get("tools")
     is_list = isinstance(tools, list | tuple) and tools and all(isinstance(tool, Mapping) for tool in tools)
     if not is_list or not all("function" in tool or "parameters" in tool for tool in tools or ()):

@@ -43,7 +43,7 @@ class Result:
 
 
 class Refused(Exception):
-    """Physics says no: the text that is shown to the agent, and the grounds that it has then."""
+    """A call that the shop's state does not allow: the text shown to the agent, and the facts it may cite."""
 
 
 def dollars(cents: int) -> str:

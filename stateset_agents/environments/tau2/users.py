@@ -21,7 +21,7 @@ from stateset_agents.types.seeds import derive
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phone:
-    """The user's own tools, in the conversation's world; every call is written down."""
+    """The simulated user's own device: tools on the conversation's database, which keep every call."""
 
     tools: Sequence[Mapping[str, Any]]
     """Schemas of the phone's tools, in OpenAI's shape; empty for users without a phone."""

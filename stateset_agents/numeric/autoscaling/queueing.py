@@ -49,7 +49,8 @@ def erlang_b(servers: int, load: ArrayLike) -> Array:
 
 
 def waiting_ratio(servers: int, utilization: ArrayLike) -> Array:
-    """rho B(c - 1, c rho): all that a queue's wait needs to know of the number of servers, in one number.
+    """rho B(c - 1, c rho), with Erlang's loss formula B, c `servers` and rho `utilization`: the one quantity
+    by which the number of servers enters a queue's mean wait.
 
     It lies between 0 and about 1 and is smooth in rho, also at 1 and above.
     """

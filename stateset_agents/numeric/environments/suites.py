@@ -98,7 +98,7 @@ class TaskMix:
         )
 
     def fork(self, rows: IntArray) -> Self:
-        """Copies of these rows; see `BatchedEnvironment`."""
+        """A new batch with copies of these episodes; see `BatchedEnvironment`."""
         fork = copy.copy(self)
         fork._ids, fork._seen = self._ids[rows], self._seen[rows].copy()
         fork._rows = {task: np.flatnonzero(fork._ids == task) for task in range(len(self.tasks))}

@@ -223,7 +223,7 @@ class OverlappedRollouts:
 
     @property
     def max_staleness(self) -> int | None:
-        """Most updates between a token's policy and the step that learns from it."""
+        """The largest number of updates between a token's policy and the step that learns from it."""
         return self._curriculum.config.max_staleness
 
     async def next(self, state: RunState) -> Played:

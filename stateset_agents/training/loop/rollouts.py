@@ -52,9 +52,11 @@ class End(StrEnum):
     """The end of a group; each has one end, whatever happened in between."""
 
     TRAINED = "trained"
+    """It was selected for its step's update, which may leave out what has no gradient."""
     FILTERED = "filtered"
     """The members were alike, and another group took its place."""
     FAILED = "failed"
+    """Fewer than `min_group_size` members have a score."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,11 +63,11 @@ def trl_rows(
     prompt_tokens: int | None = None,
     conversation: int = 0,
 ) -> list[TrlRow]:
-    """The rows of a trajectory whose agent tokens have these `advantages` [N], in order of turns; None: it
-    does not train. A row in which no token trains is left out, unless all are.
+    """The rows of a trajectory whose N agent tokens have these `advantages`, in order of turns; None where
+    the trajectory does not train. Rows without a trained token are left out; where no row has one, all stay.
 
-    `prompt_tokens`: where to cut each, by default before the first reply that trains in it. `conversation`:
-    its number in the batch.
+    `weight`: a factor of the advantages. `prompt_tokens`: the place at which to cut each row, by default
+    before the first reply that trains in it. `conversation`: its number in the batch.
     """
     if advantages is not None and len(advantages) != trajectory.num_agent_tokens:
         raise ValueError(

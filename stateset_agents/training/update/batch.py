@@ -70,7 +70,7 @@ def trained_turns(row: Row) -> Iterator[TrainedTurn]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A trajectory that trains, with its credit."""
+    """A trajectory with its credit. An update leaves it out where its gradient is 0."""
 
     trajectory: Trajectory
     advantages: tuple[float, ...]
@@ -184,7 +184,7 @@ class CreditedBatch:
     """Groups with fewer scored members than `min_group_size`."""
 
     advantages: list[list[tuple[float, ...] | None]]
-    """[groups][members] advantages per agent token, None where a member does not train."""
+    """[groups][members] advantages per agent token, None where a member gets no credit."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """advantage/mean and advantage/std, before they are scaled."""
     returns: list[Sequence[float]] = field(default_factory=list)
@@ -193,7 +193,7 @@ class CreditedBatch:
     """The critic's values; None where the estimator has no critic."""
 
     def by_member(self, values: Sequence[_T | None]) -> list[list[_T | None]]:
-        """[groups][members] a value of each sample; None where a member does not train, or there are none."""
+        """[groups][members] a value of each sample; None where a member gets no credit, or there are none."""
         left = iter(values)
         return [
             [None if advantages is None else next(left, None) for advantages in group]

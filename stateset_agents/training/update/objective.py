@@ -117,8 +117,8 @@ class Objective:
     ) -> MeasuredLoss:
         """A prepared micro-batch's share of the step's loss, with `beta` times its KL to the reference.
 
-        `weight`: times the loss, but not its metrics; a product with the loss itself would be one with the
-        head's whole gradient.
+        `weight` scales the loss and not its metrics. A product with the loss that is returned would be one
+        with the head's whole gradient, which is formed already.
         """
         config, loss = self.config, LOSSES[self.config.loss_type]
         keep = batch.advantages.abs() >= config.advantage_skip if config.advantage_skip else None

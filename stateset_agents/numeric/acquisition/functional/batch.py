@@ -156,7 +156,7 @@ def sampled(apply: Apply, params: Params, states: AcquisitionState, drawn: Array
 
 
 def compute_advantages(rewards: Tensor, config: GRPOConfig) -> Tensor:
-    """[S, G] rewards -> [S, G] each less its group's mean, by `advantage_normalization` over a deviation.
+    """[S, G] rewards minus their group's mean, divided by the deviation that `advantage_normalization` names.
 
     >>> compute_advantages(torch.tensor([[1.0, 3.0]]), GRPOConfig())
     tensor([[-1.,  1.]])

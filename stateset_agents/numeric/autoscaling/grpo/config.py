@@ -58,8 +58,8 @@ class GRPOConfig(ControlConfig):
 #
 # GRPO's loss on plain tensors, and group advantages beside a critic's: the document's names.
 #
-# For loops of one's own. `control.update` does the same on rollouts, and both stand on
-# `algorithms.policy_loss` and `algorithms.group_arrays`.
+# For loops of one's own. `numeric.update` does the same on rollouts, and both stand on
+# `algorithms.losses.policy_loss` and `algorithms.group_arrays`.
 
 
 class GRPOLoss(nn.Module):

@@ -78,7 +78,7 @@ class MetricsHistory:
         return replace(transition, observations=self._observations())
 
     def fork(self, rows: IntArray) -> Self:
-        """Copies of these rows with what they remember; see `BatchedEnvironment`."""
+        """A new batch with copies of these episodes and their history; see `BatchedEnvironment`."""
         fork = copy.copy(self)
         fork.environment, fork._window = self.environment.fork(rows), self._window[rows]
         return fork

@@ -62,7 +62,7 @@ function groupAdvantages(groups, { baseline = "group_mean", scaling = "populatio
   });
 }
 
-// ------------------------------------------------- losses: algorithms/policy_losses.py, losses.py, kl/
+// ------------------------------------------------- losses: algorithms/policy_losses.py, losses.py
 
 const LOSSES = {
   grpo: { averaging: "trajectory", low: 0.2, high: 0.2 }, dapo: { averaging: "token", low: 0.2, high: 0.28 },

@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
+from stateset_agents.backends.pretrained.loading import load_config, model_folder, recommended_settings
 from stateset_agents.core.agent_config import AgentConfig
+from stateset_agents.runtime.machine import local_gpu
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.memory_simulation import SimulatedTraining, Workload
 from stateset_agents.types.errors import ConfigurationError
@@ -91,6 +93,14 @@ class MemoryPlan:
             },
         }
 
+    def adopted(self, config: TrainingConfig) -> TrainingConfig:
+        """The settings with those that the plan chose, so that a resumed run has the same on any GPU."""
+        chosen = {
+            "gradient_checkpointing": self.gradient_checkpointing,
+            "micro_batch_tokens": self.micro_batch_tokens,
+        }
+        return config.model_copy(update=chosen)
+
     def expect_fitting(self) -> None:
         """Raises ConfigurationError where a phase does not fit, with the settings that would make it."""
         for phase in self.too_large:
@@ -170,6 +180,25 @@ def plan_memory(
     )
 
 
+def gpu_memory(device: str) -> tuple[int, int] | None:
+    """Bytes of the GPU that a model on `device` goes to, and of what others take there; None for a CPU."""
+    if device == "cpu" or not torch.cuda.is_available():
+        return None
+    index = local_gpu() or 0 if device in ("auto", "cuda") else torch.device(device).index
+    free, total = torch.cuda.mem_get_info(index)
+    return total, total - free
+
+
+def plan_training(agent: AgentConfig, training: TrainingConfig, *, total: int, others: int = 0) -> MemoryPlan:
+    """`plan_memory` of the agent's model, of which only the config is read, with what its card recommends.
+
+    Blocking. Raises ConfigurationError for a model that is not there, or is a server's.
+    """
+    training, _ = training.with_recommended(recommended_settings(model_folder(agent.model_name)))
+    config = load_config(agent.model_name)
+    return plan_memory(config, agent, training, name=agent.model_name, total=total, others=others)
+
+
 class _Planner:
     """Simulations of one training, each made once."""
 
@@ -242,18 +271,17 @@ class _Planner:
             prefill_tokens=load.prefill_tokens,
         )
 
+    def _peaks(self, layers: int | None, recomputes: bool) -> list[int]:
+        simulated = self._simulated(layers, recomputes=recomputes)
+        return [simulated.update(self._load(tokens)) for tokens in _TOKENS]
+
     def _line(self, recomputes: bool) -> _Line:
-        few, many = _LAYERS
-        peaks = {
-            layers: [simulated.update(self._load(tokens)) for tokens in _TOKENS]
-            for layers in _LAYERS
-            for simulated in [self._simulated(layers, recomputes=recomputes)]
-        }
-        count = self._model_config.get_text_config().num_hidden_layers
-        here, there = (
-            low + (high - low) * (count - few) / (many - few)
-            for low, high in zip(peaks[few], peaks[many], strict=True)
-        )
+        count, (few, many) = self._model_config.get_text_config().num_hidden_layers, _LAYERS
+        if count <= many:
+            here, there = self._peaks(None, recomputes)
+        else:
+            pairs = zip(self._peaks(few, recomputes), self._peaks(many, recomputes), strict=True)
+            here, there = (low + (high - low) * (count - few) / (many - few) for low, high in pairs)
         slope = (there - here) / (_TOKENS[1] - _TOKENS[0])
         return _Line(base=here - slope * _TOKENS[0], slope=slope, least=self.load.row_tokens)
 

@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
+from transformers.pytorch_utils import Conv1D
 
 from stateset_agents.algorithms.losses import Denominators
 from stateset_agents.backends.models.batched import BatchedModel
@@ -35,6 +36,9 @@ from stateset_agents.training.update.lora import adapter_of, add_adapter
 from stateset_agents.training.update.objective import Objective
 from stateset_agents.training.update.policy import Policy, set_mode
 from stateset_agents.types.errors import BackendError
+
+_QUANTIZED = {"4bit": 0.516, "8bit": 1.0}
+"""Bytes of a weight: NF4 in blocks of 64 whose scales are in 8 bits, and LLM.int8."""
 
 
 class StorageCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
@@ -215,9 +219,20 @@ class SimulatedTraining:
                 dtype,
                 None if dtype is torch.float32 else dtype,
             )
+            if config.lora is not None and config.lora.quantization is not None:
+                self._quantized = self._quantized_bytes(config.lora.quantization)
             self.policy = self._policy(shares, autocast)
             self.reference = self._reference()
         self.start = self.counter.live
+
+    def _quantized_bytes(self, bits: str) -> Tensor:
+        """A stand-in for the linear layers in few bits, beside the sampler's dequantised ones, and for the
+        one that is dequantised while it multiplies."""
+        head = self.speaker.get_output_embeddings()
+        layers = [layer for layer in self.speaker.modules() if isinstance(layer, (nn.Linear, Conv1D))]
+        sizes = [layer.weight.numel() for layer in layers if layer is not head]
+        size = sum(sizes) * _QUANTIZED[bits] + max(sizes) * self.speaker.dtype.itemsize
+        return torch.empty(int(size), dtype=torch.uint8, device=self._device)
 
     def _policy(self, shares: bool, autocast: torch.dtype | None) -> Policy:
         config, speaker = self._config, self.speaker

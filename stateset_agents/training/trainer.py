@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor
 
@@ -60,6 +60,9 @@ from stateset_agents.types.logs import get_logger
 from stateset_agents.types.scenario import Scenario, expect_scenarios
 from stateset_agents.types.settings import expect
 from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup, by_scenario
+
+if TYPE_CHECKING:
+    from stateset_agents.training.memory_plan import MemoryPlan
 
 _log = get_logger(__name__)
 
@@ -127,6 +130,8 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
         self.reward_fn: RewardFunction = as_reward(reward_fn)
         self._description = dict(description or {})
         self._factory = learner_factory or LearnerFactory()
+        self.memory_plan: MemoryPlan | None = None
+        """The plan of a GPU's memory, from `initialize` on; None on a CPU."""
         self._is_stepping = False
 
     # ------------------------------------------------------------------------------ how it stands
@@ -232,6 +237,24 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
         check_scored(self.reward_fn, self.environment, scenarios)
         return scenarios
 
+    async def _plan_memory(self) -> None:
+        """Plan the memory of a GPU before anything is loaded into it, and adopt what the plan chose.
+
+        Raises ConfigurationError where a phase would not fit.
+        """
+        from stateset_agents.training.memory_plan import gpu_memory, plan_training
+
+        config = self.agent.config
+        gpu = None if config.model_name.startswith("vllm:") else gpu_memory(config.device)
+        if gpu is None or self.agent.is_running or type(self._factory) is not LearnerFactory:
+            return
+        total, others = gpu
+        plan = await in_thread(partial(plan_training, config, self.config, total=total, others=others))
+        _log.info("\n".join(plan.lines()))
+        plan.expect_fitting()
+        self.memory_plan = plan
+        self._config = plan.adopted(self.config)
+
     async def _start_agent(self) -> RunningBackend:
         """Load the model. Raises ConfigurationError for one that these settings cannot train."""
         agent = self.agent
@@ -259,6 +282,7 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
         agent, environment, worker, group = self.agent, self.environment, self._worker, self._group
         scenarios = await self._checked_scenarios()
         order = ScenarioOrder(scenarios, self.config.seed)
+        await self._plan_memory()
         backend = await self._start_agent()
         deterministic = self.deterministic
         config, recommended = self.config.with_recommended(backend.recommended)

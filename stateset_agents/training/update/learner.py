@@ -135,7 +135,7 @@ class Learner(ActorCritic):
         ids = [row.token_ids for _, row in rows]
         conversations = [conversation for conversation, _ in rows]
         units = None
-        if LOSSES[config.loss_type].level == "sequence":  # a ratio needs all tokens of a conversation
+        if self._objective.needs_whole_conversations:
             units = units_of_conversations(ids, conversations)
         elif self.policy.packs:
             most = config.micro_batch_tokens or min(_MOST_TOGETHER, _TOGETHER * self._pass_tokens)
@@ -205,6 +205,7 @@ class Learner(ActorCritic):
         metrics = {"batch/left_out": float(len(samples) - len(trained))}
         if not trained:
             return Learned(metrics | {"batch/micro_batches": 0.0, "optimizer/skipped": 1.0})
+        self._objective.begin(float(lengths(trained).float().mean()))
         ids = [[row.token_ids for row in sample.rows] for sample in trained]
         # Tokens that go through the model for each sample, were it laid out alone.
         sizes = [num_distinct_tokens(rows) if self.policy.packs else sum(map(len, rows)) for rows in ids]
@@ -273,6 +274,7 @@ class Learner(ActorCritic):
                 f"beta {coefficient} needs a reference: train with beta > 0 and use_reference_model true"
             )
         denominators = Denominators.of(lengths(samples), max_length=self.config.loss_length)
+        self._objective.begin(float(lengths(samples).float().mean()))
         prepared, _ = self._objective.prepare(self._micro_batches(samples), coefficient)
         set_mode(self.policy.model, dropout=False)
         outputs = [self._objective.loss(batch, denominators, coefficient) for batch in prepared]
@@ -330,7 +332,7 @@ class Learner(ActorCritic):
         self.kl = kl
         self.midway = False
         metrics = {
-            **numbers,
+            **self._objective.measure(numbers),
             "policy/first_ratio_max": ratios[0],
             "optimizer/grad_norm": results[-1].grad_norm,
             "optimizer/learning_rate": results[-1].learning_rate,
@@ -370,7 +372,8 @@ class Learner(ActorCritic):
     def state(self) -> dict[str, Any]:
         state = self.optimization.state()
         optimizer = self._store.optimizer_state(state["optimizer"], self.optimization.trained_parameters)
-        return {**state, "optimizer": optimizer, "kl": {"beta": self.kl.beta}}
+        importance = {"mismatch_rms": self._objective.mismatch_rms}
+        return {**state, "optimizer": optimizer, "kl": {"beta": self.kl.beta}, "importance": importance}
 
     def contribute_shards(self) -> None:
         self._store.contribute_shards(self.optimization.state()["optimizer"])
@@ -385,6 +388,7 @@ class Learner(ActorCritic):
         self.restore_critic(critic)
         self.optimization.load({**state, "optimizer": optimizer})
         self.kl = replace(self.kl, beta=state["kl"]["beta"])
+        self._objective.mismatch_rms = state.get("importance", {}).get("mismatch_rms")
 
 
 def _trainable_policy(

@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.pytorch_utils import Conv1D
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,6 +70,11 @@ def shapes_of(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     return weights.like if isinstance(weights, LazyWeights) else weights
 
 
+def is_transposed(layer: nn.Module) -> bool:
+    """True for GPT-2's linear layers, whose weight is [inputs, outputs]."""
+    return type(layer).__name__ == "Conv1D"
+
+
 def identity(tensor: Tensor) -> int:
     """Equal for tied tensors: where the data lies, or which object it is where there are none."""
     return tensor.data_ptr() or id(tensor)
@@ -115,7 +119,7 @@ class AdaptedModel:
         for name, layer in self.adapter.items():
             module = merged.get_submodule(name)
             weight = self._model.get_submodule(name).weight
-            changed = layer.merged(weight, is_transposed=isinstance(module, Conv1D))
+            changed = layer.merged(weight, is_transposed=is_transposed(module))
             module.weight.data = changed.to(dtype)
         return merged
 

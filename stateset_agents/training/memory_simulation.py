@@ -210,7 +210,7 @@ class SimulatedTraining:
         self._config, self._device = config, device
         self.counter = StorageCounter()
         with self.counter, torch.device(device):
-            speaker: Any = AutoModelForCausalLM.from_config(model_config, dtype=dtype)  # type: ignore[no-untyped-call]
+            speaker: Any = AutoModelForCausalLM.from_config(model_config, dtype=dtype)  # type: ignore[no-untyped-call]  # transformers
             for tensor in (*speaker.parameters(), *speaker.buffers()):
                 self.counter.add(tensor)
             self.speaker: Any = speaker.eval().requires_grad_(False)

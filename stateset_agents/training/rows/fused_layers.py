@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from stateset_agents.backends.linears import wide_product
-from stateset_agents.backends.local.model_selection import fp32_forwards
+from stateset_agents.backends.linears import fp32_forwards, wide_product
 from stateset_agents.training.rows.layout import Layout, packed_layouts
 from stateset_agents.training.rows.packed_attention import Packing, packed_attention, use_packed_attention
 

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
-from stateset_agents.backends.adapters import Adapter, LayerAdapter, LazyWeights, identity
+from stateset_agents.backends.adapters import Adapter, LayerAdapter, LazyWeights, identity, is_transposed
 from stateset_agents.backends.linears import MatmulPrecision
 from stateset_agents.backends.pretrained.pictures import vision_tower
 from stateset_agents.core.model_card import shared_name
@@ -142,9 +141,15 @@ def load_trainable_state(state: Mapping[str, Any], trained: Sequence[Tensor]) ->
     return {**state, "state": {index: entry for index, entry in states.items() if entry}}
 
 
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) or is_transposed(module)
+
+
 def _check_targets(targets: tuple[str, ...], model: PreTrainedModel) -> None:
     layers = {
-        name: module for name, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D))
+        name: module
+        for name, module in model.named_modules()
+        if (isinstance(module, nn.Linear) or is_transposed(module))
     }
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers
     names = sorted({name.rpartition(".")[2] for name, layer in layers.items() if layer is not head})
@@ -197,8 +202,8 @@ def plain_weights(model: Any, adapter: Adapter) -> LazyWeights:
         factors = adapter.get(name.removesuffix(".weight"))
         if factors is None or layer is None:
             return weight.to(like[name].dtype)
-        is_transposed = getattr(layer, "was_conv1d", isinstance(layer, Conv1D))
-        return factors.merged(weight, is_transposed=is_transposed)
+        transposed = getattr(layer, "was_conv1d", is_transposed(layer))
+        return factors.merged(weight, is_transposed=transposed)
 
     like = {name: shapes[identity(tensor)] for name, tensor in weights.items()}
     return LazyWeights(like, make)
@@ -269,7 +274,9 @@ def quantized_copy(model: Any, bits: Bits, *, compute: torch.dtype = torch.float
     """
     library = require_bitsandbytes()
     head = model.get_output_embeddings()
-    layers = [module for module in model.modules() if isinstance(module, (nn.Linear, Conv1D))]
+    layers = [
+        module for module in model.modules() if (isinstance(module, nn.Linear) or is_transposed(module))
+    ]
     memo = {id(layer): _quantize(library, layer, bits, compute) for layer in layers if layer is not head}
     quantized = copy.deepcopy(model, memo)  # which takes these layers where it would copy the model's
     setattr(quantized, f"is_loaded_in_{bits}", True)  # by which peft knows that it has such layers

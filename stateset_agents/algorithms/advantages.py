@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal, NamedTuple, get_args
 
-from stateset_agents.types.errors import ConfigurationError, RewardFailure
+from stateset_agents.types.errors import RewardFailure
+from stateset_agents.types.settings import expect_that
 
 # What a conversation's reward is compared with, by the name of `baseline_type`; a new one is one entry.
 
@@ -120,14 +121,10 @@ def group_advantages(
 
     Raises RewardFailure on a reward that is not finite, ConfigurationError on an unknown choice.
     """
-    if baseline not in BASELINES:
-        raise ConfigurationError(f"baseline must be one of {', '.join(BASELINES)}, got {baseline!r}")
-    if scaling not in get_args(Scaling):
-        raise ConfigurationError(f"scaling must be one of {', '.join(get_args(Scaling))}, got {scaling!r}")
-    if eps is not None and not eps >= 0:
-        raise ConfigurationError(f"eps must not be negative, got {eps!r}")
-    if clip is not None and not clip > 0:
-        raise ConfigurationError(f"clip must be positive (None for no bound), got {clip!r}")
+    expect_that(baseline in BASELINES, "baseline", f"be one of {', '.join(BASELINES)}", baseline)
+    expect_that(scaling in get_args(Scaling), "scaling", f"be one of {', '.join(get_args(Scaling))}", scaling)
+    expect_that(eps is None or eps >= 0, "eps", "not be negative", eps)
+    expect_that(clip is None or clip > 0, "clip", "be positive (None for no bound)", clip)
     margin = EPS[scaling] if eps is None else eps  # added to the deviation, outside its root
     batch = [reward for group in rewards for reward in _scored(group)]
     rule = BASELINES[baseline]
@@ -337,8 +334,7 @@ def rewards_on_agent_tokens(rewards: Sequence[float], action_mask: Sequence[int]
 
 def check_unit(name: str, value: float) -> None:
     """Raises ConfigurationError for a value outside of 0 to 1."""
-    if not 0.0 <= value <= 1.0:
-        raise ConfigurationError(f"{name} must lie between 0 and 1, got {value!r}")
+    expect_that(0.0 <= value <= 1.0, name, "lie between 0 and 1", value)
 
 
 # Credit per turn from branches, which are other continuations of the same state. Plain lists.

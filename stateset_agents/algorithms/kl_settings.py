@@ -8,6 +8,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Literal, Self, get_args
 
 from stateset_agents.types.errors import ConfigurationError, TrainingStopped
+from stateset_agents.types.settings import expect_that
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,8 +21,7 @@ class FixedKLController:
     beta: float
 
     def __post_init__(self) -> None:
-        if not (isfinite(self.beta) and self.beta >= 0):
-            raise ConfigurationError(f"beta must be a number of at least 0, got {self.beta!r}")
+        expect_that(isfinite(self.beta) and self.beta >= 0, "beta", "be a number of at least 0", self.beta)
 
     def updated(self, observed_kl: float, *, num_episodes: int = 1) -> Self:
         return self
@@ -44,10 +44,8 @@ class AdaptiveKLController:
 
     def __post_init__(self) -> None:
         _check_adaptive(self.beta, self.target)
-        if not 0 < self.minimum <= self.maximum:
-            raise ConfigurationError(
-                f"kl minimum must lie between 0 and maximum {self.maximum}, got {self.minimum!r}"
-            )
+        is_below = 0 < self.minimum <= self.maximum
+        expect_that(is_below, "kl minimum", f"lie between 0 and maximum {self.maximum}", self.minimum)
 
     def updated(self, observed_kl: float, *, num_episodes: int = 1) -> Self:
         error = _relative_error(observed_kl, self.target)
@@ -72,8 +70,7 @@ class ZieglerKLController:
 
     def __post_init__(self) -> None:
         _check_adaptive(self.beta, self.target)
-        if self.horizon < 1:
-            raise ConfigurationError(f"kl horizon must be at least 1 episode, got {self.horizon!r}")
+        expect_that(self.horizon >= 1, "kl horizon", "be at least 1 episode", self.horizon)
 
     def updated(self, observed_kl: float, *, num_episodes: int = 1) -> Self:
         error = min(max(_relative_error(observed_kl, self.target), -0.2), 0.2)
@@ -114,8 +111,7 @@ def _check_adaptive(beta: float, target: float) -> None:
         raise ConfigurationError(
             f"beta must be positive for an adaptive controller, got {beta!r}; use the fixed one for 0"
         )
-    if not target > 0:
-        raise ConfigurationError(f"target kl must be positive, got {target!r}")
+    expect_that(target > 0, "target kl", "be positive", target)
 
 
 # Estimators of the KL to the reference at one token, by name, and what multiplies them in the loss.
@@ -152,6 +148,5 @@ def value_and_slope(d: Tensor, estimator: KLEstimator) -> tuple[Tensor, Tensor]:
 
 def allowed_weightings(estimator: KLEstimator) -> tuple[Weighting, ...]:
     """The weightings with which `estimator` has a useful gradient; the first's is the exact reverse KL's."""
-    if estimator not in _WEIGHTINGS:
-        raise ConfigurationError(f"kl estimator must be one of {', '.join(_WEIGHTINGS)}, got {estimator!r}")
+    expect_that(estimator in _WEIGHTINGS, "kl estimator", f"be one of {', '.join(_WEIGHTINGS)}", estimator)
     return _WEIGHTINGS[estimator]

@@ -17,6 +17,7 @@ from torch import Tensor
 from stateset_agents.algorithms.kl_settings import KLEstimator, Weighting, allowed_weightings, value_and_slope
 from stateset_agents.algorithms.policy_losses import LOSSES, Averaging, Clip, PolicyLoss
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import expect_that
 
 # KL to the reference policy: its estimators, in the loss or in the reward; `kl_settings` adapts beta.
 #
@@ -236,10 +237,8 @@ def kl_tokens(
     """
     allowed = allowed_weightings(estimator)
     chosen = allowed[0] if weighting is None else weighting
-    if chosen not in allowed:
-        raise ConfigurationError(
-            f"kl weighting for {estimator} in the loss must be one of {', '.join(allowed)}, got {chosen!r}"
-        )
+    name = f"kl weighting for {estimator} in the loss"
+    expect_that(chosen in allowed, name, f"be one of {', '.join(allowed)}", chosen)
     if chosen == "none":
         return estimate(logprobs, ref_logprobs, estimator)
     d = log_ratio(logprobs, ref_logprobs)
@@ -397,8 +396,7 @@ def policy_loss(
 
     Raises ConfigurationError on options that contradict each other.
     """
-    if name not in LOSSES:
-        raise ConfigurationError(f"loss_type must be one of {', '.join(LOSSES)}, got {name!r}")
+    expect_that(name in LOSSES, "loss_type", f"be one of {', '.join(LOSSES)}", name)
     loss = LOSSES[name]
     if dual_clip is not None and loss.clips != "both":
         raise ConfigurationError(f"dual_clip {dual_clip} has no effect on {name}; leave it out")
@@ -494,8 +492,7 @@ def _correction(log_weights: Tensor, inputs: LossInputs, loss: PolicyLoss) -> Te
 def _weight(inputs: LossInputs, cap: float | None, level: WeightLevel) -> Tensor | None:
     """[N] exp(old - behaviour) of each token or of its whole trajectory, truncated, without gradient; None in
     the ordinary form."""
-    if cap is not None and not cap > 0:
-        raise ConfigurationError(f"weight_cap must be positive (None for no cap), got {cap!r}")
+    expect_that(cap is None or cap > 0, "weight_cap", "be positive (None for no cap)", cap)
     old, behaviour = inputs.old_logprobs, inputs.behaviour_logprobs
     # Are both the same tensor, or the same slice of one?
     is_same = behaviour is not None and behaviour.numel() > 0 and behaviour.data_ptr() == old.data_ptr()
@@ -561,8 +558,7 @@ def value_loss(
     N counts tokens, or turns where there is one value per turn: then denominators count turns too.
     Metrics: loss/value, value/clip_fraction.
     """
-    if value_clip is not None and not value_clip > 0:
-        raise ConfigurationError(f"value_clip must be positive (None for none), got {value_clip!r}")
+    expect_that(value_clip is None or value_clip > 0, "value_clip", "be positive (None for none)", value_clip)
     _check_shapes(values, old_values=old_values, returns=returns, trajectory_ids=trajectory_ids, keep=keep)
     dtype = torch.promote_types(values.dtype, torch.float32)
     values, old_values, returns = values.to(dtype), old_values.detach().to(dtype), returns.detach().to(dtype)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import expect_that
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,12 +46,9 @@ class Clip:
     (dual-clip PPO, https://arxiv.org/abs/1912.09729). None: no such bound."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.low <= 1:
-            raise ConfigurationError(f"clip_ratio must be above 0 and at most 1, got {self.low!r}")
-        if not self.high > 0:
-            raise ConfigurationError(f"clip_ratio_high must be positive, got {self.high!r}")
-        if self.dual is not None and not self.dual > 1:
-            raise ConfigurationError(f"dual_clip must be above 1 (None for none), got {self.dual!r}")
+        expect_that(0 < self.low <= 1, "clip_ratio", "be above 0 and at most 1", self.low)
+        expect_that(self.high > 0, "clip_ratio_high", "be positive", self.high)
+        expect_that(self.dual is None or self.dual > 1, "dual_clip", "be above 1 (None for none)", self.dual)
 
 
 def clipped_surrogate(logprobs: Tensor, ratio: Tensor, advantages: Tensor, clip: Clip) -> Tensor:

@@ -109,8 +109,7 @@ def _has_units(name: str, lacking: set[str]) -> bool:
 
 def head_weight(model: Any) -> Tensor | None:
     """The weight of a causal model's head, or None; its products, the logits, stay in fp32."""
-    weight: Tensor | None = getattr(model.get_output_embeddings(), "weight", None)
-    return weight
+    return getattr(model.get_output_embeddings(), "weight", None)
 
 
 def rounded(x: Tensor, precision: MatmulPrecision) -> Rounded:

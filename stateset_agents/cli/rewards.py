@@ -162,8 +162,7 @@ async def _rescore(args: argparse.Namespace) -> Rescored:
     from stateset_agents.training.config import TrainingConfig
 
     stages = ("train", "before", "after", "validation")
-    if args.stage not in stages:
-        raise ConfigurationError(f"--stage must be one of {', '.join(stages)}, got {args.stage!r}")
+    expect_that(args.stage in stages, "--stage", f"be one of {', '.join(stages)}", args.stage)
     log = RunLog.open(args.run_folder)
     reward = make_reward(read_spec("--reward", args.reward))
     training = log.config().get("training") or {}

@@ -26,7 +26,7 @@ from stateset_agents.runtime.user_code import RateLimitedWarnings
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.seeds import derive
-from stateset_agents.types.settings import expect
+from stateset_agents.types.settings import expect, expect_that
 from stateset_agents.types.trajectory import UNANSWERED, Branch, Span, Status, Trajectory, TrajectoryGroup
 
 T = TypeVar("T")
@@ -98,10 +98,8 @@ class ComputationalEngine:
         if isinstance(agent, type) or not isinstance(agent, Player):
             expect("agent", agent, MultiTurnAgent, "write MultiTurnAgent(AgentConfig(...))")
         expect_environment(environment)
-        if num_generations < 1:
-            raise ConfigurationError(f"num_generations must be at least 1, got {num_generations!r}")
-        if num_branches < 0:
-            raise ConfigurationError(f"num_branches must be at least 0, got {num_branches!r}")
+        expect_that(num_generations >= 1, "num_generations", "be at least 1", num_generations)
+        expect_that(num_branches >= 0, "num_branches", "be at least 0", num_branches)
         if num_branches and not isinstance(agent, MultiTurnAgent):
             raise ConfigurationError(
                 "branches are for training, which needs a MultiTurnAgent, got "

@@ -28,6 +28,7 @@ from stateset_agents.types.errors import (
 )
 from stateset_agents.types.messages import Completion, Message
 from stateset_agents.types.scenario import Scenario, expect_split
+from stateset_agents.types.settings import expect_that, is_whole
 from stateset_agents.types.trajectory import Outcome
 
 StateFactory = Callable[..., Any]
@@ -43,11 +44,9 @@ class StateMaker:
 
         Raises ConfigurationError for what makes no states.
         """
-        if not callable(make) and not isinstance(make, str):
-            raise ConfigurationError(
-                f"state must be a function that makes the state of a conversation, got {make!r:.60}: one "
-                "object would be shared by all conversations; give lambda: ..."
-            )
+        rule = "be a function that makes the state of a conversation"
+        hint = "one object would be shared by all conversations; give lambda: ..."
+        expect_that(callable(make) or isinstance(make, str), "state", rule, make, hint, length=60)
         self._make = NamedCall("state", make, ("scenario", "seed"), positional=())
         self._kind = kind
         if kind is not None and inspect.iscoroutinefunction(getattr(kind, "reset", None)):
@@ -386,12 +385,9 @@ class ConversationEnvironment(OptionalMembers):
         `tools`, `user`, `success` and `state` may be named as "module:function", which is how a YAML file
         gives them.
         """
-        if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:
-            raise ConfigurationError(f"max_turns must be a whole number from 1 on, got {max_turns!r}")
-        if not isinstance(scenarios, Iterable | Path):
-            raise ConfigurationError(
-                f"scenarios must be a list of scenarios or a JSONL file's path, got {scenarios!r:.60}"
-            )
+        expect_that(is_whole(max_turns, 1), "max_turns", "be a whole number from 1 on", max_turns)
+        rule = "be a list of scenarios or a JSONL file's path"
+        expect_that(isinstance(scenarios, Iterable | Path), "scenarios", rule, scenarios, length=60)
         if not callable(user) and not isinstance(user, str | None):
             raise ConfigurationError(
                 "user must be a function that makes a user for each conversation, got "
@@ -399,8 +395,7 @@ class ConversationEnvironment(OptionalMembers):
             )
         if not isinstance(system_prompt, str | None):
             raise ConfigurationError(f"system_prompt must be text, got {system_prompt!r:.60}")
-        if not isinstance(local, bool | None):
-            raise ConfigurationError(f"local must be true, false or absent, got {local!r:.60}")
+        expect_that(isinstance(local, bool | None), "local", "be true, false or absent", local, length=60)
         self._scenarios = tuple(read_any_scenarios(scenarios, needs_opening=user in (None, default_user)))
         self._toolbox = RecordedToolbox(tools, scenarios=self._scenarios, max_result_chars=max_result_chars)
         self._toolbox.refuse_shared_objects()
@@ -543,8 +538,7 @@ class _ScenarioConversation:
 
     async def _judged(self) -> bool | Outcome | None:
         if self.success is None:
-            satisfied: bool | None = getattr(self.user, "satisfied", None)
-            return satisfied
+            return getattr(self.user, "satisfied", None)
         arguments = {
             "scenario": self.scenario,
             "context": self.scenario.context,

@@ -42,7 +42,7 @@ from stateset_agents.types.errors import (
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.schemas import call_key, inlined
-from stateset_agents.types.settings import closest
+from stateset_agents.types.settings import closest, expect_that, is_whole
 
 
 class ToolError(Exception):
@@ -257,21 +257,16 @@ class Toolbox:
         Of a result with more than `max_result_chars` characters the agent reads the first ones, and how many
         were left out.
         """
-        if (
-            isinstance(max_result_chars, bool)
-            or not isinstance(max_result_chars, int)
-            or max_result_chars < 1
-        ):
-            raise ConfigurationError(f"max_result_chars must be at least 1, got {max_result_chars!r:.60}")
+        expect_that(
+            is_whole(max_result_chars, 1), "max_result_chars", "be at least 1", max_result_chars, length=60
+        )
         self._max_result_chars = max_result_chars
         self._tools: dict[str, Tool] = {}
         self.state_class: type | None = None
         """The class of which some tools are methods; None where no tool is."""
         tools = [tools] if isinstance(tools, type | str) else tools
-        if not isinstance(tools, Sequence):
-            raise ConfigurationError(
-                f"tools must be a list of typed functions, or a class with methods, got {tools!r:.60}"
-            )
+        rule = "be a list of typed functions, or a class with methods"
+        expect_that(isinstance(tools, Sequence), "tools", rule, tools, length=60)
         for item in tools:
             if isinstance(item, str) and ":" in item:
                 item = imported("tool", item)

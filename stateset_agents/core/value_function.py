@@ -27,6 +27,7 @@ from stateset_agents.algorithms.advantages import (
 )
 from stateset_agents.algorithms.losses import Denominators, value_loss
 from stateset_agents.types.errors import CheckpointError, ConfigurationError
+from stateset_agents.types.settings import expect_that
 
 
 class ValueHead(nn.Module):
@@ -40,10 +41,8 @@ class ValueHead(nn.Module):
         super().__init__()
         inner = hidden_size if inner_size is None else inner_size
         for name, size in (("hidden_size", hidden_size), ("inner_size", inner)):
-            if size < 1:
-                raise ConfigurationError(f"{name} must be at least 1, got {size!r}")
-        if not 0 <= dropout < 1:
-            raise ConfigurationError(f"dropout must be at least 0 and below 1, got {dropout!r}")
+            expect_that(size >= 1, name, "be at least 1", size)
+        expect_that(0 <= dropout < 1, "dropout", "be at least 0 and below 1", dropout)
         self.hidden_size = hidden_size
         self.inner = nn.Linear(hidden_size, inner, dtype=torch.float32)
         self.dropout = nn.Dropout(dropout)

@@ -525,8 +525,7 @@ def _read(table: str, number: int, values: Sequence[Any]) -> Row:
     fields = {name: read(value) for (name, _, read), value in zip(_coders(table), values, strict=True)}
     if table == "assignments":
         fields["number"] = number
-    row: Row = _ROWS[table](**fields)
-    return row
+    return _ROWS[table](**fields)
 
 
 def read_assignment(row: Sequence[Any]) -> Assignment:

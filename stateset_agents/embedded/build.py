@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from stateset_agents.runtime.named_code import imported
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.settings import nearest
+from stateset_agents.types.settings import expect_that, nearest
 
 if TYPE_CHECKING:
     from stateset_agents.core.agent import MultiTurnAgent
@@ -71,8 +71,7 @@ def build_embedded(
     be written.
     """
     for name, value in (("steps", steps), ("dialogues", dialogues)):
-        if value is not None and value < 1:
-            raise ConfigurationError(f"{name} must be at least 1, got {value}")
+        expect_that(value is None or value >= 1, name, "be at least 1", value)
     if model not in RECIPES:
         raise ConfigurationError(
             f"no recipe is called {model!r}{nearest(model, RECIPES)}: there are {', '.join(sorted(RECIPES))}"

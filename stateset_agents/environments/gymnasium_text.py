@@ -24,6 +24,7 @@ from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.runtime.user_code import format_error, guarded
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario, expect_split
+from stateset_agents.types.settings import expect_that
 
 if TYPE_CHECKING:
     import gymnasium
@@ -86,8 +87,7 @@ class GymnasiumText:
 
         Functions may be named as "module:function", which is how a YAML file gives them.
         """
-        if not isinstance(local, bool):
-            raise ConfigurationError(f"local must be true or false, got {local!r:.60}")
+        expect_that(isinstance(local, bool), "local", "be true or false", local, length=60)
         self._make, name = _maker(env, dict(options or {}))
         self._adapter = TextAdapter(
             render=render,

@@ -23,6 +23,7 @@ from stateset_agents.runtime.user_code import guarded
 from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure, EnvironmentTimeout
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.scenario import Scenario, expect_split
+from stateset_agents.types.settings import expect_that, is_number, is_whole
 
 _log = get_logger(__name__)
 _FIRST_PAUSE = 0.5
@@ -93,10 +94,8 @@ class OpenEnvText:
             )
         if sum(way is not None for way in (reply_field, parse, actions)) != 1:
             raise ConfigurationError("give one of reply_field, parse and actions: what a reply does")
-        if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1:
-            raise ConfigurationError(f"attempts must be at least 1, got {attempts!r:.60}")
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
-            raise ConfigurationError(f"timeout must be seconds above 0, got {timeout!r:.60}")
+        expect_that(is_whole(attempts, 1), "attempts", "be at least 1", attempts, length=60)
+        expect_that(is_number(timeout) and timeout > 0, "timeout", "be seconds above 0", timeout, length=60)
         self._client_class = _client_class()
         self._url = url
         self._reset = dict(reset or {})

@@ -25,6 +25,7 @@ from stateset_agents.types.errors import ConfigurationError, StatesetError
 from stateset_agents.types.messages import Message
 from stateset_agents.types.scenario import Scenario, Split
 from stateset_agents.types.seeds import derive
+from stateset_agents.types.settings import expect_that, is_whole
 from stateset_agents.types.trajectory import Outcome
 
 _SEEDS = 2**31
@@ -84,12 +85,10 @@ class TextAdapter:
         offers: Sequence[str] = (),
     ) -> None:
         """The environments document the arguments; `offers` are the names of the world's `offers`."""
-        if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:
-            raise ConfigurationError(f"max_turns must be at least 1, got {max_turns!r:.60}")
+        expect_that(is_whole(max_turns, 1), "max_turns", "be at least 1", max_turns, length=60)
         if not isinstance(system_prompt, str | None):
             raise ConfigurationError(f"system_prompt must be text, got {system_prompt!r:.60}")
-        if not _is_number(misread_reward):
-            raise ConfigurationError(f"misread_reward must be a number, got {misread_reward!r:.60}")
+        expect_that(_is_number(misread_reward), "misread_reward", "be a number", misread_reward, length=60)
         if (parse is None) == (actions is None):
             raise ConfigurationError("give parse, a function of the reply, or actions, the words that act")
         self.max_turns = max_turns
@@ -109,8 +108,7 @@ class TextAdapter:
     async def shown(self, world: World, scenario: Scenario) -> Message:
         """The result as the user's words."""
         text = await guarded("render", self.render.call(_arguments(world, scenario)))
-        if not isinstance(text, str):
-            raise ConfigurationError(f"render must return text, got {text!r:.60}")
+        expect_that(isinstance(text, str), "render", "return text", text, length=60)
         return Message(role="user", content=text)
 
     async def judged(self, arguments: Mapping[str, Any]) -> bool | None:
@@ -309,9 +307,7 @@ def world_scenarios(
 
 def reset_seed(scenario: Scenario, seed: int) -> int:
     """The scenario's own seed where its context has one, else the group's: members start alike either way."""
-    own_seed = scenario.context.get("seed", seed % _SEEDS)
-    if isinstance(own_seed, bool) or not isinstance(own_seed, int) or own_seed < 0:
-        raise ConfigurationError(
-            f"scenario {scenario.id}: seed must be a whole number from 0, got {own_seed!r:.60}"
-        )
+    own_seed: int = scenario.context.get("seed", seed % _SEEDS)
+    rule = "be a whole number from 0"
+    expect_that(is_whole(own_seed, 0), f"scenario {scenario.id}: seed", rule, own_seed, length=60)
     return own_seed

@@ -21,7 +21,7 @@ from stateset_agents.runtime.named_code import wanted_arguments
 from stateset_agents.runtime.tasks import gather_or_cancel, in_thread
 from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
 from stateset_agents.types.scenario import Scenario, expect_scenarios
-from stateset_agents.types.settings import nearest
+from stateset_agents.types.settings import expect_that, nearest
 from stateset_agents.types.trajectory import Status, TrajectoryGroup
 
 MIN_SCORED = 0.9
@@ -150,16 +150,14 @@ def expect_limits(
 ) -> None:
     """Raises ConfigurationError for a limit that nothing can be over or under, and for an `allow` without
     any."""
-    if not 0 <= min_scored <= 1:
-        raise ConfigurationError(f"min_scored must be a share from 0 to 1, got {min_scored!r}")
+    expect_that(0 <= min_scored <= 1, "min_scored", "be a share from 0 to 1", min_scored)
     if allow and max_success is None and max_reward is None:
         raise ConfigurationError(
             f"to allow {', '.join(allow)} more there must be a limit: give max_success or max_reward"
         )
     limits = {"max_success": max_success, "max_reward": max_reward, **allow}
     for name, limit in limits.items():
-        if limit is not None and not math.isfinite(limit):
-            raise ConfigurationError(f"the limit {name} must be a finite number, got {limit!r}")
+        expect_that(limit is None or math.isfinite(limit), f"the limit {name}", "be a finite number", limit)
 
 
 def degenerate_agents_of(environment: Environment) -> dict[str, AgentFactory]:

@@ -18,7 +18,7 @@ from stateset_agents.core.rollout.limits import RolloutLimits
 from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
 from stateset_agents.types.scenario import Scenario, expect_scenarios, expect_split
-from stateset_agents.types.settings import expect
+from stateset_agents.types.settings import expect, expect_that, is_whole
 from stateset_agents.types.trajectory import UNANSWERED, Status, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -289,8 +289,7 @@ def held_out(environment: Environment, split: str, number: int | None) -> Sequen
         )
     if number is None:
         return scenarios
-    if number < 1:
-        raise ConfigurationError(f"the number of {split} scenarios must be at least 1, got {number!r}")
+    expect_that(number >= 1, f"the number of {split} scenarios", "be at least 1", number)
     if number > len(scenarios):
         raise ConfigurationError(
             f"the environment has {len(scenarios)} {split} scenarios, got {number} to play: ask for fewer"
@@ -354,8 +353,7 @@ async def evaluate(
     expect_scenarios(scenarios)
     if not scenarios:
         raise ConfigurationError("there is no scenario to evaluate: give at least one")
-    if isinstance(tries, bool) or not isinstance(tries, int) or tries < 1:
-        raise ConfigurationError(f"tries must be a whole number of at least 1, got {tries!r}")
+    expect_that(is_whole(tries, 1), "tries", "be a whole number of at least 1", tries)
     is_remote = not isinstance(agent, MultiTurnAgent)
     if isinstance(agent, MultiTurnAgent):
         refuse_truncated_sampling(agent)

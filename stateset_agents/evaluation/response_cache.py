@@ -13,7 +13,7 @@ from stateset_agents.backends.base import is_training, weights_token
 from stateset_agents.core.agent import ChatInput, MultiTurnAgent, as_messages
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Completion, SamplingParams
-from stateset_agents.types.settings import expect
+from stateset_agents.types.settings import expect, expect_that, is_whole
 
 _SAMPLING = frozenset(field.name for field in fields(SamplingParams))
 _Key = tuple[object, int, str]
@@ -31,8 +31,7 @@ class ResponseCache:
     """
 
     def __init__(self, max_size: int = 100_000) -> None:
-        if isinstance(max_size, bool) or not isinstance(max_size, int) or max_size < 1:
-            raise ConfigurationError(f"max_size must be a whole number from 1 on, got {max_size!r}")
+        expect_that(is_whole(max_size, 1), "max_size", "be a whole number from 1 on", max_size)
         self.max_size = max_size
         self._replies: OrderedDict[_Key, Completion] = OrderedDict()
         self._asked: dict[_Key, asyncio.Event] = {}

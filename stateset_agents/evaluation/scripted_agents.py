@@ -23,7 +23,7 @@ from stateset_agents.runtime.user_code import format_error
 from stateset_agents.types.errors import PROGRAMMING_ERRORS, ConfigurationError
 from stateset_agents.types.messages import Completion, Message, ToolCall
 from stateset_agents.types.scenario import Scenario
-from stateset_agents.types.schemas import inlined
+from stateset_agents.types.schemas import inlined, mapping_of
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.trajectory import Status, Trajectory, Turn
 
@@ -236,7 +236,7 @@ def _most_similar(request: str, tools: Sequence[Mapping[str, Any]]) -> Mapping[s
 
 
 def _call(tool: Mapping[str, Any], known: _Known, turn: int) -> ToolCall:
-    parameters = inlined(_mapping(_mapping(tool.get("function", tool)).get("parameters")))
+    parameters = inlined(mapping_of(mapping_of(tool.get("function", tool)).get("parameters")))
     arguments = _value("", {**parameters, "type": "object"}, known, turn)
     return ToolCall(name=_name(tool), arguments=arguments, id=f"call_{turn}_{_name(tool)}")
 
@@ -250,19 +250,19 @@ def _value(name: str, schema: Mapping[str, Any], known: _Known, turn: int) -> An
         return schema["const"]
     options = schema.get("anyOf") or schema.get("oneOf")
     if isinstance(options, Sequence) and options:
-        return _value(name, _mapping(options[0]), known, turn)
+        return _value(name, mapping_of(options[0]), known, turn)
     kind = schema.get("type")
     match kind[0] if isinstance(kind, list) and kind else kind:
         case "object":
-            properties = _mapping(schema.get("properties"))
+            properties = mapping_of(schema.get("properties"))
             needed = schema.get("required", properties) if turn % 2 == 0 else properties
             return {
-                key: _value(key, _mapping(inner), known, turn)
+                key: _value(key, mapping_of(inner), known, turn)
                 for key, inner in properties.items()
                 if key in needed
             }
         case "array":
-            return [_value(name, _mapping(schema.get("items")), known, turn)]
+            return [_value(name, mapping_of(schema.get("items")), known, turn)]
         case "integer":
             return int(known.numbers[turn % len(known.numbers)]) if known.numbers else 1
         case "number":
@@ -272,11 +272,6 @@ def _value(name: str, schema: Mapping[str, Any], known: _Known, turn: int) -> An
         case "null":
             return None
     return known.text(name, str(schema.get("description", "")), turn)
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    """A schema as it is; `true`, or whatever else stands for one, allows anything."""
-    return value if isinstance(value, Mapping) else {}
 
 
 def _name(tool: Mapping[str, Any]) -> str:

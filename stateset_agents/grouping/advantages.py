@@ -12,6 +12,7 @@ import numpy as np
 from stateset_agents.algorithms.group_arrays import deviation_array
 from stateset_agents.grouping.partitions import Bools, Floats, Labels, Parts, create_group_masks
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import expect_that
 
 _EPS = 1e-8
 
@@ -30,10 +31,8 @@ def normalise_by_part(
     A part whose advantages are all equal, one of a single step among them, gets exactly 0. `ddof`: 1 for the
     sample deviation. `centred=False` leaves the mean in. With one part this is PPO's normalisation.
     """
-    if labels.shape != advantages.shape:
-        raise ConfigurationError(
-            f"labels must be one per advantage, {list(advantages.shape)}, got {list(labels.shape)}"
-        )
+    shape = list(advantages.shape)
+    expect_that(list(labels.shape) == shape, "labels", f"be one per advantage, {shape}", list(labels.shape))
     taken = np.ones(advantages.shape, dtype=np.bool_) if mask is None else mask
     result = np.zeros(advantages.shape)
     for part in np.unique(labels[taken]):
@@ -142,10 +141,8 @@ def gae_batch(
     `next_values`: of the state after the step, before the row begins again.
     """
     shapes = {array.shape for array in (rewards, values, next_values, terminated, ended)}
-    if len(shapes) > 1:
-        raise ConfigurationError(
-            f"rewards, values, next_values, terminated and ended must have one shape, got {sorted(shapes)}"
-        )
+    names = "rewards, values, next_values, terminated and ended"
+    expect_that(len(shapes) == 1, names, "have one shape", sorted(shapes))
     rewards = rewards.astype(np.float64)  # integers would be cut
     deltas = rewards + gamma * np.where(terminated, 0.0, next_values) - values
     advantages = np.zeros(rewards.shape)

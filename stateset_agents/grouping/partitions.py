@@ -68,10 +68,8 @@ def kmeans(rows: Floats, num_clusters: int, *, seed: int = 0, centres: Floats | 
     lost its rows keeps its centre. Raises ConfigurationError for a number that cannot be, or a row that is
     no finite number.
     """
-    if not 1 <= num_clusters <= MOST_CLUSTERS:
-        raise ConfigurationError(
-            f"the number of clusters must lie between 1 and {MOST_CLUSTERS}, got {num_clusters!r}"
-        )
+    is_possible = 1 <= num_clusters <= MOST_CLUSTERS
+    expect_that(is_possible, "the number of clusters", f"lie between 1 and {MOST_CLUSTERS}", num_clusters)
     if rows.ndim != 2 or not np.isfinite(rows).all():
         raise ConfigurationError(
             f"features must be finite numbers [trajectories, features], got {list(rows.shape)}"

@@ -15,10 +15,10 @@ from stateset_agents.core.chat.replies.thoughts import (
 from stateset_agents.reasoning.continual import ContinualGRPO
 from stateset_agents.reasoning.hierarchical import HierarchicalGRPO
 from stateset_agents.reasoning.multimodal import MultiModalGRPO, PictureProblem
-from stateset_agents.reasoning.responses import batch_generate_responses
 from stateset_agents.reasoning.trainer import (
     Group,
     GRPOTrainer,
+    batch_generate_responses,
     normalize_rewards_per_group,
     setup_distributed_grpo,
 )

@@ -69,8 +69,7 @@ def _page_settings(training: Mapping[str, Any]) -> dict[str, Any]:
     loss = training.get("loss_type", _LOSS)
     if loss not in LOSSES:
         loss = _LOSS
-    clip = LOSSES[loss].clip
-    low = training.get("clip_ratio", clip.low)
+    low = training.get("clip_ratio", LOSSES[loss].clip.low)
     baseline, scaling = training.get("baseline_type"), training.get("advantage_normalization")
     return {
         "loss": loss,

@@ -99,8 +99,7 @@ def run_curves(lines: Sequence[MetricLine], max_points: int) -> Curves:
     by_step: dict[int, dict[str, float]] = defaultdict(dict)
     for line in lines:  # a step may have several lines: of the training, and of an evaluation after it
         by_step[line.step].update(line.values)
-    steps = sorted(by_step)
-    bins, _ = binned(steps, max_points)
+    bins, _ = binned(sorted(by_step), max_points)
     names = sorted({name for values in by_step.values() for name in values})
     return Curves(
         smoothed=frozenset(

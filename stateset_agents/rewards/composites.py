@@ -11,6 +11,7 @@ from stateset_agents.core.reward import RewardOfRewards, Term, as_term, named_te
 from stateset_agents.core.scoring.base import Result, RewardResult, score_trajectories
 from stateset_agents.core.scoring.function_reward import Reward
 from stateset_agents.types.errors import ConfigurationError, RewardFailure
+from stateset_agents.types.settings import expect_that, is_number
 from stateset_agents.types.trajectory import Trajectory
 
 
@@ -67,10 +68,7 @@ class GatedReward(RewardOfRewards):
         """`gates`: (reward, threshold) pairs, the most important first; thresholds above 0, at most 1."""
         self._gates = named_terms("gated reward", gates, "threshold")
         for gate, _, threshold in self._gates:
-            if threshold > 1:
-                raise ConfigurationError(
-                    f"the threshold of reward {gate!r} must be at most 1, got {threshold!r}"
-                )
+            expect_that(threshold <= 1, f"the threshold of reward {gate!r}", "be at most 1", threshold)
         self._then = as_term("gated reward", then)
         if any(gate == self._then.name for gate, _, _ in self._gates):
             raise ConfigurationError(
@@ -137,8 +135,7 @@ def apply_reward_scaling(
     [-10.0, 2.0]
     """
     bound = reward_clip_value
-    if isinstance(bound, bool) or not isinstance(bound, int | float) or not 0 < bound < math.inf:
-        raise ConfigurationError(f"reward_clip_value must be positive, got {bound!r}")
+    expect_that(is_number(bound) and 0 < bound < math.inf, "reward_clip_value", "be positive", bound)
     match reward_scaling:
         case "tanh":
             return [math.tanh(reward / bound) * bound for reward in rewards]

@@ -32,9 +32,8 @@ from stateset_agents.core.scoring.transcript import (
 )
 from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.runtime.yaml_files import read_yaml
-from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
-from stateset_agents.types.settings import nearest
+from stateset_agents.types.settings import expect_one_of
 from stateset_agents.types.trajectory import Trajectory
 
 _log = get_logger(__name__)
@@ -186,10 +185,7 @@ class ResolutionReward(RewardFunction):
 
 def create_domain_reward(domain: str, *, english: bool = True) -> ResolutionReward:
     """The reward of one domain of `DOMAINS`; ConfigurationError names the nearest for an unknown one."""
-    if domain not in DOMAINS:
-        raise ConfigurationError(
-            f"domain must be one of {', '.join(DOMAINS)}, got {domain!r}{nearest(domain, DOMAINS)}"
-        )
+    expect_one_of("domain", domain, DOMAINS)
     return ResolutionReward(DOMAINS[domain], name=domain, english=english)
 
 

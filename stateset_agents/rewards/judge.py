@@ -29,6 +29,7 @@ from stateset_agents.runtime.yaml_files import read_yaml
 from stateset_agents.types.errors import ConfigurationError, RewardFailure
 from stateset_agents.types.messages import FinishReason, Message
 from stateset_agents.types.seeds import derive
+from stateset_agents.types.settings import expect_that, is_whole
 from stateset_agents.types.trajectory import Trajectory
 
 # A judge's answers in a file, keyed by the question: the same question is asked once, in all runs.
@@ -166,15 +167,12 @@ class JudgeReward(RewardFunction):
         name: str = "judge",
     ) -> None:
         """`reference`: keys of the scenario's context that the judge is shown; `top`: the best verdict."""
-        if not isinstance(judge, MultiTurnAgent) and not callable(judge):
-            raise ConfigurationError(
-                f"a judge must be a MultiTurnAgent or a function of the prompt, got {judge!r:.60}"
-            )
+        can_judge = isinstance(judge, MultiTurnAgent) or callable(judge)
+        expect_that(can_judge, "a judge", "be a MultiTurnAgent or a function of the prompt", judge, length=60)
         if not isinstance(rubric, str) or not rubric.strip():
             raise ConfigurationError("the rubric is empty: say what a good conversation is")
         for setting, value in (("top", top), ("max_concurrent", max_concurrent)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigurationError(f"{setting} must be a whole number of at least 1, got {value!r}")
+            expect_that(is_whole(value, 1), setting, "be a whole number of at least 1", value)
         judge_id = judge.identity if isinstance(judge, ChatClient) else version
         if cache is not None and judge_id is None:
             raise ConfigurationError(

@@ -25,6 +25,7 @@ from stateset_agents.types.errors import ConfigurationError, RewardFailure
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.messages import Completion, Message
 from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.settings import expect_that, is_number, is_whole
 from stateset_agents.types.trajectory import Trajectory, Turn
 
 _log = get_logger(__name__)
@@ -55,8 +56,7 @@ class ReasoningFormatReward(CheckedReward):
     needs = "a reply"
 
     def __init__(self, *, min_steps: int = 1) -> None:
-        if isinstance(min_steps, bool) or not isinstance(min_steps, int) or min_steps < 0:
-            raise ConfigurationError(f"min_steps must be a whole number from 0 on, got {min_steps!r}")
+        expect_that(is_whole(min_steps, 0), "min_steps", "be a whole number from 0 on", min_steps)
         self._min_steps = min_steps
 
     def _checked(self, trajectory: Trajectory) -> RewardResult:
@@ -78,8 +78,7 @@ class MathAnswerReward(CheckedReward):
     needs = 'context["answer"]'
 
     def __init__(self, *, form: Form = "value", answer_in: AnswerIn = "tags") -> None:
-        if form not in get_args(Form):
-            raise ConfigurationError(f"form must be value or expression, got {form!r:.60}")
+        expect_that(form in get_args(Form), "form", "be value or expression", form, length=60)
         if answer_in not in get_args(AnswerIn):
             raise ConfigurationError(f"answer_in must be tags, boxed or reply, got {answer_in!r:.60}")
         self._form: Form = form
@@ -139,8 +138,7 @@ class ReasoningReward(RewardOfRewards):
     ) -> None:
         """`answer_rewards`: rewards that stand in for those of `ANSWER_REWARDS`, by the context's key."""
         for name, weight in (("format", format), ("answer", answer)):
-            if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
-                raise ConfigurationError(f"{name} must be a number from 0 on, got {weight!r}")
+            expect_that(is_number(weight) and 0 <= weight < math.inf, name, "be a number from 0 on", weight)
         self._weights = {"format": float(format), "answer": float(answer)}
         self._format = ReasoningFormatReward(min_steps=min_steps)
         self._by_key = dict(answer_rewards or {})

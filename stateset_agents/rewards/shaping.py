@@ -20,7 +20,7 @@ from stateset_agents.core.scoring.base import (
 from stateset_agents.core.scoring.function_reward import FunctionReward, Reward
 from stateset_agents.runtime.tasks import gather_or_cancel
 from stateset_agents.types.errors import ConfigurationError, RewardFailure
-from stateset_agents.types.settings import alternatives
+from stateset_agents.types.settings import alternatives, expect_that, is_number
 from stateset_agents.types.trajectory import Status, Trajectory
 
 _OFFERED = ("messages", "replies", "scenario", "context")
@@ -71,8 +71,7 @@ class PotentialShaping(RewardOfRewards):
         name: str = "shaped",
     ) -> None:
         """`gamma` must be training's; `bootstrapped` its `bootstrap_truncated`, False without a critic."""
-        if isinstance(gamma, bool) or not isinstance(gamma, int | float) or not 0 < gamma <= 1:
-            raise ConfigurationError(f"gamma must be above 0 and at most 1, got {gamma!r}")
+        expect_that(is_number(gamma) and 0 < gamma <= 1, "gamma", "be above 0 and at most 1", gamma)
         if not callable(potential) or isinstance(potential, RewardFunction):
             raise ConfigurationError(
                 f"a potential must be a plain function of messages, replies, scenario or context, "

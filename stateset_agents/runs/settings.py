@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 
 from stateset_agents.runs.trackers import TrackerName
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.settings import Settings, expect
+from stateset_agents.types.settings import Settings, expect, expect_that
 
 Schedule = Literal["constant", "linear", "cosine", "inverse_sqrt"]
 """Course of the learning rate after the warm-up."""
@@ -154,6 +154,5 @@ def changed_settings(
             + (f"; {', '.join(sorted(allowed))} can change between steps" if may_change else "")
         )
     for name, value in changes.items():
-        if getattr(valid, name) != value:
-            raise ConfigurationError(f"{name} must be {getattr(valid, name)!r}, got {value!r}")
+        expect_that(getattr(valid, name) == value, name, f"be {getattr(valid, name)!r}", value)
     return changes

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import expect_that, is_whole
 
 _MOST_DEPTH = 60
 _LEAST_MIB = 64
@@ -74,10 +75,8 @@ class Limits:
     def __post_init__(self) -> None:
         for name in ("cpu_seconds", "memory_mib", "output_bytes"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigurationError(f"{name} must be a whole number of at least 1, got {value!r}")
-        if self.memory_mib < _LEAST_MIB:
-            raise ConfigurationError(f"memory_mib must be at least {_LEAST_MIB}, got {self.memory_mib!r}")
+            expect_that(is_whole(value, 1), name, "be a whole number of at least 1", value)
+        expect_that(self.memory_mib >= _LEAST_MIB, "memory_mib", f"be at least {_LEAST_MIB}", self.memory_mib)
         wall: object = self.wall_seconds
         if isinstance(wall, bool) or not isinstance(wall, int | float) or not 0 < wall < math.inf:
             raise ConfigurationError(f"wall_seconds must be a positive number of seconds, got {wall!r}")

@@ -18,7 +18,8 @@ from stateset_agents.sandbox.job import Job, Limits
 from stateset_agents.sandbox.levels import choose_walls
 from stateset_agents.sandbox.local import Watch, run_job
 from stateset_agents.sandbox.walls import CHILD
-from stateset_agents.types.errors import ConfigurationError, SandboxFailure
+from stateset_agents.types.errors import SandboxFailure
+from stateset_agents.types.settings import expect_that, is_whole
 
 # --- one program on an executor elsewhere, asked in SandboxFusion's words
 #
@@ -137,12 +138,8 @@ class Sandbox:
         python: str | None = None,
     ) -> None:
         """`max_concurrent`: programs at once; None: one for each core that this process may use."""
-        if max_concurrent is not None and (
-            isinstance(max_concurrent, bool) or not isinstance(max_concurrent, int) or max_concurrent < 1
-        ):
-            raise ConfigurationError(
-                f"max_concurrent must be a whole number of at least 1, or None, got {max_concurrent!r}"
-            )
+        is_limit = max_concurrent is None or is_whole(max_concurrent, 1)
+        expect_that(is_limit, "max_concurrent", "be a whole number of at least 1, or None", max_concurrent)
         self.limits = limits or Limits()
         self._url = sandbox if sandbox.startswith(("http://", "https://")) else None
         self._walls = None if self._url is not None else choose_walls(sandbox, python=python)

@@ -52,6 +52,7 @@ from stateset_agents.types.errors import (
     JournalError,
 )
 from stateset_agents.types.messages import Message
+from stateset_agents.types.settings import expect_that
 
 _MAX_POLL_SECONDS, _MIN_POLL_SECONDS = 1.0, 0.05
 
@@ -104,10 +105,8 @@ class AgentServer:
         self._served = [ServedAgent(agent, self.limits) for agent in agents]
         self.name = name or agent.config.model_name
         self.max_body = default_max_body(agent.context_length) if max_body is None else max_body
-        if self.max_body < 1:
-            raise ConfigurationError(f"max_body must be bytes from 1 on, got {max_body!r}")
-        if not rest_after > 0:
-            raise ConfigurationError(f"rest_after must be seconds above 0 (inf: never), got {rest_after!r}")
+        expect_that(self.max_body >= 1, "max_body", "be bytes from 1 on", max_body)
+        expect_that(rest_after > 0, "rest_after", "be seconds above 0 (inf: never)", rest_after)
         self._rest_after = rest_after
         self._idle_tasks: list[asyncio.Task[None]] = []
         self._host = host

@@ -475,8 +475,7 @@ def _reply_length(history: History) -> Finding | None:
     if not start or not end:
         return None
     numbers = f"{start:.3g} tokens a turn at the start, {end:.3g} at the end"
-    change = max(end / start, start / end)
-    return graded("reply length", change, numbers)
+    return graded("reply length", max(end / start, start / end), numbers)
 
 
 # ------------------------------------------------------------------------------ replies that think

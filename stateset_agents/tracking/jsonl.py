@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
 from stateset_agents.types.errors import ConfigurationError, StatesetError
 from stateset_agents.types.messages import finite_json
@@ -69,12 +69,6 @@ class JsonlWriter:
 
     def close(self) -> None:
         self._stream.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def dump(record: Mapping[str, Any], *, indent: int | None = None) -> str:

@@ -26,7 +26,7 @@ from stateset_agents.training.settings.curriculum import CurriculumSettings
 from stateset_agents.training.settings.rollout import FaultSettings, RolloutSettings, ScheduleSettings
 from stateset_agents.training.settings.update import UpdateSettings
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.settings import alternatives
+from stateset_agents.types.settings import alternatives, expect_that
 
 # What holds where a training run's settings are not given, by profile, loss and estimator; other names.
 #
@@ -76,8 +76,7 @@ def canonical(settings: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[s
     flags: dict[str, bool] = {}
     for name, value in settings.items():
         if name in ("bf16", "fp16", "use_amp"):
-            if not isinstance(value, bool):
-                raise ConfigurationError(f"{name} must be true or false, got {value!r}")
+            expect_that(isinstance(value, bool), name, "be true or false", value)
             flags[name] = value
             continue
         field = aliases.get(name, name)

@@ -25,22 +25,13 @@ from stateset_agents.training.trl.settings import check_mappable, require_trl
 class TrlGRPOTrainer(MultiTurnGRPOTrainer):
     """`MultiTurnGRPOTrainer` whose updates are TRL's: its loss, reference, optimiser, LoRA, precision."""
 
-    def __init__(
-        self,
-        agent: MultiTurnAgent,
-        environment: Environment,
-        reward_fn: Reward,
-        config: TrainingConfig | None = None,
-        *,
-        trl: TrlSettings | None = None,
-        **keywords: Any,
-    ) -> None:
+    def __init__(self, *arguments: Any, trl: TrlSettings | None = None, **keywords: Any) -> None:
         """`trl`: what TRL does beside; the rest as of `MultiTurnGRPOTrainer`.
 
         Raises ConfigurationError where TRL is missing, and for settings that it cannot follow.
         """
         factory = TrlLearnerFactory(trl)
-        super().__init__(agent, environment, reward_fn, config, learner_factory=factory, **keywords)
+        super().__init__(*arguments, learner_factory=factory, **keywords)
         self.trl = factory.settings
         require_trl()
         check_mappable(self.config, self.trl)

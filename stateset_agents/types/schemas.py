@@ -58,7 +58,7 @@ class Properties:
         """True if leaving this member out means this value."""
         if value is None:
             return self.may_be_absent(name)
-        schema = _mapping(self.schemas.get(name))
+        schema = mapping_of(self.schemas.get(name))
         has_default = "default" in schema and name not in self.required
         return has_default and canonical(value) == canonical(schema["default"])
 
@@ -84,7 +84,7 @@ def merged(schema: Any, root: Any = None) -> Properties:
     required: set[str] = set()
     root = schema if root is None else root
     for part in _parts(schema, root):
-        named = _mapping(part.get("properties"))
+        named = mapping_of(part.get("properties"))
         schemas |= {name: _with_reference(each, root) for name, each in named.items()}
         required |= {name for name in _sequence(part.get("required")) if isinstance(name, str)}
     return Properties(schemas=schemas, required=frozenset(required))
@@ -118,21 +118,21 @@ def without_members(
     if isinstance(value, Mapping):
         members = merged(schema, root)
         return {
-            name: without_members(item, _mapping(members.schemas.get(name)), is_left_out, root)
+            name: without_members(item, mapping_of(members.schemas.get(name)), is_left_out, root)
             for name, item in value.items()
             if not is_left_out(members, name, item)
         }
     if isinstance(value, list | tuple):
         of_items = next((part["items"] for part in _parts(schema, root) if "items" in part), None)
-        return [without_members(item, _mapping(of_items), is_left_out, root) for item in value]
+        return [without_members(item, mapping_of(of_items), is_left_out, root) for item in value]
     return value
 
 
 def parameters_of(name: Any, tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """The schema of a tool's arguments, from tools in OpenAI's shape; empty where none has the name."""
-    functions = (_mapping(tool.get("function", tool)) for tool in tools if isinstance(tool, Mapping))
+    functions = (mapping_of(tool.get("function", tool)) for tool in tools if isinstance(tool, Mapping))
     named = (each for each in functions if each.get("name") == name)
-    return _mapping(next(named, _mapping(None)).get("parameters"))
+    return mapping_of(next(named, mapping_of(None)).get("parameters"))
 
 
 def call_key(
@@ -325,7 +325,8 @@ def _target(name: str, root: Any) -> Any:
     return target
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def mapping_of(value: Any) -> Mapping[str, Any]:
+    """A schema as it is; `true`, or whatever else stands for one, allows anything."""
     return value if isinstance(value, Mapping) else {}
 
 

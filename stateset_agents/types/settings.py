@@ -49,14 +49,28 @@ def expect(name: str, value: object, kind: type, hint: str) -> None:
     raise ConfigurationError(f"{name} must be {article} {kind.__name__}, got {description}: {hint}")
 
 
-def expect_that(holds: bool, name: str, rule: str, value: object, hint: str = "") -> None:
-    """Raises ConfigurationError, `NAME must RULE, got VALUE`, unless it holds; `hint` says what to give.
+def expect_that(
+    holds: bool, name: str, rule: str, value: object, hint: str = "", *, length: int | None = None
+) -> None:
+    """Raises ConfigurationError, `NAME must RULE, got VALUE`, unless it holds; `hint` says what to give, and
+    `length` how many characters of a value of any type are shown.
 
     >>> expect_that(0 < share < 1, "share", "be between 0 and 1", share)
     """
     if not holds:
-        plain = repr(value) if isinstance(value, str) else value  # numpy's 0.0 is written as 0.0
+        is_written = length is None and not isinstance(value, str)  # numpy's 0.0 is written as 0.0
+        plain = str(value) if is_written else repr(value)[:length]
         raise ConfigurationError(f"{name} must {rule}, got {plain}" + (f": {hint}" if hint else ""))
+
+
+def is_number(value: object) -> bool:
+    """True for an integer or a float; a bool is neither."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_whole(value: object, least: int) -> bool:
+    """True for an integer, no bool, from `least` on."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def expect_one_of(name: str, value: str, known: Collection[str]) -> None:

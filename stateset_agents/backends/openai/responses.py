@@ -279,8 +279,7 @@ class StreamedAnswer:
     def _take_chunk(self, data: Mapping[str, Any]) -> None:
         self._usage = data.get("usage") or self._usage
         try:
-            choices = data.get("choices") or [{}]
-            choice = choices[0]
+            choice = (data.get("choices") or [{}])[0]
             if choice.get("error"):
                 self.failure = _reported_failure(choice["error"])
                 return

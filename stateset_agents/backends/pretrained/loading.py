@@ -21,7 +21,7 @@ from stateset_agents.runtime.machine import local_gpu
 from stateset_agents.runtime.yaml_files import read_yaml
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
-from stateset_agents.types.settings import closest, nearest
+from stateset_agents.types.settings import closest, expect_that, nearest
 
 if TYPE_CHECKING:
     import torch
@@ -234,15 +234,13 @@ def load_model_and_tokenizer(
     from stateset_agents.backends.linears import auto_dtype
     from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
 
-    if dtype not in get_args(DType):
-        raise ConfigurationError(f"dtype must be one of {', '.join(get_args(DType))}, got {dtype!r}")
+    expect_that(dtype in get_args(DType), "dtype", f"be one of {', '.join(get_args(DType))}", dtype)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and local_gpu() is not None:
         device = f"cuda:{local_gpu()}"
     kind = device.split(":")[0]
-    if kind not in ("cpu", "cuda"):
-        raise ConfigurationError(f"device must be auto, cpu, cuda or cuda:N, got {device!r}")
+    expect_that(kind in ("cpu", "cuda"), "device", "be auto, cpu, cuda or cuda:N", device)
     if kind == "cuda" and not torch.cuda.is_available():
         raise ConfigurationError(f"device {device!r} was asked for and torch sees no GPU; use device cpu")
     where = model_folder(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from stateset_agents.runtime.circuit_breakers import FaultPolicy
-from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import expect_that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +30,7 @@ class RolloutLimits:
 
     def __post_init__(self) -> None:
         for name, least in (("max_concurrent", 1), ("episode_retries", 0)):
-            if getattr(self, name) < least:
-                raise ConfigurationError(f"{name} must be at least {least}, got {getattr(self, name)!r}")
+            expect_that(getattr(self, name) >= least, name, f"be at least {least}", getattr(self, name))
         for name in ("turn_timeout", "reward_timeout", "episode_timeout"):
             seconds = getattr(self, name)
-            if seconds is not None and not seconds > 0:
-                raise ConfigurationError(f"{name} must be seconds above 0 or None, got {seconds!r}")
+            expect_that(seconds is None or seconds > 0, name, "be seconds above 0 or None", seconds)

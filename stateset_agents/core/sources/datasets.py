@@ -19,7 +19,7 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.scenario import Scenario, Split, expect_split
 from stateset_agents.types.seeds import derive
-from stateset_agents.types.settings import nearest
+from stateset_agents.types.settings import expect_that, is_whole, nearest
 
 _log = get_logger(__name__)
 _FILES = (".csv", ".tsv", ".parquet", ".json", ".jsonl", ".ndjson", ".txt", ".gz")
@@ -63,14 +63,10 @@ class DatasetRows:
 
     def __post_init__(self) -> None:
         limit = self.limit
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-            raise ConfigurationError(f"limit must be a whole number of at least 1, got {limit!r}")
+        expect_that(limit is None or is_whole(limit, 1), "limit", "be a whole number of at least 1", limit)
         for name, type_name in (self.types or {}).items():
-            if type_name not in _TYPES:
-                raise ConfigurationError(
-                    f"types: {name} must be one of {', '.join(_TYPES)}, or left out for text, got "
-                    f"{type_name!r}"
-                )
+            rule = f"be one of {', '.join(_TYPES)}, or left out for text"
+            expect_that(type_name in _TYPES, f"types: {name}", rule, type_name)
 
     @property
     def name(self) -> str:

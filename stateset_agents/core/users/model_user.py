@@ -11,7 +11,7 @@ from stateset_agents.backends.openai.client import ChatClient
 from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
 from stateset_agents.types.messages import Message
 from stateset_agents.types.scenario import Scenario
-from stateset_agents.types.settings import expect
+from stateset_agents.types.settings import expect, expect_that
 
 _RULES = """\
 You play the user in a conversation with an assistant. You are not the assistant: never help, never offer
@@ -39,8 +39,7 @@ class ModelUsers:
 
     def __init__(self, client: ChatClient, instructions: str | None = None) -> None:
         expect("client", client, ChatClient, 'write ChatClient("http://localhost:8000/v1", "a-model")')
-        if not isinstance(instructions, str | None):
-            raise ConfigurationError(f"instructions must be text, got {instructions!r:.60}")
+        expect_that(isinstance(instructions, str | None), "instructions", "be text", instructions, length=60)
         self.client = client
         self.instructions = instructions
 

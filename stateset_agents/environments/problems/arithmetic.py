@@ -24,6 +24,7 @@ from stateset_agents.environments.problems.environment import (
 )
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario, Split
+from stateset_agents.types.settings import expect_that
 
 _OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
@@ -50,10 +51,8 @@ class ArithmeticProblems(DrawnProblems):
         """`settings` are those of `DrawnProblems`."""
         at_least(1, min_operations=min_operations, max_operand=max_operand)
         at_least(max_operand, max_value=max_value)
-        if max_operations < min_operations:
-            raise ConfigurationError(
-                f"max_operations must be at least min_operations, {min_operations}, got {max_operations!r}"
-            )
+        rule = f"be at least min_operations, {min_operations}"
+        expect_that(max_operations >= min_operations, "max_operations", rule, max_operations)
         super().__init__(
             levels=range(min_operations, max_operations + 1),
             family=f"arithmetic up to {max_operand} and {max_value}",
@@ -210,10 +209,8 @@ class CountdownProblems(DrawnProblems):
     ) -> None:
         """`settings` are those of `DrawnProblems`."""
         at_least(2, min_numbers=min_numbers, max_number=max_number, max_target=max_target)
-        if not min_numbers <= max_numbers <= 8:
-            raise ConfigurationError(
-                f"max_numbers must be from min_numbers, {min_numbers}, to 8, got {max_numbers!r}"
-            )
+        is_range = min_numbers <= max_numbers <= 8
+        expect_that(is_range, "max_numbers", f"be from min_numbers, {min_numbers}, to 8", max_numbers)
         super().__init__(
             levels=range(min_numbers, max_numbers + 1),
             family=f"countdown up to {max_number} and {max_target}",

@@ -26,7 +26,7 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 from stateset_agents.types.scenario import Scenario, Split, expect_split
 from stateset_agents.types.seeds import derive
-from stateset_agents.types.settings import nearest
+from stateset_agents.types.settings import expect_that, is_whole, nearest
 from stateset_agents.types.trajectory import Outcome
 
 # Attacks: what cheated the field's graders. They see the problem's text, as a model does, and nothing else
@@ -123,10 +123,8 @@ class Solver:
 
 def check_habits(habits: Mapping[str, float]) -> None:
     """Raises ConfigurationError for shares of no habit, or of an unknown one."""
-    if not isinstance(habits, Mapping):
-        raise ConfigurationError(
-            f"habits must be shares, such as {{careful: 0.3, empty: 0.7}}, got {habits!r:.60}"
-        )
+    is_mapping = isinstance(habits, Mapping)
+    expect_that(is_mapping, "habits", "be shares, such as {careful: 0.3, empty: 0.7}", habits, length=60)
     for name, share in habits.items():
         if name not in HABITS:
             raise ConfigurationError(
@@ -181,10 +179,8 @@ class ProblemEnvironment(ABC):
                 A `bare` reply has no tags, so that `demonstrate` needs `--keep-failures` for it.
             seed: Chooses the problems to train on, and each solver's habit.
         """
-        if not isinstance(system_prompt, str):
-            raise ConfigurationError(f"system_prompt must be text, got {system_prompt!r:.60}")
-        if answer_in not in get_args(AnswerIn):
-            raise ConfigurationError(f"answer_in must be tags or reply, got {answer_in!r:.60}")
+        expect_that(isinstance(system_prompt, str), "system_prompt", "be text", system_prompt, length=60)
+        expect_that(answer_in in get_args(AnswerIn), "answer_in", "be tags or reply", answer_in, length=60)
         if habits is not None:
             check_habits(habits)
         self._system = (Message(role="system", content=system_prompt),) if system_prompt else ()
@@ -346,5 +342,4 @@ class DrawnProblems(ProblemEnvironment):
 def at_least(least: int, **settings: int) -> None:
     """Raises ConfigurationError for a setting that is no whole number from `least` on."""
     for name, value in settings.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ConfigurationError(f"{name} must be a whole number from {least} on, got {value!r:.60}")
+        expect_that(is_whole(value, least), name, f"be a whole number from {least} on", value, length=60)

@@ -19,7 +19,7 @@ from stateset_agents.runtime.yaml_files import read_yaml
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario, Split
 from stateset_agents.types.seeds import derive
-from stateset_agents.types.settings import nearest
+from stateset_agents.types.settings import expect_that, nearest
 
 ALLOWED = frozenset[str](read_yaml(Path(__file__).with_name("procedural_allowed.yaml")))
 _MAX_ANSWER = 2_000
@@ -171,8 +171,6 @@ def _named(datasets: Any) -> Mapping[str, Mapping[str, Any]]:
                 f"datasets has {name!r:.60}, which is none whose verdict was found to hold"
                 f"{nearest(str(name), ALLOWED)}: see procedural_allowed.yaml"
             )
-        if not isinstance(arguments or {}, Mapping):
-            raise ConfigurationError(
-                f"the arguments of data set {name!r} must be a mapping, got {arguments!r:.60}"
-            )
+        is_mapping = isinstance(arguments or {}, Mapping)
+        expect_that(is_mapping, f"the arguments of data set {name!r}", "be a mapping", arguments, length=60)
     return {name: dict(arguments or {}) for name, arguments in datasets.items()}

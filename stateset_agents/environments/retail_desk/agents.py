@@ -351,8 +351,7 @@ class DeskToolSpammer:
     def reply(self, messages: Sequence[Message]) -> Message:
         view = view_of(messages)
         names = ("get_order", "track_shipment", "get_product", "issue_credit", "cancel_order", "reship")
-        order_id = view.order_id or "A10"
-        arguments = {"order_id": order_id}
+        arguments = {"order_id": view.order_id or "A10"}
         name = names[len(view.called) % len(names)]
         if name == "issue_credit":
             arguments["amount"] = "20"

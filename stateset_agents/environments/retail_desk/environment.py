@@ -39,6 +39,7 @@ from stateset_agents.environments.retail_desk.user import Caller, ShortCaller
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.scenario import Scenario, expect_split
+from stateset_agents.types.settings import expect_that
 from stateset_agents.types.trajectory import Outcome
 
 SHORT_TURNS, FULL_TURNS = 6, 24
@@ -187,12 +188,9 @@ class RetailDesk:
         offer_tools: bool | None = None,
     ) -> None:
         self.families = families_named(families)
-        if max_turns is not None and max_turns < 1:
-            raise ConfigurationError(f"max_turns must be at least 1, got {max_turns!r}")
-        if num_train < 1:
-            raise ConfigurationError(f"num_train must be at least 1, got {num_train!r}")
-        if prompt not in ("short", "full", None):
-            raise ConfigurationError(f"prompt must be short or full, got {prompt!r}")
+        expect_that(max_turns is None or max_turns >= 1, "max_turns", "be at least 1", max_turns)
+        expect_that(num_train >= 1, "num_train", "be at least 1", num_train)
+        expect_that(prompt in ("short", "full", None), "prompt", "be short or full", prompt)
         self._max_turns = max_turns
         if not isinstance(offer_tools, bool | None):
             raise ConfigurationError(f"offer_tools must be true, false or absent, got {offer_tools!r:.60}")

@@ -43,7 +43,7 @@ from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.scenario import Scenario, expect_split
-from stateset_agents.types.settings import nearest
+from stateset_agents.types.settings import expect_that, is_whole, nearest
 from stateset_agents.types.trajectory import Outcome
 
 # Conversations: calls go to tau2's tools, words to the user
@@ -233,8 +233,7 @@ class Tau2Environment:
             raise ConfigurationError(
                 f"domain must be one of {', '.join(names)}, got {domain!r:.60}{nearest(str(domain), names)}"
             )
-        if verdict not in _JUDGES:
-            raise ConfigurationError(f"verdict must be fast or tau2, got {verdict!r:.60}")
+        expect_that(verdict in _JUDGES, "verdict", "be fast or tau2", verdict, length=60)
         solo = user == "solo"
         if solo and domain != "telecom":
             raise ConfigurationError(f"user: solo is for telecom, {domain} has no tickets: take scripted")
@@ -361,8 +360,7 @@ class Tau2Environment:
 
 
 def _at_least_1(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigurationError(f"{name} must be at least 1, got {value!r:.60}")
+    expect_that(is_whole(value, 1), name, "be at least 1", value, length=60)
     return value
 
 

@@ -15,6 +15,7 @@ from stateset_agents.environments.tau2.world import Domain
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario, Split, expect_split
 from stateset_agents.types.seeds import derive
+from stateset_agents.types.settings import expect_that
 
 NO_WRITE, WITH_WRITES = "no_write", "with_writes"
 """The family of tasks in which nothing is to be changed, which doing nothing often gets right; and the part
@@ -124,11 +125,8 @@ def official_tasks(domain: Domain, num_validation: int) -> list[TaskEntry]:
     """
     tasks = _official(domain.name)
     num_train = len(tasks["train"])
-    if not 0 <= num_validation < num_train:
-        raise ConfigurationError(
-            f"num_validation must be from 0 to {num_train - 1}, for {domain.name} has {num_train} tasks to "
-            f"train on, got {num_validation!r}"
-        )
+    rule = f"be from 0 to {num_train - 1}, for {domain.name} has {num_train} tasks to train on"
+    expect_that(0 <= num_validation < num_train, "num_validation", rule, num_validation)
     held_back = {index * num_train // num_validation for index in range(num_validation)}
     return [
         *(

@@ -58,12 +58,10 @@ class GaussianProcess:
             *((f"lengths[{i}]", x) for i, x in enumerate(self.lengths)),
         ):
             expect_that(value > 0, name, "be above 0", value)
-        if not (np.isfinite(self.points).all() and np.isfinite(self.outcomes).all()):
-            raise ConfigurationError(
-                f"points and outcomes must be finite, got {self.outcomes.tolist()}: leave the failed ones out"
-            )
-        if self.noise < 0:
-            raise ConfigurationError(f"noise must be at least 0, got {self.noise}")
+        is_finite = bool(np.isfinite(self.points).all() and np.isfinite(self.outcomes).all())
+        hint = "leave the failed ones out"
+        expect_that(is_finite, "points and outcomes", "be finite", self.outcomes.tolist(), hint)
+        expect_that(self.noise >= 0, "noise", "be at least 0", self.noise)
 
     def with_outcome(self, point: Sequence[float], outcome: float) -> GaussianProcess:
         """The process after one more experiment."""

@@ -103,8 +103,7 @@ class AcquisitionEnv:
         max_experiments: int | None = None,
     ) -> None:
         """`max_experiments`: truncates an episode; when absent, the budget alone ends it."""
-        if reward not in ("regret", "expected_regret"):
-            raise ConfigurationError(f"reward must be regret or expected_regret, got {reward!r}")
+        expect_that(reward in ("regret", "expected_regret"), "reward", "be regret or expected_regret", reward)
         expect_that(0 < reward_scale < np.inf, "reward_scale", "be above 0", reward_scale)
         self.family, self._reward, self._scale = family, reward, reward_scale
         self.spec = Spec(
@@ -237,8 +236,7 @@ class AcquisitionEnv:
             np.broadcast_to(self._normals, (size, *self._normals.shape)),
             np.broadcast_to(self._uniforms, (size, _DRAWS)),
         )
-        means = belief.effect_means()
-        recommended = means.argmax(axis=1)
+        recommended = belief.effect_means().argmax(axis=1)
         rows = np.arange(size)
         self.regret = self.tasks.effects.max(axis=1) - self.tasks.effects[rows, recommended]
         self.expected_regret = (drawn.max(axis=2) - drawn[rows, :, recommended]).mean(axis=1)

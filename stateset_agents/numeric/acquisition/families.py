@@ -82,14 +82,10 @@ class LinearFamily:
     """Graph of every task; None draws random graphs. Its target gets the last number."""
 
     def __post_init__(self) -> None:
-        if self.num_variables < 2:
-            raise ConfigurationError(
-                f"num_variables must be at least 2, got {self.num_variables}: a target and what acts on it"
-            )
-        if not 0 < self.density <= 1:
-            raise ConfigurationError(
-                f"density must be above 0 and at most 1, got {self.density}: the target needs ancestors"
-            )
+        hint = "a target and what acts on it"
+        expect_that(self.num_variables >= 2, "num_variables", "be at least 2", self.num_variables, hint)
+        hint = "the target needs ancestors"
+        expect_that(0 < self.density <= 1, "density", "be above 0 and at most 1", self.density, hint)
         for name in ("noise", "ranges", "costs"):
             low, high = getattr(self, name)
             expect_that(
@@ -112,14 +108,10 @@ class LinearFamily:
             self._check_graph(self.graph)
 
     def _check_graph(self, graph: CausalGraph) -> None:
-        if self.num_variables != len(graph.names):
-            raise ConfigurationError(
-                f"num_variables must be {len(graph.names)}, as the graph has, got {self.num_variables}"
-            )
-        if self.num_graphs > 1:
-            raise ConfigurationError(
-                f"num_graphs must be 1 where the graph is given, got {self.num_graphs}: leave one out"
-            )
+        rule = f"be {len(graph.names)}, as the graph has"
+        expect_that(self.num_variables == len(graph.names), "num_variables", rule, self.num_variables)
+        rule = "be 1 where the graph is given"
+        expect_that(self.num_graphs <= 1, "num_graphs", rule, self.num_graphs, "leave one out")
         if graph.hidden:
             raise ConfigurationError(
                 f"{', '.join(sorted(graph.hidden))} of the graph is hidden: the exact posterior needs all "

@@ -120,8 +120,7 @@ class LinearModels(Rows):
 
     def effects(self, menu: Menu) -> Array:
         """[B, A] E[target | do(intervention)], exactly."""
-        plan = planned(menu, self.order)
-        means = propagated(self.weights, plan)
+        means = propagated(self.weights, planned(menu, self.order))
         return at_target(means, (self.order == self.target).argmax(axis=-1))
 
 

@@ -142,10 +142,8 @@ class Variable:
     """Cost of setting it once."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.cost < np.inf:
-            raise ConfigurationError(
-                f"cost must be above 0, got {self.cost}: a free experiment would be repeated for ever"
-            )
+        hint = "a free experiment would be repeated for ever"
+        expect_that(0 < self.cost < np.inf, "cost", "be above 0", self.cost, hint)
         if self.limits is not None and not self.limits[0] <= self.limits[1]:
             raise ConfigurationError(f"limits must be the lower and the upper one, got {self.limits}")
 

@@ -27,7 +27,7 @@ from stateset_agents.numeric.autoscaling.workload import GeneratedLoad, Workload
 from stateset_agents.numeric.environments.base import BoolArray, FloatArray, IntArray, Rule, Transition
 from stateset_agents.tracking.windows import Panel, Trace
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.settings import expect_that
+from stateset_agents.types.settings import expect_that, is_number
 
 _ROUNDING = 1e-9
 """A wish of 60 that floating point makes 60.000000000000007 is 60, as the controller's integers make it."""
@@ -253,16 +253,12 @@ def autoscaling(
 def _generated(settings: dict[str, Any]) -> GeneratedLoad:
     if "rates" in settings:
         rates = settings["rates"]
-        if not isinstance(rates, Sequence) or len(rates) != 2 or not all(map(_is_number, rates)):
+        if not isinstance(rates, Sequence) or len(rates) != 2 or not all(map(is_number, rates)):
             raise ConfigurationError(f"rates must be two that rise from above 0, got {rates!r}")
         settings["rates"] = (float(rates[0]), float(rates[1]))
-    if not _is_number(settings.get("severity", 1.0)):
+    if not is_number(settings.get("severity", 1.0)):
         raise ConfigurationError(f"severity must be a number, got {settings['severity']!r}")
     return GeneratedLoad(**settings)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class Autoscaling:

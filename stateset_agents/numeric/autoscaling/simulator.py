@@ -149,8 +149,7 @@ def _check_levels(cluster: Any, name: str, value_name: str) -> None:
     levels, value = getattr(cluster, name), getattr(cluster, value_name)
     if not levels or any(level <= 0 for level in levels) or list(levels) != sorted(set(levels)):
         raise ConfigurationError(f"{name} must rise from above 0, got {levels!r}")
-    if value not in levels:
-        raise ConfigurationError(f"{value_name} must be {alternatives(map(str, levels))}, got {value!r}")
+    expect_that(value in levels, value_name, f"be {alternatives(map(str, levels))}", value)
 
 
 _START_UTILIZATION = 0.6

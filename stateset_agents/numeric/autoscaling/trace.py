@@ -17,7 +17,7 @@ import numpy as np
 from stateset_agents.numeric.autoscaling.queueing import Array
 from stateset_agents.numeric.autoscaling.workload import realised
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.settings import alternatives, nearest
+from stateset_agents.types.settings import alternatives, expect_that, nearest
 
 _UNITS = {"requests_per_second": 1.0, "requests_per_minute": 60.0, "requests_per_hour": 3600.0}
 
@@ -54,8 +54,7 @@ class TraceLoad:
                 raise ConfigurationError(
                     f"{path}, line {number}: seconds must rise, got {after:g} after {before:g}: sort the rows"
                 )
-        if len(rows) < 2:
-            raise ConfigurationError(f"{path} must have at least two rows of load, got {len(rows)}")
+        expect_that(len(rows) >= 2, f"{path}", "have at least two rows of load", len(rows))
         if not any(rates):
             raise ConfigurationError(f"{path}: {unit} is 0 in every row: there is nothing to serve")
         return cls(np.array(seconds) - seconds[0], np.array(rates) / _UNITS[unit])

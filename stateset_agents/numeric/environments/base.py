@@ -53,11 +53,8 @@ class Spec:
             raise ConfigurationError(
                 f"action_names must be {self.num_actions}, one per action, got {len(self.action_names)}"
             )
-        if self.horizon < 1:
-            raise ConfigurationError(
-                f"horizon must be at least 1, got {self.horizon!r}: say after how many steps an episode is "
-                "over"
-            )
+        hint = "say after how many steps an episode is over"
+        expect_that(self.horizon >= 1, "horizon", "be at least 1", self.horizon, hint)
 
     def to_json(self) -> dict[str, Any]:
         """The record in config.yaml and checkpoints."""

@@ -5,6 +5,7 @@ A cell is written when it is finished; one that a kill cut off is begun anew and
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shlex
@@ -167,7 +168,8 @@ async def run_study(
     try:
         folder, settings = open_study(path, settings)
         cells = settings.cells()
-        with JsonlWriter(folder.cells_file) as writer:  # cuts off what a kill left of a line
+        # The writer cuts off what a kill left of a line, so that the cells can be read.
+        with contextlib.closing(JsonlWriter(folder.cells_file)) as writer:
             done = {cell.key for cell in folder.cells()}
             for number, key in enumerate(cells, start=1):
                 if key in done:

@@ -27,8 +27,9 @@ from stateset_agents.training.loop.rollouts import EventSink, Played, RolloutSou
 from stateset_agents.training.update.batch import CreditedBatch
 from stateset_agents.training.update.protocol import PolicyLearner
 from stateset_agents.training.update.teacher import Teacher
-from stateset_agents.types.errors import PROGRAMMING_ERRORS, ConfigurationError, StatesetError
+from stateset_agents.types.errors import PROGRAMMING_ERRORS, StatesetError
 from stateset_agents.types.logs import get_logger
+from stateset_agents.types.settings import expect_that
 from stateset_agents.types.trajectory import TokenLogprobs, TrajectoryGroup
 
 _log = get_logger(__name__)
@@ -170,12 +171,9 @@ class TemperatureScheduler:
 
     def __init__(self, initial: float = 1.0, *, minimum: float = 0.3, decay: float = 0.995) -> None:
         """The temperature starts at `initial`, and stays between that and `minimum`."""
-        if not 0 < minimum <= initial:
-            raise ConfigurationError(
-                f"the lowest temperature must be above 0 and at most the initial {initial!r}, got {minimum!r}"
-            )
-        if not 0 < decay <= 1:
-            raise ConfigurationError(f"the decay must be above 0 and at most 1, got {decay!r}")
+        rule = f"be above 0 and at most the initial {initial!r}"
+        expect_that(0 < minimum <= initial, "the lowest temperature", rule, minimum)
+        expect_that(0 < decay <= 1, "the decay", "be above 0 and at most 1", decay)
         self.initial = initial
         self.minimum = minimum
         self.decay = decay

@@ -129,8 +129,7 @@ def _hidden(trunk: Any, input_ids: Tensor, packing: Packing, dtype: torch.dtype)
 def _window(attention: Any) -> int | None:
     """The number of keys a query attends to; Mistral's layers leave it to the config."""
     holder = attention.config if type(attention).__name__ == "MistralAttention" else attention
-    window: int | None = getattr(holder, "sliding_window", None)
-    return window
+    return getattr(holder, "sliding_window", None)
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.settings import Settings
+from stateset_agents.types.settings import Settings, expect_that
 
 # Stages of a training, as settings have them: until when, with what weights, at what difficulty.
 
@@ -33,10 +33,8 @@ _EXAMPLE = "format >= 0.95 for 3 steps"
 def _expect_weights(weights: Mapping[str, float]) -> dict[str, float]:
     """The weights. Raises ConfigurationError for one below 0 or no number, and where none is above 0."""
     for name, weight in weights.items():
-        if not 0 <= weight < math.inf:
-            raise ConfigurationError(
-                f"the weight of {name} must be at least 0, got {weight!r}: let a penalty score below 0"
-            )
+        hint = "let a penalty score below 0"
+        expect_that(0 <= weight < math.inf, f"the weight of {name}", "be at least 0", weight, hint)
     if not any(weights.values()):
         raise ConfigurationError(f"at least one part needs a weight above 0, got {dict(weights)!r}")
     return dict(weights)

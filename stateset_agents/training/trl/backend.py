@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stateset_agents.backends.base import Backend, Session, Tokenizer
+from stateset_agents.backends.base import Backend, Session
 from stateset_agents.backends.tokenizers import TurnText
 from stateset_agents.types.errors import BackendError, ConfigurationError
 from stateset_agents.types.messages import Completion, Message, SamplingParams, VersionSpan
@@ -48,6 +48,8 @@ class TrlBackend:
         max_new_tokens: int,
     ) -> None:
         """`sample` gets a batch of prompts; temperature and length were fixed when TRL's trainer was made."""
+        self.tokenizer = backend.tokenizer
+        self.context_length = backend.context_length
         self._backend = backend
         self._sample = sample
         self._temperature = temperature
@@ -57,14 +59,6 @@ class TrlBackend:
         self._num_requests = 0
         self._arrived = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._backend.tokenizer
-
-    @property
-    def context_length(self) -> int:
-        return self._backend.context_length
 
     @property
     def version(self) -> int:

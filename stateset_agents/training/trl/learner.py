@@ -46,7 +46,7 @@ from stateset_agents.training.update.lora import (
     size_for_auto,
     write_model_files,
 )
-from stateset_agents.training.update.protocol import Learned, not_finite
+from stateset_agents.training.update.protocol import Learned, Weights, not_finite
 from stateset_agents.training.update.weight_store import AdapterWeights, FullWeights
 from stateset_agents.types.errors import CheckpointError, ConfigurationError
 from stateset_agents.types.settings import expect
@@ -280,12 +280,7 @@ class TrlLearner(ActorCritic):
         """The trained parameters in the optimiser's order."""
         return [parameter for group in self._optimizer().param_groups for parameter in group["params"]]
 
-    def restore(
-        self,
-        weights: Mapping[str, Tensor],
-        state: Mapping[str, Any],
-        critic: Mapping[str, Tensor] | None = None,
-    ) -> None:
+    def restore(self, weights: Weights, state: Mapping[str, Any], critic: Weights | None = None) -> None:
         """Load a checkpoint before the first step. Raises CheckpointError, too, once TRL has begun."""
         if self._thread is not None:
             raise CheckpointError(

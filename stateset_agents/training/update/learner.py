@@ -42,7 +42,7 @@ from stateset_agents.training.update.lora import (
 )
 from stateset_agents.training.update.objective import MeasuredLoss, Objective
 from stateset_agents.training.update.policy import Policy, seeded_rng, set_mode
-from stateset_agents.training.update.protocol import Learned, not_finite
+from stateset_agents.training.update.protocol import Learned, Weights, not_finite
 from stateset_agents.training.update.weight_store import weights_and_reference
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
@@ -378,12 +378,7 @@ class Learner(ActorCritic):
     def contribute_shards(self) -> None:
         self._store.contribute_shards(self.optimization.state()["optimizer"])
 
-    def restore(
-        self,
-        weights: Mapping[str, Tensor],
-        state: Mapping[str, Any],
-        critic: Mapping[str, Tensor] | None = None,
-    ) -> None:
+    def restore(self, weights: Weights, state: Mapping[str, Any], critic: Weights | None = None) -> None:
         optimizer = self._store.restore(weights, state["optimizer"], self.optimization.trained_parameters)
         self.restore_critic(critic)
         self.optimization.load({**state, "optimizer": optimizer})

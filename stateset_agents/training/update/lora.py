@@ -63,8 +63,7 @@ def size_for_auto(base: Any, config: TrainingConfig, matmul_precision: MatmulPre
     0 where few bits or rounded operands were asked for: nothing more is rounded then.
     """
     is_quantized = config.lora is not None and config.lora.quantization is not None
-    size: int = 0 if is_quantized or matmul_precision != "highest" else base.num_parameters()
-    return size
+    return 0 if is_quantized or matmul_precision != "highest" else base.num_parameters()
 
 
 def add_adapter(model: Any, settings: LoraSettings) -> Any:

@@ -21,6 +21,9 @@ from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.update.batch import CreditedBatch, Sample
 from stateset_agents.types.trajectory import TokenLogprobs, TrajectoryGroup
 
+Weights = Mapping[str, Tensor]
+"""Tensors by their names in a model."""
+
 
 @dataclass(frozen=True, slots=True)
 class Learned:
@@ -107,12 +110,7 @@ class PolicyLearner(Protocol):
     def critic_state(self) -> dict[str, Tensor]:
         """The critic's head and optimiser, the live tensors; empty without a critic."""
 
-    def restore(
-        self,
-        weights: Mapping[str, Tensor],
-        state: Mapping[str, Any],
-        critic: Mapping[str, Tensor] | None = None,
-    ) -> None:
+    def restore(self, weights: Weights, state: Mapping[str, Any], critic: Weights | None = None) -> None:
         """Go on from a checkpoint, which has a tied tensor under one of its names only.
 
         Raises CheckpointError, before anything changes, when the weights are of another model.

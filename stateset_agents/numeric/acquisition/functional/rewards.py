@@ -49,8 +49,7 @@ class RewardConfig:
                     f"{nearest(name, OBJECTIVES)}"
                 )
             expect_that(0 <= weight < math.inf, f"weights: {name}", "be at least 0", weight)
-        if self.horizon not in ("step", "campaign"):
-            raise ConfigurationError(f"horizon must be step or campaign, got {self.horizon!r}")
+        expect_that(self.horizon in ("step", "campaign"), "horizon", "be step or campaign", self.horizon)
         apply_reward_scaling([], self.reward_scaling, self.reward_clip_value)  # says what is wrong with it
 
     def total(self, rises: Mapping[str, Array]) -> Array:

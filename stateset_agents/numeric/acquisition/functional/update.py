@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -434,26 +435,14 @@ def enhanced_grpo_training_loop(
     policy_network: nn.Module,
     family: LinearFamily,
     config: GRPOConfig,
-    *,
-    reward_config: RewardConfig | None = None,
-    compute_bonuses: Bonus | None = None,
-    compile: bool = False,
-    log: Log = print,
+    **settings: Any,
 ) -> Trained:
     """Updates until `total_steps` experiments have been made; everything follows from `config.seed`.
 
-    The network gives its first parameters and stays as it is: `Trained.load_into` changes it. `log` gets a
-    line every 100 updates, and every 50 one that says how often samples were used.
+    The network gives its first parameters and stays as it is: `Trained.load_into` changes it. `settings` are
+    those of `curriculum_enhanced_grpo`.
     """
-    return curriculum_enhanced_grpo(
-        policy_network,
-        [Difficulty(family=family)],
-        config,
-        reward_config=reward_config,
-        compute_bonuses=compute_bonuses,
-        compile=compile,
-        log=log,
-    )
+    return curriculum_enhanced_grpo(policy_network, [Difficulty(family=family)], config, **settings)
 
 
 def grpo_with_exploration(
@@ -461,18 +450,11 @@ def grpo_with_exploration(
     family: LinearFamily,
     config: GRPOConfig,
     compute_bonuses: Bonus,
-    *,
-    reward_config: RewardConfig | None = None,
-    log: Log = print,
+    **settings: Any,
 ) -> Trained:
-    """The loop with bonuses in the rewards, such as `count_bonus(0.1)`."""
+    """The loop with bonuses in the rewards, such as `count_bonus(0.1)`; `settings` are the loop's."""
     return enhanced_grpo_training_loop(
-        policy_network,
-        family,
-        config,
-        reward_config=reward_config,
-        compute_bonuses=compute_bonuses,
-        log=log,
+        policy_network, family, config, compute_bonuses=compute_bonuses, **settings
     )
 
 
@@ -489,7 +471,8 @@ def curriculum_enhanced_grpo(
     """The loop over families of rising difficulty, `total_steps` experiments in all stages together.
 
     The policy takes any number of variables, so that stages may differ in size; AdamW's state goes on from
-    one to the next.
+    one to the next. `log` gets a line every 100 updates, and every 50 one that says how often samples were
+    used.
     """
     if not stages:
         raise ConfigurationError("stages must have at least one Difficulty, got none")

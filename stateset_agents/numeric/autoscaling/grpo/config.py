@@ -84,8 +84,7 @@ class GRPOLoss(nn.Module):
         population's deviation, 1 by the sample's; None as advantage_normalization says. A group that ties
         gets 0.
         """
-        if ddof not in (None, 0, 1):
-            raise ConfigurationError(f"ddof must be 0 or 1, got {ddof!r}")
+        expect_that(ddof in (None, 0, 1), "ddof", "be 0 or 1", ddof)
         by_ddof: dict[int, Scaling] = {0: "population", 1: "sample"}
         scaling = self.config.advantage_normalization if ddof is None else by_ddof[ddof]
         if not rewards.is_floating_point():

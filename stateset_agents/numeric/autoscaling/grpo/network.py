@@ -197,10 +197,8 @@ class GRPOPolicyNetwork(nn.Module):
                 f"action_dim is {action_dim} and the action space has {num_actions} actions: leave "
                 "action_dim out"
             )
-        if num_heads < 1 or state_dim % num_heads:
-            raise ConfigurationError(
-                f"state_dim must be a multiple of num_heads {num_heads}, got {state_dim!r}"
-            )
+        is_multiple = num_heads >= 1 and state_dim % num_heads == 0
+        expect_that(is_multiple, "state_dim", f"be a multiple of num_heads {num_heads}", state_dim)
         self.action_dim, self.state_dim = action_dim, state_dim
         with torch.device("meta"):  # drawing weights from the global generator would move it
             self.encoder = InfrastructureStateEncoder(num_metrics, state_dim, history_length, dropout=dropout)

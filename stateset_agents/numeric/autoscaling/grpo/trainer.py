@@ -338,8 +338,7 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise ConfigurationError(f"device must be auto, cpu or cuda, got {name!r}") from None
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigurationError(f"device must be auto, cpu or cuda, got {name!r}")
+    expect_that(device.type in ("cpu", "cuda"), "device", "be auto, cpu or cuda", name)
     if device.type == "cuda" and not (device.index or 0) < torch.cuda.device_count():
         raise ConfigurationError(
             f"device is {name!r} and torch sees {torch.cuda.device_count()} GPUs: take device 'auto' or 'cpu'"

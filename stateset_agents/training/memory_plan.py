@@ -248,7 +248,8 @@ class _Planner:
         for recomputes in ways:
             line = self._line(recomputes)
             tokens = training.micro_batch_tokens or line.fitting(usable)
-            if recomputes == ways[-1] or (tokens >= _ENOUGH_TOKENS and line.at(tokens) <= usable):
+            is_large = training.micro_batch_tokens is not None or tokens >= _ENOUGH_TOKENS
+            if recomputes == ways[-1] or (is_large and line.at(tokens) <= usable):
                 break
         full = self.full if not recomputes else self._simulated(None, recomputes=True)
         peak = full.update(self._load(tokens))

@@ -557,6 +557,8 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
     ) -> dict[str, float]:
         """Metrics of the step's time, memory and engine, over all processes."""
         spent = {**times, **watch.metrics(), **parts.engine.fault_tolerance.metrics()}
+        if self.memory_plan is not None:
+            spent["memory/gpu/predicted_peak_mib"] = self.memory_plan.peak / 2**20
         cost = merge_processes(await self._group.barrier("the metrics", spent))
         sampled = metrics.get("tokens/agent", 0.0) + metrics.get("tokens/branches", 0.0)
         cost["tokens/per_second"] = sampled / cost["time/step"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -130,3 +131,75 @@ def ragged() -> list[Sample]:
 
     talks = [talk(*((some(), some()) for _ in range(1 + number % 3))) for number in range(8)]
     return [sample(one, advantage=(-1.0) ** number * (1 + number / 8)) for number, one in enumerate(talks)]
+
+
+async def spoken(backend: HuggingFaceBackend) -> list[float]:
+    return list((await backend.generate(PROMPT, SamplingParams(max_new_tokens=8))).logprobs)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+async def test_sleep_and_a_restart_keep_the_adapter(dtype: Any) -> None:
+    backend = HuggingFaceBackend(tiny_model(), tiny_tokenizer(), dtype=dtype)
+    await backend.start()
+    learner = make_learner(backend, precision=dtype)
+    plain = await spoken(backend)
+    moved(learner)
+    await backend.update_adapter(learner.adapter() or {}, 1)
+    adapted = await spoken(backend)
+    assert adapted != plain
+    await backend.sleep()
+    assert await spoken(backend) == adapted
+    await backend.close()
+    await backend.start()
+    assert await spoken(backend) == adapted
+    learner.close()
+    await backend.close()
+
+
+async def test_other_weights_leave_the_training_s_own_as_they_are() -> None:
+    backend = HuggingFaceBackend(tiny_model("qwen3"), tiny_tokenizer())
+    await backend.start()
+    learner = make_learner(backend)
+    before = {name: value.clone() for name, value in learner.base_weights().items()}
+    base, other = backend.base, tiny_model("qwen3", seed=1)
+    await backend.update_weights(other.state_dict(), 1)
+    assert backend.base is not base
+    assert all(torch.equal(value, before[name]) for name, value in learner.base_weights().items())
+    assert all(
+        torch.equal(value, other.state_dict()[name]) for name, value in backend.model.named_parameters()
+    )
+    head = learner.policy.model.get_output_embeddings().weight
+    assert head is learner.policy.model.get_input_embeddings().weight  # tied weights stay one
+    learner.close()
+    await backend.close()
+
+
+async def test_a_saved_state_gives_the_adapter_of_its_step() -> None:
+    backend = HuggingFaceBackend(tiny_model(), tiny_tokenizer())
+    await backend.start()
+    learner = make_learner(backend)
+    moved(learner)
+    await backend.update_adapter(learner.adapter() or {}, 1)
+    then = await spoken(backend)
+    state = copy.deepcopy(learner.state())
+    moved(learner)
+    await backend.update_adapter(learner.adapter() or {}, 2)
+    assert await spoken(backend) != then
+    await backend.update_adapter(learner.adapter(state) or {}, 3)
+    assert await spoken(backend) == then
+    learner.close()
+    await backend.close()
+
+
+async def test_a_second_training_on_an_adapter_begins_with_merged_weights() -> None:
+    backend = HuggingFaceBackend(tiny_model(), tiny_tokenizer())
+    await backend.start()
+    first = make_learner(backend)
+    moved(first)
+    await backend.update_adapter(first.adapter() or {}, 1)
+    second = make_learner(backend)
+    merged = dict(first.weights())
+    assert all(torch.equal(value, merged[name]) for name, value in second.base_weights().items())
+    for learner in (first, second):
+        learner.close()
+    await backend.close()

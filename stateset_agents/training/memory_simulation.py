@@ -28,6 +28,7 @@ from stateset_agents.algorithms.losses import Denominators
 from stateset_agents.backends.models.batched import BatchedModel
 from stateset_agents.backends.models.fused import FusedModel
 from stateset_agents.backends.models.slots import CachedModel, Plan
+from stateset_agents.backends.pretrained.load_lock import loading
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.rows.layout import Layout
 from stateset_agents.training.rows.parallel_passes import ParallelPasses
@@ -209,7 +210,7 @@ class SimulatedTraining:
 
         self._config, self._device = config, device
         self.counter = StorageCounter()
-        with self.counter, torch.device(device):
+        with loading(), self.counter, torch.device(device):
             speaker: Any = AutoModelForCausalLM.from_config(model_config, dtype=dtype)  # type: ignore[no-untyped-call]  # transformers
             for tensor in (*speaker.parameters(), *speaker.buffers()):
                 self.counter.add(tensor)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -309,6 +309,10 @@ def token_returns_to_go(values: Tensor, trajectory_ids: Tensor) -> Tensor:
     return returns
 
 
+WeightLevel: TypeAlias = Literal["token", "sequence"]
+"""What one importance weight is of."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LossInputs:
     """Sampled tokens of one micro-batch, and the batch that they are part of.
@@ -329,8 +333,7 @@ class LossInputs:
     """The decoupled form (https://arxiv.org/abs/2110.00641, for language models
     https://arxiv.org/abs/2505.24298) for tokens sampled by a staler policy mu. `old_logprobs` then are of the
     proximal policy, recomputed at the start of the step: the clip keeps near it, and a weight
-    exp(old - behaviour), without gradient, corrects for who sampled. Under gspo the weight, as its ratio, is
-    the geometric mean over the trajectory."""
+    exp(old - behaviour), without gradient, corrects for who sampled."""
     ref_logprobs: Tensor | None = None
     """Log-probs under the reference policy. With a reference and beta 0 the KL is reported only."""
     keep: Tensor | None = None
@@ -360,6 +363,7 @@ def policy_loss(
     clip_ratio_high: float | None = None,
     dual_clip: float | None = None,
     weight_cap: float | None = None,
+    weight_level: WeightLevel = "token",
     beta: float = 0.0,
     kl_estimator: KLEstimator = "k3",
     kl_weighting: Weighting | None = None,
@@ -373,7 +377,9 @@ def policy_loss(
     - clip_ratio, clip_ratio_high: the range is 1 - clip_ratio to 1 + clip_ratio_high; the upper one is
       the lower one's equal where only that is given; with neither, the loss's own (`LOSSES[name].clip`).
     - dual_clip: see `Clip.dual`; only for the clipped surrogates.
-    - weight_cap: truncates the weight of the decoupled form. Without behaviour_logprobs `old` is the policy
+    - weight_level: the weight of the decoupled form is each token's, or its whole trajectory's product: this
+      alone is unbiased, and its noise grows with the length. It needs each trajectory whole.
+    - weight_cap: truncates that weight. Without behaviour_logprobs `old` is the policy
       that sampled, its ratio already is the importance correction, and a cap is refused.
     - beta, kl_estimator, kl_weighting: the KL term, see `kl_loss`; rho is taken to the policy that sampled,
       pi_old's part of it truncated at weight_cap.
@@ -382,8 +388,10 @@ def policy_loss(
     Metrics are shares (sums over micro-batches, `ratio_max` a maximum): loss/policy, loss/kl (times beta),
     policy/ratio, policy/ratio_max, policy/clip_fraction_low (A < 0, ratio below the range),
     policy/clip_fraction_high (A > 0, above it), policy/clip_fraction_dual, in the decoupled form
-    policy/weight and policy/weight_truncated (the share at the cap), kl/old (k3 against old, KL(old || pi)),
-    kl/reference. Under gspo ratios, weights and clip fractions count trajectories, elsewhere tokens. Add
+    policy/weight, its square and policy/weight_truncated (the share at the cap), policy/mismatch_square (of
+    old - behaviour), policy/importance_gain (mean over trajectories of advantages times old - behaviour: by
+    about how much the trainer is better than the sampler), kl/old (k3 against old, KL(old || pi)),
+    kl/reference. Under gspo ratios and clip fractions count trajectories, elsewhere tokens. Add
     `policy_loss(...).metrics` over micro-batches with `+`.
 
     Raises ConfigurationError on options that contradict each other.
@@ -405,7 +413,7 @@ def policy_loss(
     # form.
     by_token = loss.level == "token"
     ratio = live.exp() if by_token else _correction(live, inputs, loss) * (live - live.detach()).exp()
-    weight = _weight(inputs, weight_cap, loss)
+    weight = _weight(inputs, weight_cap, weight_level)
 
     # ratios -> losses of tokens -> this piece's share of the batch's loss
     tokens = loss.token_loss(logprobs, ratio, advantages, clip)
@@ -413,13 +421,15 @@ def policy_loss(
     metrics = Metrics()
     if measure:
         clipped = _clipped(loss, ratio, advantages, clip)
-        metrics = _ratio_metrics(inputs, loss, total, live, ratio, clipped, weight, weight_cap)
+        metrics = _ratio_metrics(inputs, loss, total, live, ratio, clipped, weight, weight_cap, weight_level)
     if inputs.ref_logprobs is None:
         return LossOutput(loss=total, metrics=metrics)
 
     # plus beta times the KL
     sampler = inputs.old_logprobs if inputs.behaviour_logprobs is None else inputs.behaviour_logprobs
-    if weight_cap is not None:  # the KL's weight is truncated as the other one
+    if weight is not None and weight_level == "sequence":  # the KL's weight is the other one, truncated
+        sampler = inputs.old_logprobs.detach() - weight.log()
+    elif weight_cap is not None:
         sampler = torch.maximum(sampler, inputs.old_logprobs.detach() - math.log(weight_cap))
     kl = kl_loss(
         logprobs,
@@ -446,6 +456,7 @@ def _ratio_metrics(
     clipped: Mapping[str, Tensor],
     weight: Tensor | None,
     weight_cap: float | None,
+    weight_level: WeightLevel,
 ) -> Metrics:
     """Metrics of the policy's term `total`. `live`: [N] log ratios of tokens."""
     # A ratio, a weight and their metrics are of tokens, or of trajectories.
@@ -457,23 +468,30 @@ def _ratio_metrics(
     }
     for side, hit in clipped.items():
         shares[f"policy/clip_fraction_{side}"] = inputs.mean(hit.to(live.dtype), unit)
-    if weight is not None:
+    if weight is not None and inputs.behaviour_logprobs is not None:
+        unit = "token" if weight_level == "token" else "trajectory"
         at_cap = weight >= (math.inf if weight_cap is None else weight_cap)
+        gap = log_ratio(inputs.old_logprobs, inputs.behaviour_logprobs)
         shares["policy/weight"] = inputs.mean(weight, unit)
         shares["policy/weight_truncated"] = inputs.mean(at_cap.to(live.dtype), unit)
+        shares["policy/weight_square"] = inputs.mean(weight.square(), unit)
+        shares["policy/mismatch_square"] = inputs.mean(gap.square(), "token")
+        gain = (inputs.advantages.to(live.dtype) * gap).sum() / inputs.denominators.num_trajectories
+        shares["policy/importance_gain"] = gain
     highest = torch.cat([ratio, ratio.new_zeros(1)]).max()  # an empty piece gives 0
     return Metrics(shares=shares, maxima={"policy/ratio_max": highest})
 
 
 def _correction(log_weights: Tensor, inputs: LossInputs, loss: PolicyLoss) -> Tensor:
-    """[N] exp(log weight), for sequences its geometric mean over the trajectory, without gradient."""
+    """[N] exp(log ratio), for sequences its geometric mean over the trajectory, without gradient."""
     if loss.level == "sequence":
         log_weights = mean_per_trajectory(log_weights, inputs.trajectory_ids, inputs.denominators)
     return log_weights.detach().exp()
 
 
-def _weight(inputs: LossInputs, cap: float | None, loss: PolicyLoss) -> Tensor | None:
-    """[N] exp(old - behaviour), truncated, without gradient; None in the ordinary form."""
+def _weight(inputs: LossInputs, cap: float | None, level: WeightLevel) -> Tensor | None:
+    """[N] exp(old - behaviour) of each token or of its whole trajectory, truncated, without gradient; None in
+    the ordinary form."""
     expect_that(cap is None or cap > 0, "weight_cap", "be positive (None for no cap)", cap)
     old, behaviour = inputs.old_logprobs, inputs.behaviour_logprobs
     # Are both the same tensor, or the same slice of one?
@@ -485,8 +503,12 @@ def _weight(inputs: LossInputs, cap: float | None, loss: PolicyLoss) -> Tensor |
         )
     if behaviour is None:
         return None
-    weight = _correction(log_ratio(old, behaviour), inputs, loss)
-    return weight if cap is None else weight.clamp(max=cap)
+    log_weight = log_ratio(old, behaviour).detach()
+    if level == "sequence":
+        means = mean_per_trajectory(log_weight, inputs.trajectory_ids, inputs.denominators)
+        lengths = inputs.denominators.tokens_per_trajectory.to(means.device)[inputs.trajectory_ids]
+        log_weight = (means * lengths).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    return log_weight.exp() if cap is None else log_weight.exp().clamp(max=cap)
 
 
 def _clipped(loss: PolicyLoss, ratio: Tensor, advantages: Tensor, clip: Clip) -> dict[str, Tensor]:

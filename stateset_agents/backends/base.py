@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+    from stateset_agents.backends.adapters import Adapter
     from stateset_agents.backends.linears import MatmulPrecision
     from stateset_agents.backends.pretrained.pictures import PictureReader
     from stateset_agents.types.images import PixelValues
@@ -199,6 +200,26 @@ class TrainableBackend(Backend, Protocol):
 
     def model_to_quantize(self) -> PreTrainedModel:
         """A model with the weights in any precision, which the caller copies and does not keep. Blocking."""
+
+
+@runtime_checkable
+class AdapterBackend(TrainableBackend, Protocol):
+    """A backend that samples with a LoRA adapter beside its weights, without a merged copy of them."""
+
+    @property
+    def base(self) -> object:
+        """Stands for the weights without an adapter: another object whenever they change."""
+
+    def share_model(self, fits: Callable[[PreTrainedModel], bool]) -> PreTrainedModel | None:
+        """The model once more, on the same frozen parameters, for a training that changes none of them; None
+        where the model does not fit it, so that it must have a copy. Blocking."""
+
+    async def update_adapter(self, adapter: Adapter, version: int) -> None:
+        """Sample with this adapter in place of the one before from the next step on; the caller's tensors may
+        change afterwards.
+
+        A conversation that is cached with other weights is prefilled again before its next token.
+        """
 
 
 @runtime_checkable

@@ -36,12 +36,12 @@ import ctypes
 import functools
 import os
 import platform
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -126,7 +126,7 @@ def transposed(x: Rounded) -> Rounded:
 def product(a: Rounded, b: Rounded) -> Tensor:
     """a·b' in fp32, [M, K] and [N, K] to [M, N], without gradient; any strides."""
     if len(a) == len(b) == 1:
-        return F.linear(a[0], b[0]).float()
+        return F.linear(a[0], b[0]).float() if a[0].is_cpu else wide_product(a[0], b[0])
     # MKL writes fp32 into this memory, whatever torch's default dtype and device are now.
     result = torch.zeros(len(a[0]), len(b[0]), dtype=torch.float32, device=a[0].device)
     for left, right in ((a[1], b[0]), (a[0], b[1]), (a[0], b[0])):  # the smallest terms first
@@ -149,7 +149,10 @@ def add_product(into: Tensor, a: Tensor, b: Tensor, *, is_first: bool = False) -
 
 
 def wide_product(a: Tensor, b: Tensor) -> Tensor:
-    """a · b' in fp32, [M, K] and [N, K] of bf16 to [M, N], as `add_product` sums it."""
+    """a · b' in fp32, [M, K] and [N, K] of bf16 to [M, N], as `add_product` sums it; on a GPU nothing is
+    rounded in between, either."""
+    if not a.is_cpu:
+        return torch.mm(a, b.t(), out_dtype=torch.float32)
     if not sums_in_fp32():
         return F.linear(a, b).float()
     result = a.new_empty(len(a), len(b), dtype=torch.float32)
@@ -159,8 +162,43 @@ def wide_product(a: Tensor, b: Tensor) -> Tensor:
 
 @functools.cache
 def sums_in_fp32() -> bool:
-    """True if `add_product` and `wide_product` sum products of bf16 in fp32."""
+    """True if `add_product` and `wide_product` sum products of bf16 in fp32 on this processor."""
     return is_usable("high", torch.device("cpu"))
+
+
+def multiplies_wide(weight: Tensor) -> bool:
+    """True if `wide_product` takes this weight and rounds nothing: bf16, on a GPU or a processor with AMX."""
+    return weight.dtype is torch.bfloat16 and (not weight.is_cpu or sums_in_fp32())
+
+
+@contextlib.contextmanager
+def wide_logits(model: Any) -> Iterator[None]:
+    """Inside, the head of a model in half precision gives its logits in fp32: in bf16 those of 20 have steps
+    of .125."""
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear) or head.weight.dtype not in (torch.bfloat16, torch.float16):
+        yield
+        return
+
+    def widen(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        if layer.weight.dtype == torch.float32:  # as the check of an engine has it
+            return output
+        states = inputs[0].reshape(-1, inputs[0].shape[-1])
+        return wide_linear(states, layer.weight, layer.bias).view(output.shape)
+
+    hook = head.register_forward_hook(widen)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`F.linear` in fp32 of [M, K] states and a weight in half precision."""
+    if not multiplies_wide(weight):
+        return F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+    result = wide_product(x.to(weight.dtype), weight)
+    return result if bias is None else result.add_(bias)
 
 
 @functools.cache
@@ -217,6 +255,51 @@ def _for_blas(x: Tensor) -> tuple[Tensor, int, int]:
     if x.stride(0) == 1 and x.stride(1) >= rows:
         return x, _TRANSPOSED, x.stride(1)
     return x.contiguous(), _PLAIN, columns
+
+
+@contextlib.contextmanager
+def fp32_forwards(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """While open, the forwards of a model whose weights are of `dtype` compute in fp32.
+
+    One layer at a time has its weights widened, so that the memory of a whole copy is not needed.
+    """
+    narrow: dict[nn.Module, list[tuple[nn.Module, dict[str, nn.Parameter | None]]]] = {}
+
+    def wide(value: Any) -> Any:
+        return value.float() if isinstance(value, torch.Tensor) and value.dtype is dtype else value
+
+    def widen(unit: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        narrow[unit] = [(module, dict(module._parameters)) for module in unit.modules()]
+        for module, parameters in narrow[unit]:
+            for name, parameter in parameters.items():
+                if parameter is not None and parameter.dtype is dtype:
+                    module._parameters[name] = nn.Parameter(parameter.float(), requires_grad=False)
+        # What comes before a layer may round to the weights that it had.
+        return tuple(map(wide, args)), {name: wide(value) for name, value in kwargs.items()}
+
+    def restore(unit: nn.Module, *_: Any) -> None:
+        for module, parameters in narrow.pop(unit):
+            module._parameters.update(parameters)
+
+    with contextlib.ExitStack() as hooks:
+        for unit in _units(model):
+            before = unit.register_forward_pre_hook(widen, with_kwargs=True)
+            after = unit.register_forward_hook(restore, always_call=True)
+            hooks.callback(before.remove)
+            hooks.callback(after.remove)
+        yield
+
+
+def _units(module: nn.Module) -> Iterator[nn.Module]:
+    """Layers whole, for their parts may read each other's weights, and what else has weights of its own."""
+    if module._parameters:
+        yield module
+        return
+    for child in module.children():
+        if isinstance(child, nn.ModuleList):
+            yield from child
+        else:
+            yield from _units(child)
 
 
 # --- what `auto` means, of weights and of autocast
@@ -500,19 +583,30 @@ class PackedLinear:
     precision: MatmulPrecision = "highest"
     """Precision of its products. Call `refresh` after a change."""
 
-    def __init__(self, weights: list[Tensor], biases: list[Tensor | None], *, packed: bool) -> None:
-        """`weights` [N_i, K] and `biases` [N_i] are parameters of a model; all biases or none are None."""
+    def __init__(
+        self, weights: list[Tensor], biases: list[Tensor | None], *, packed: bool, wide: bool = False
+    ) -> None:
+        """`weights` [N_i, K] and `biases` [N_i] are parameters of a model; all biases or none are None.
+
+        `wide`: products of weights in half precision are in fp32, by a wide copy where the processor has no
+        such product.
+        """
         self._weights = weights
-        self._packing = packing(weights[0]) if packed else None
+        self._widens = wide and weights[0].dtype in (torch.bfloat16, torch.float16)
+        self._packing = packing(weights[0]) if packed and not self._widens else None
         # MKL asks for the plain weight, too; oneDNN's copy is made of them all at once and stands alone.
         self._joined = None if self._packing == "oneDNN" else _joined(weights)
         self._multiply: Callable[[Tensor], Tensor] | None = None
         present = [bias for bias in biases if bias is not None]
         self._bias = _joined(present) if present else None
+        self._adapter: tuple[Tensor, Tensor] | None = None
+        """[K, R] and [R, sum of N_i]: the factors of a product that is added, of all layers' adapters."""
 
     @property
     def copied_bytes(self) -> int:
         """Bytes of the copy, whenever there is one."""
+        if self._widens:
+            return 0 if multiplies_wide(self._weights[0]) else 2 * sum(part.nbytes for part in self._weights)
         if self.precision == "highest" and self._packing is None:
             return 0
         return sum(weight.nbytes for weight in self._weights) // (2 if self.precision == "medium" else 1)
@@ -525,11 +619,46 @@ class PackedLinear:
         """[M, K] to [M, sum of N_i]."""
         if self._multiply is None:
             self._multiply = self._exact() if self.precision == "highest" else self._rounded()
-        return self._multiply(x)
+        result = self._multiply(x)
+        if self._adapter is None:
+            return result
+        down, up = self._adapter
+        return result.addmm_(x @ down, up)
+
+    def set_adapter(self, factors: Sequence[tuple[Tensor, Tensor] | None]) -> None:
+        """Add x A_i' B_i' to the outputs of each layer i: [rank, K] and [N_i, rank], or None for a layer
+        without one.
+
+        One product holds them all: A_i below one another, B_i on the diagonal. New factors of the same
+        shapes are written into the memory of the old ones.
+        """
+        if not any(factors):
+            self._adapter = None
+            return
+        like = self._weights[0]
+        rank = sum(len(pair[0]) for pair in factors if pair is not None)
+        shapes = (like.shape[1], rank), (rank, sum(map(len, self._weights)))
+        if self._adapter is None or tuple(part.shape for part in self._adapter) != shapes:
+            self._adapter = like.new_zeros(shapes[0]), like.new_zeros(shapes[1])
+        down, up = self._adapter
+        row = column = 0
+        for weight, pair in zip(self._weights, factors, strict=True):
+            if pair is not None:
+                rows = slice(row, row + len(pair[0]))
+                down[:, rows] = pair[0].t()
+                up[rows, column : column + len(weight)] = pair[1].t()
+                row = rows.stop
+            column += len(weight)
 
     def _exact(self) -> Callable[[Tensor], Tensor]:
         """A product with the weights as they are now."""
         bias, joined = self._bias, self._joined
+        if self._widens and not multiplies_wide(self._weights[0]):
+            wide, wide_bias = self._whole().float(), None if bias is None else bias.float()
+            return lambda x: F.linear(x.float(), wide, wide_bias)
+        if self._widens:
+            whole = self._whole()
+            return lambda x: wide_linear(x, whole, bias)
         if joined is None:
             copy = onednn_packed(self._whole())
             return lambda x: onednn_product(x, copy, bias)

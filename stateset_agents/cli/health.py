@@ -18,10 +18,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from stateset_agents.cli.run_settings import is_control
 from stateset_agents.runtime import event_loop
 from stateset_agents.sandbox.levels import CURE, LEVEL_NAMES, what_is_there
 from stateset_agents.tracking.monitors import Finding, Severity
-from stateset_agents.types.errors import StatesetError
+from stateset_agents.types.errors import ConfigurationError, StatesetError
 from stateset_agents.types.logs import configure_logging, shown
 
 REQUIRED = ("torch>=2.6", "transformers>=5.23,<6", "safetensors>=0.5")
@@ -47,6 +48,10 @@ _GIGABYTE = 2**30
 
 def run_doctor(args: argparse.Namespace) -> int:
     """Print each finding as it is made; exit code 1 when one of them is a failure."""
+    if args.plan is not None:
+        return _plan(args)
+    if args.gpu_memory is not None:
+        raise ConfigurationError("--gpu-memory is of a plan: give --plan FILE, too")
     configure_logging("ERROR")  # the trial's own warnings are no findings
     findings = []
     for finding in _findings(args.output_dir):
@@ -60,6 +65,22 @@ def run_doctor(args: argparse.Namespace) -> int:
     else:
         print(f"{failed} to mend, {warned} to know about" if failed or warned else "all well")
     return int(failed > 0)
+
+
+def _plan(args: argparse.Namespace) -> int:
+    """Print the memory of a training; exit code 1 where a phase does not fit."""
+    from stateset_agents.training.experiment import load_experiment
+    from stateset_agents.training.memory_plan import gpu_memory, parse_memory, plan_training
+
+    if is_control(args.plan):
+        raise ConfigurationError("--plan is for trainings of language models, and this file has none")
+    config = load_experiment(Path(args.plan))
+    gpu = gpu_memory("auto") if args.gpu_memory is None else (parse_memory(args.gpu_memory), 0)
+    if gpu is None:
+        raise ConfigurationError("there is no GPU here to plan for: say how large one is, --gpu-memory 24GB")
+    plan = plan_training(config.agent, config.training, total=gpu[0], others=gpu[1])
+    print(json.dumps(plan.as_json(), indent=2) if args.json else "\n".join(plan.lines()))
+    return int(bool(plan.too_large))
 
 
 def _findings(output_dir: str) -> Iterator[Finding]:

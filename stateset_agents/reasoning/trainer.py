@@ -366,6 +366,7 @@ class GRPOTrainer:
             num_iterations=num_iterations,
             advantage_clip=advantage_clip,
             advantage_skip=advantage_skip,
+            importance="token" if self._sampling.truncates else "auto",
             importance_cap=_WEIGHT_CAP if self._sampling.truncates else None,
             seed=seed,
             freeze_vision=freeze_vision,

@@ -31,6 +31,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from stateset_agents.backends.adapters import identity, shapes_of
 from stateset_agents.runtime.machine import sync
 from stateset_agents.types.errors import CheckpointError
 
@@ -54,12 +55,13 @@ _ALIGNMENT = 8
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write contiguous CPU tensors as https://huggingface.co/docs/safetensors lays them out.
+    """Write tensors as https://huggingface.co/docs/safetensors lays them out, tied ones under one name.
 
-    Eight bytes of header length, the header (names, dtypes, shapes, offsets) as JSON, and the bytes. Raises
-    OSError where the disk cannot take them.
+    Eight bytes of header length, the header (names, dtypes, shapes, offsets) as JSON, and the bytes; lazy
+    tensors are made one at a time. Raises OSError where the disk cannot take them.
     """
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # aligned by that
+    shapes = _untied(shapes_of(tensors))
+    ordered = sorted(shapes.items(), key=lambda item: (-item[1].element_size(), item[0]))  # aligned by that
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, tensor in ordered:
@@ -73,8 +75,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     text += b" " * (-len(text) % _ALIGNMENT)
     with path.open("wb") as file:  # a write gives the lock away for as long as the disk takes
         file.write(len(text).to_bytes(8, "little") + text)
-        for _, tensor in ordered:
-            file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        for name, _ in ordered:
+            file.write(_saveable(tensors[name]).reshape(-1).view(torch.uint8).numpy().data)
 
 
 SCHEMA_VERSION = 1
@@ -106,13 +108,11 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, write_model: Callab
     with _atomic_replacement(target) as partial:
         (partial / "model").mkdir()
         write_model(partial / "model")
-        weights = {name: _saveable(tensor) for name, tensor in _untied(checkpoint.weights).items()}
-        write_tensors(partial / "model" / "model.safetensors", weights)
+        write_tensors(partial / "model" / "model.safetensors", checkpoint.weights)
         tensors, fields = _split_optimizer(checkpoint.optimizer)
         write_tensors(partial / "optimizer.safetensors", tensors)
         if checkpoint.critic:
-            critic = {name: _saveable(tensor) for name, tensor in checkpoint.critic.items()}
-            write_tensors(partial / "critic.safetensors", critic)
+            write_tensors(partial / "critic.safetensors", checkpoint.critic)
         head = {"schema_version": SCHEMA_VERSION, "step": checkpoint.step, "optimizer": fields}
         _write_json(partial / "state.json", {**head, **checkpoint.state})
     return target
@@ -342,16 +342,16 @@ def _saveable(tensor: Tensor) -> Tensor:
 
 def _untied(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Without second names for the same storage (tied embeddings), which safetensors refuses."""
-    names: dict[object, str] = {}
+    names: dict[int, str] = {}
     for name, tensor in weights.items():
-        names.setdefault(tensor.data_ptr() if tensor.numel() else name, name)
+        names.setdefault(identity(tensor), name)
     return {name: weights[name] for name in names.values()}
 
 
 def _split_optimizer(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors by a flat name, and the rest as plain JSON."""
     tensors = {
-        f"{index}.{name}": _saveable(value)
+        f"{index}.{name}": value
         for index, entry in state["optimizer"]["state"].items()
         for name, value in entry.items()
         if isinstance(value, Tensor)
@@ -380,9 +380,9 @@ def _join_optimizer(tensors: Mapping[str, Tensor], fields: Mapping[str, Any]) ->
 def fingerprint(weights: Mapping[str, Tensor]) -> str:
     """SHA-256 over names and bytes: which weights these are."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(weights.items()):
+    for name in sorted(weights):
         digest.update(name.encode())
-        digest.update(_saveable(tensor).reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(_saveable(weights[name]).reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 

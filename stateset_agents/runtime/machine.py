@@ -31,6 +31,7 @@ def peak_memory() -> dict[str, float]:
     if torch is not None and torch.cuda.is_initialized():
         total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
         metrics["memory/gpu/peak_mib"] = torch.cuda.max_memory_reserved() / _MIB
+        metrics["memory/gpu/allocated_peak_mib"] = torch.cuda.max_memory_allocated() / _MIB
         metrics["memory/gpu/limit_mib"] = total / _MIB
     return metrics
 

@@ -82,12 +82,12 @@ class AgentSession(Session[_Config]):
         identity: Identity,
         settings: Mapping[str, Any],
         *,
-        token: object,
+        tokens: tuple[object, object],
     ) -> tuple[WeightSync, Checkpointer]:
         """Open the run folder; returns what pushes the learner's weights, and what saves them there.
 
         The first process makes the folder and writes in it, the others learn where it is, and its day.
-        `settings`: the content of config.yaml; `token`: identity of the weights that the backend has.
+        `settings`: the content of config.yaml; `tokens`: of `initial_tokens`.
         """
         agent, group, recorder = self.agent, self._group, self._recorder
 
@@ -113,9 +113,10 @@ class AgentSession(Session[_Config]):
             group,
             self._worker,
             recorder.run.path,
-            is_live=training.lora is None and not is_sharded,
+            is_sharded=is_sharded,
             owner=self._lifecycle,
-            token=token,
+            token=tokens[0],
+            base=tokens[1],
         )
         checkpoints = Checkpointer(
             learner=learner,

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor
 
-from stateset_agents.backends.base import RunningBackend, TrainableBackend, exclusive, weights_token
+from stateset_agents.backends.base import RunningBackend, TrainableBackend, exclusive
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import Environment, expect_environment
@@ -50,7 +50,7 @@ from stateset_agents.training.loop.step import (
     update_policy,
 )
 from stateset_agents.training.loop.validation import Validation
-from stateset_agents.training.loop.weight_sync import WeightSync
+from stateset_agents.training.loop.weight_sync import WeightSync, initial_tokens
 from stateset_agents.training.processes import PeerFailed, Processes
 from stateset_agents.training.update.factory import LearnerFactory, is_quantized_training
 from stateset_agents.training.update.protocol import PolicyLearner
@@ -60,6 +60,9 @@ from stateset_agents.types.logs import get_logger
 from stateset_agents.types.scenario import Scenario, expect_scenarios
 from stateset_agents.types.settings import expect
 from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup, by_scenario
+
+if TYPE_CHECKING:
+    from stateset_agents.training.memory_plan import MemoryPlan
 
 _log = get_logger(__name__)
 
@@ -127,6 +130,8 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
         self.reward_fn: RewardFunction = as_reward(reward_fn)
         self._description = dict(description or {})
         self._factory = learner_factory or LearnerFactory()
+        self.memory_plan: MemoryPlan | None = None
+        """The plan of a GPU's memory, from `initialize` on; None on a CPU."""
         self._is_stepping = False
 
     # ------------------------------------------------------------------------------ how it stands
@@ -232,6 +237,24 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
         check_scored(self.reward_fn, self.environment, scenarios)
         return scenarios
 
+    async def _plan_memory(self) -> None:
+        """Plan the memory of a GPU before anything is loaded into it, and adopt what the plan chose.
+
+        Raises ConfigurationError where a phase would not fit.
+        """
+        from stateset_agents.training.memory_plan import gpu_memory, plan_training
+
+        config = self.agent.config
+        gpu = None if config.model_name.startswith("vllm:") else gpu_memory(config.device)
+        if gpu is None or self.agent.is_running or type(self._factory) is not LearnerFactory:
+            return
+        total, others = gpu
+        plan = await in_thread(partial(plan_training, config, self.config, total=total, others=others))
+        _log.info("\n".join(plan.lines()))
+        plan.expect_fitting()
+        self.memory_plan = plan
+        self._config = plan.adopted(self.config)
+
     async def _start_agent(self) -> RunningBackend:
         """Load the model. Raises ConfigurationError for one that these settings cannot train."""
         agent = self.agent
@@ -259,6 +282,7 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
         agent, environment, worker, group = self.agent, self.environment, self._worker, self._group
         scenarios = await self._checked_scenarios()
         order = ScenarioOrder(scenarios, self.config.seed)
+        await self._plan_memory()
         backend = await self._start_agent()
         deterministic = self.deterministic
         config, recommended = self.config.with_recommended(backend.recommended)
@@ -278,7 +302,7 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
                 teacher = await load_teacher(config.distillation, agent, group=group)
                 opened.push_async_callback(teacher.close)
             with exclusive(backend, self._lifecycle):
-                token = object() if is_quantized_training(config) else weights_token(backend)
+                tokens = initial_tokens(backend, is_quantized=is_quantized_training(config))
                 learner = await worker.run(self._factory.make, agent, backend, config, group.processes)
             opened.callback(learner.close)
             engine = ComputationalEngine(
@@ -296,7 +320,7 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
             if teacher is not None:
                 compared["teacher"] = {"weights": teacher.weights}
             identity = Identity(base=learner.fingerprint, scenarios=fingerprint, settings=compared)
-            weights, checkpoints = await self._open_run(learner, config, identity, settings, token=token)
+            weights, checkpoints = await self._open_run(learner, config, identity, settings, tokens=tokens)
             opened.pop_all()
         rollouts = Rollouts(engine, curriculum, weights, group, self._step_event)
         overlapped = OverlappedRollouts(engine, curriculum, weights, self._run_event, self._lifecycle.notify)
@@ -395,7 +419,7 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
             _log.warning("the run folder has no best checkpoint: the agent keeps the last step's weights")
         elif self._state.best.step is not None and self._state.best.step != self.step_number:
             checkpoint = await self._worker.run(load_checkpoint, path)
-            await parts.weights.publish(checkpoint.weights, checkpoint.step)
+            await parts.weights.publish(checkpoint)
 
     async def _broken_off(self, error: BaseException) -> tuple[State, str]:
         if isinstance(error, PeerFailed):
@@ -533,6 +557,8 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
     ) -> dict[str, float]:
         """Metrics of the step's time, memory and engine, over all processes."""
         spent = {**times, **watch.metrics(), **parts.engine.fault_tolerance.metrics()}
+        if self.memory_plan is not None:
+            spent["memory/gpu/predicted_peak_mib"] = self.memory_plan.peak / 2**20
         cost = merge_processes(await self._group.barrier("the metrics", spent))
         sampled = metrics.get("tokens/agent", 0.0) + metrics.get("tokens/branches", 0.0)
         cost["tokens/per_second"] = sampled / cost["time/step"]

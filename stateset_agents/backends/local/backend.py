@@ -16,10 +16,12 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakSet
 
 import torch
 from safetensors import SafetensorError
 
+from stateset_agents.backends.adapters import AdaptedModel, Adapter, give_own_parameters, shapes_of
 from stateset_agents.backends.base import Session, Tokenizer
 from stateset_agents.backends.linears import MatmulPrecision, usable_precision
 from stateset_agents.backends.local.batcher import Batcher, Stats
@@ -97,6 +99,11 @@ class HuggingFaceBackend:
         self._is_updated = False
         served.to(device=device or served.device, dtype=DTYPES[dtype] if dtype else served.dtype)
         self._model: PreTrainedModel = served.eval().requires_grad_(False)
+        self._adapted = AdaptedModel(self._model)
+        self._sharing: WeakSet[PreTrainedModel] = WeakSet()
+        """Models of trainings on this one's parameters."""
+        self.base = object()
+        """Stands for the weights without an adapter: another object whenever they change."""
         self.tokenizer: Tokenizer = tokenizer
         self._hf_tokenizer = tokenizer.hf
         self.pictures = pictures
@@ -136,8 +143,20 @@ class HuggingFaceBackend:
     """Turns wait for one another under deterministic scheduling."""
 
     def model_to_quantize(self) -> PreTrainedModel:
-        """The worker's model: a copy in fp32 may not fit."""
-        return self._model
+        """The worker's model: a copy in fp32 may not fit. With an adapter in use, a copy that has it."""
+        return self._adapted.merged_copy(self._model.dtype) if self._adapted.adapter else self._model
+
+    def share_model(self, fits: Callable[[PreTrainedModel], bool]) -> PreTrainedModel | None:
+        """The model once more, on the same frozen parameters, for a training that changes none of them; None
+        where the model does not fit it, and while an adapter is in use, on which a second one would have to
+        stand."""
+        if self._adapted.adapter or not fits(self._model):
+            return None
+        # The objects, not their storages: an engine that joins weights gives them other storages later.
+        memo = {id(part): part for part in (*self._model.parameters(), *self._model.buffers())}
+        shared = copy.deepcopy(self._model, memo)
+        self._sharing.add(shared)
+        return shared
 
     def master_model(self) -> PreTrainedModel:
         """A copy for training, in at least fp32, of the weights before `dtype` rounded them.
@@ -148,7 +167,9 @@ class HuggingFaceBackend:
         is_exact = self._model.dtype == torch.promote_types(self._model.dtype, torch.float32)
         is_rounded = self._uncast is not None or not is_exact
         master: Any
-        if is_rounded and not self._is_updated and self._uncast is not None:
+        if self._adapted.adapter:
+            master = self._adapted.merged_copy(torch.promote_types(self._model.dtype, torch.float32))
+        elif is_rounded and not self._is_updated and self._uncast is not None:
             master = copy.deepcopy(self._uncast).to(self._model.device)
         elif is_rounded and not self._is_updated and self._reload is not None:
             master = self._reload(self._model.device)
@@ -327,6 +348,10 @@ class HuggingFaceBackend:
             state = await load_in_thread(partial(_read_folder, source, self._model))
         await self._scheduler.run_job(lambda: self._load(state, version))
 
+    async def update_adapter(self, adapter: Adapter, version: int) -> None:
+        """Sample with this adapter beside the weights from the next step on; see `AdapterBackend`."""
+        await self._scheduler.run_job(lambda: self._set_adapter(adapter, version))
+
     async def check_health(self) -> None:
         """Raises BackendError if the worker thread accepts no requests: not started, closed, or broken."""
         self._scheduler.check()
@@ -340,12 +365,13 @@ class HuggingFaceBackend:
     def save_pretrained(self, path: str | Path) -> None:
         """Write model, generation config and tokenizer as transformers' `from_pretrained` reads them.
 
-        The weights are those in use, in the rollouts' dtype; a checkpoint's `model/` has the fp32 masters.
+        The weights are those in use, in the rollouts' dtype, or in fp32 with an adapter merged into them; a
+        checkpoint's `model/` has the fp32 masters.
         Raises BackendError if the folder cannot be written.
         """
         try:
             with suppress_library_logs():
-                self._model.save_pretrained(path)
+                self._saved_model().save_pretrained(path)
                 save_tokenizer(self._hf_tokenizer, path)
                 if self.pictures is not None:
                     self.pictures.save(path)
@@ -354,6 +380,9 @@ class HuggingFaceBackend:
             raise BackendError(
                 f"cannot save the model to {str(path)!r} ({reason}): free the disk or choose another folder"
             ) from error
+
+    def _saved_model(self) -> PreTrainedModel:
+        return self.master_model() if self._adapted.adapter else self._model
 
     async def close(self) -> None:
         """Stop the worker and wait for its thread; pending requests get a BackendError."""
@@ -436,22 +465,31 @@ class HuggingFaceBackend:
     def _load(self, state: Mapping[str, torch.Tensor], version: int) -> None:
         tensors = dict(self._model.named_parameters()) | dict(self._model.named_buffers())
         current = {name: tensors[name] for name in self._model.state_dict() if name in tensors}  # tied: once
-        missing = sorted(set(current) - set(state))
+        missing, shapes = sorted(set(current) - set(state)), shapes_of(state)
         if missing:
             raise BackendError(
                 f"the new weights lack {missing[0]} ({len(missing)} names in all); pass the whole state dict "
                 f"of a {type(self._model).__name__}"
             )
         for name, tensor in current.items():
-            if state[name].shape != tensor.shape:
+            if shapes[name].shape != tensor.shape:
                 raise BackendError(
-                    f"the new weights have {name} of shape {tuple(state[name].shape)}, the model has "
+                    f"the new weights have {name} of shape {tuple(shapes[name].shape)}, the model has "
                     f"{tuple(tensor.shape)}; they come from another architecture"
                 )
+        for shared in self._sharing:
+            give_own_parameters(shared)  # a training stands on these: they stay as they are
+        self._sharing.clear()
         for name, tensor in current.items():
             tensor.copy_(state[name])
         self._batcher.model.refresh()
         self._is_updated = True
+        self.base = object()
+        self._set_adapter({}, version)
+
+    def _set_adapter(self, adapter: Adapter, version: int) -> None:
+        self._adapted.set(adapter)
+        self._batcher.model.set_adapter(self._adapted.adapter)
         self.version = version
         self._batcher.set_version(version)
 

@@ -10,16 +10,16 @@ plain     one conversation at a time with the model's own cache, for all other m
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from stateset_agents.backends.base import EngineInfo
-from stateset_agents.backends.linears import MatmulPrecision, is_available, packing
+from stateset_agents.backends.linears import MatmulPrecision, fp32_forwards, is_available, packing
 from stateset_agents.backends.local.batcher import Batcher
 from stateset_agents.backends.local.slot_table import GenerationRequest, new_request
 from stateset_agents.backends.models.batched import BatchedModel
@@ -43,51 +43,6 @@ if TYPE_CHECKING:
 # window, and compares their log-probs with those of full forwards in fp32. In less than fp32 the model's own
 # forward rounds, too, by how much depends on the processor: there the engine's distance to the fp32 forward
 # is held against the model's own.
-
-
-@contextlib.contextmanager
-def fp32_forwards(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """While open, the forwards of a model whose weights are of `dtype` compute in fp32.
-
-    One layer at a time has its weights widened, so that the memory of a whole copy is not needed.
-    """
-    narrow: dict[nn.Module, list[tuple[nn.Module, dict[str, nn.Parameter | None]]]] = {}
-
-    def wide(value: Any) -> Any:
-        return value.float() if isinstance(value, torch.Tensor) and value.dtype is dtype else value
-
-    def widen(unit: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        narrow[unit] = [(module, dict(module._parameters)) for module in unit.modules()]
-        for module, parameters in narrow[unit]:
-            for name, parameter in parameters.items():
-                if parameter is not None and parameter.dtype is dtype:
-                    module._parameters[name] = nn.Parameter(parameter.float(), requires_grad=False)
-        # What comes before a layer may round to the weights that it had.
-        return tuple(map(wide, args)), {name: wide(value) for name, value in kwargs.items()}
-
-    def restore(unit: nn.Module, *_: Any) -> None:
-        for module, parameters in narrow.pop(unit):
-            module._parameters.update(parameters)
-
-    with contextlib.ExitStack() as hooks:
-        for unit in _units(model):
-            before = unit.register_forward_pre_hook(widen, with_kwargs=True)
-            after = unit.register_forward_hook(restore, always_call=True)
-            hooks.callback(before.remove)
-            hooks.callback(after.remove)
-        yield
-
-
-def _units(module: nn.Module) -> Iterator[nn.Module]:
-    """Layers whole, for their parts may read each other's weights, and what else has weights of its own."""
-    if module._parameters:
-        yield module
-        return
-    for child in module.children():
-        if isinstance(child, nn.ModuleList):
-            yield from child
-        else:
-            yield from _units(child)
 
 
 _UNFIT = (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError)

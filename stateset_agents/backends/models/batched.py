@@ -18,7 +18,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from stateset_agents.backends.linears import fast_linears, head_weight
+from stateset_agents.backends.linears import fast_linears, head_weight, wide_logits
 from stateset_agents.backends.models.slot_store import HeadShape, PackedRows, SlotStore
 from stateset_agents.backends.models.slots import Plan, layer_windows
 from stateset_agents.types.errors import BackendError
@@ -57,7 +57,7 @@ class BatchedModel(SlotStore):
         rows = PackedRows.of(plan, self.device)
         self.begin(plan, rows)
         linears = fast_linears(self._fast_linears, self.precision, wide=head_weight(self.model))
-        with _attending(self.model, self), linears:
+        with _attending(self.model, self), linears, wide_logits(self.model):
             output = self.model(
                 input_ids=rows.tokens[None],
                 position_ids=rows.positions[None],

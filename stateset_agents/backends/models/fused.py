@@ -7,7 +7,7 @@ values are written in place. Logits are computed only for each row's last token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.cache_utils import get_layer_types_and_kwargs
+from transformers.pytorch_utils import Conv1D
 
+from stateset_agents.backends.adapters import Adapter
 from stateset_agents.backends.linears import MatmulPrecision, PackedLinear
 from stateset_agents.backends.models.slot_store import HeadShape, PackedRows, SlotStore
 from stateset_agents.backends.models.slots import Plan
@@ -59,6 +61,9 @@ class FusedModel(SlotStore):
     def __init__(self, model: PreTrainedModel, *, fast_linears: bool = True) -> None:
         """Raises BackendError, with the reason, for a model that it cannot run."""
         self.model = model
+        self._packed = fast_linears
+        self._layers: dict[PackedLinear, Sequence[nn.Module]] = {}
+        """The model's layers that each product stands for."""
         config: Any = model.config
         name = type(model).__name__
         if name not in _LLAMAS and name != _GPT2:
@@ -80,7 +85,7 @@ class FusedModel(SlotStore):
         if name == _GPT2:
             self._embedding: Tensor = inner.wte.weight
             self._learned, self._norm = inner.wpe.weight, inner.ln_f
-            self._blocks = [_gpt2_block(block, fast_linears) for block in inner.h]
+            self._blocks = [_gpt2_block(block, self._stacked) for block in inner.h]
         else:
             rope = config.rope_parameters["rope_type"]
             if rope not in _FIXED_ROPES:
@@ -90,9 +95,9 @@ class FusedModel(SlotStore):
                 inner.rotary_emb,
                 inner.norm,
             )
-            self._blocks = [_llama_block(layer, fast_linears) for layer in inner.layers]
+            self._blocks = [_llama_block(layer, self._stacked) for layer in inner.layers]
         head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers' own
-        self._head = PackedLinear([head.weight], [head.bias], packed=fast_linears)
+        self._head = self._stacked(head, wide=True)
         super().__init__(shape, windows, model.dtype, model.device)
 
     @property
@@ -162,10 +167,21 @@ class FusedModel(SlotStore):
         for linear in self._linears():
             linear.refresh()
 
-    def _linears(self) -> Iterator[PackedLinear]:
-        for block in self._blocks:
-            yield from (block.query_key_value, block.out, block.up, block.down)
-        yield self._head
+    def _linears(self) -> Iterable[PackedLinear]:
+        return self._layers
+
+    def _stacked(self, *layers: Any, wide: bool = False) -> PackedLinear:
+        """The product of linear layers with the same input."""
+        weights = [layer.weight.t() if isinstance(layer, Conv1D) else layer.weight for layer in layers]
+        linear = PackedLinear(weights, [layer.bias for layer in layers], packed=self._packed, wide=wide)
+        self._layers[linear] = layers
+        return linear
+
+    def set_adapter(self, adapter: Adapter) -> None:
+        names = {layer: name for name, layer in self.model.named_modules()}
+        for linear, layers in self._layers.items():
+            parts = [adapter.get(names[layer]) for layer in layers]
+            linear.set_adapter([None if part is None else (part.a, part.b * part.scaling) for part in parts])
 
     def _make_angles(self) -> list[Tensor]:
         """Cosines and sines [columns, 1, size] of every position, by the model's own rotary embedding."""
@@ -198,41 +214,34 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return rotated
 
 
-def _llama_block(layer: Any, packed: bool) -> _Block:
+def _llama_block(layer: Any, stacked: Callable[..., PackedLinear]) -> _Block:
     attention, feed = layer.self_attn, layer.mlp
     return _Block(
         attention_norm=layer.input_layernorm,
-        query_key_value=_stacked(attention.q_proj, attention.k_proj, attention.v_proj, packed=packed),
+        query_key_value=stacked(attention.q_proj, attention.k_proj, attention.v_proj),
         query_norm=getattr(attention, "q_norm", None),
         key_norm=getattr(attention, "k_norm", None),
         scaling=attention.scaling,
-        out=_stacked(attention.o_proj, packed=packed),
+        out=stacked(attention.o_proj),
         feed_norm=layer.post_attention_layernorm,
-        up=_stacked(feed.gate_proj, feed.up_proj, packed=packed),
+        up=stacked(feed.gate_proj, feed.up_proj),
         is_gated=True,
         activation=feed.act_fn,
-        down=_stacked(feed.down_proj, packed=packed),
+        down=stacked(feed.down_proj),
     )
 
 
-def _gpt2_block(block: Any, packed: bool) -> _Block:
-    def linear(conv: Any) -> PackedLinear:  # its weight is [in, out]
-        return PackedLinear([conv.weight.t()], [conv.bias], packed=packed)
-
+def _gpt2_block(block: Any, stacked: Callable[..., PackedLinear]) -> _Block:
     return _Block(
         attention_norm=block.ln_1,
-        query_key_value=linear(block.attn.c_attn),
+        query_key_value=stacked(block.attn.c_attn),
         query_norm=None,
         key_norm=None,
         scaling=block.attn.scaling,
-        out=linear(block.attn.c_proj),
+        out=stacked(block.attn.c_proj),
         feed_norm=block.ln_2,
-        up=linear(block.mlp.c_fc),
+        up=stacked(block.mlp.c_fc),
         is_gated=False,
         activation=block.mlp.act,
-        down=linear(block.mlp.c_proj),
+        down=stacked(block.mlp.c_proj),
     )
-
-
-def _stacked(*linears: nn.Linear, packed: bool) -> PackedLinear:
-    return PackedLinear([layer.weight for layer in linears], [layer.bias for layer in linears], packed=packed)

@@ -296,7 +296,11 @@ class SlotStore(EngineBase):
         slots = self._tensor(plan.slots)
         self._count, padded = rows.count, len(rows.tokens)
         positions = rows.positions[: rows.count]
-        self._slots = slots.repeat_interleave(self._tensor(plan.lengths)) if plan.lengths.max() > 1 else slots
+        self._slots = (
+            slots.repeat_interleave(self._tensor(plan.lengths), output_size=rows.count)
+            if plan.lengths.max() > 1
+            else slots
+        )
         self._positions = positions
         self._decodes = bool(plan.lengths.max() == 1)
         if not self._decodes:

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
 
-from stateset_agents.backends.linears import MatmulPrecision, fast_linears, head_weight
+from stateset_agents.backends.adapters import Adapter
+from stateset_agents.backends.linears import MatmulPrecision, fast_linears, head_weight, wide_logits
 from stateset_agents.types.errors import BackendError
 from stateset_agents.types.images import PixelValues
 
@@ -72,13 +73,18 @@ class EngineBase:
     def refresh(self) -> None:
         """Drop what was computed from the weights; this model keeps nothing of the kind."""
 
+    def set_adapter(self, adapter: Adapter) -> None:
+        """The model's own layers add it."""
+
     def full_logits(self, ids: torch.Tensor, pixels: Sequence[PixelValues] = ()) -> torch.Tensor:
         """Logits [T, V] of one row of ids [T], by the model's own forward without a cache."""
         if pixels:
             raise BackendError("this engine reads no pictures; leave engine at auto")
         mask = torch.ones_like(ids[None])  # without it, a pad id among the ids causes a warning
-        logits: torch.Tensor = self.model(input_ids=ids[None], attention_mask=mask, use_cache=False).logits
-        return logits[0]
+        with wide_logits(self.model):
+            output: Any = self.model(input_ids=ids[None], attention_mask=mask, use_cache=False)
+        logits: torch.Tensor = output.logits[0]
+        return logits
 
 
 class CachedModel(Protocol):
@@ -134,6 +140,9 @@ class CachedModel(Protocol):
 
     def refresh(self) -> None:
         """Drop copies derived from the weights: the weights changed in place, or memory is to be freed."""
+
+    def set_adapter(self, adapter: Adapter) -> None:
+        """Add the adapter, which the model's own layers have, where a forward does not go through them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +247,10 @@ class SlotModel(EngineBase):
             kind: self._mask(layout.position_ids, layout.width, kind, window)
             for kind, window in set(self.layer_types)
         }
-        with fast_linears(self._fast_linears, self.precision, wide=head_weight(self.model)):
+        with (
+            fast_linears(self._fast_linears, self.precision, wide=head_weight(self.model)),
+            wide_logits(self.model),
+        ):
             output = self.model(
                 input_ids=layout.input_ids,
                 position_ids=layout.position_ids,

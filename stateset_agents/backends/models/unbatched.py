@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from stateset_agents.backends.linears import fast_linears, head_weight
+from stateset_agents.backends.linears import fast_linears, head_weight, wide_logits
 from stateset_agents.backends.models.slots import EngineBase, Ints, Plan
 from stateset_agents.backends.pretrained.pictures import NEVER, place_id_of, stacked
 from stateset_agents.types.errors import BackendError
@@ -71,7 +71,7 @@ class UnbatchedModel(EngineBase):
     def forward(self, plan: Plan) -> torch.Tensor:
         logits, end = [], 0
         pixels = plan.pixels or [()] * len(plan.slots)
-        with fast_linears(False, self.precision, wide=head_weight(self.model)):
+        with fast_linears(False, self.precision, wide=head_weight(self.model)), wide_logits(self.model):
             for slot, start, length, seen in zip(plan.slots, plan.starts, plan.lengths, pixels, strict=True):
                 end += int(length)
                 new = torch.from_numpy(plan.tokens[end - int(length) : end]).to(self.device)
@@ -161,7 +161,8 @@ class PicturedModel(UnbatchedModel):
 
     def full_logits(self, ids: torch.Tensor, pixels: Sequence[PixelValues] = ()) -> torch.Tensor:
         mask = torch.ones_like(ids[None])
-        output: Any = self.model(**self._inputs(ids, 0, pixels), attention_mask=mask, use_cache=False)
+        with wide_logits(self.model):
+            output: Any = self.model(**self._inputs(ids, 0, pixels), attention_mask=mask, use_cache=False)
         logits: torch.Tensor = output.logits[0].clone()
         logits[:, self._place_id] = NEVER
         return logits

@@ -385,6 +385,24 @@ def load_tokenizer(name: str) -> HuggingFaceTokenizer:
     return HuggingFaceTokenizer(tokenizer, extra_eos_ids=eos_ids_of(parts))
 
 
+def load_config(name: str) -> Any:
+    """The config of a model, without its weights; `name` as for `load_backend`.
+
+    Raises ConfigurationError where there is none.
+    """
+    from transformers import AutoConfig
+
+    where = model_folder(name)
+    source, more = _source_of(where)
+    try:
+        with loading():
+            return AutoConfig.from_pretrained(source, **more)
+    except unreadable() as error:
+        raise ConfigurationError(
+            f"cannot load a config from {where!r} ({_why(where, 'config', error)}"
+        ) from error
+
+
 def reload_model(name: str, device: torch.device) -> PreTrainedModel:
     """Load the model again, in fp32."""
     return load_model_and_tokenizer(name, device=str(device), dtype="fp32")[0]

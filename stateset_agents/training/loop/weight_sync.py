@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
-import torch
-
-from stateset_agents.backends.base import SharedBackend, exclusive, new_weights, weights_token
+from stateset_agents.backends.base import (
+    AdapterBackend,
+    Backend,
+    SharedBackend,
+    exclusive,
+    new_weights,
+    weights_token,
+)
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.model_card import Origin
+from stateset_agents.runs.checkpoint_files import Checkpoint
 from stateset_agents.runtime.tasks import Worker, shielded
 from stateset_agents.training.loop.run_state import RunState
 from stateset_agents.training.processes import ProcessGroup
 from stateset_agents.training.update.protocol import PolicyLearner
+
+
+def initial_tokens(backend: Backend, *, is_quantized: bool) -> tuple[object, object]:
+    """`token` and `base` of a `WeightSync` whose learner begins with the backend's weights, or with quantised
+    ones, which the backend never had."""
+    if is_quantized:
+        return object(), None
+    return weights_token(backend), backend.base if isinstance(backend, AdapterBackend) else None
 
 
 @dataclass
@@ -30,14 +43,15 @@ class WeightSync:
     run: Path
     """The run folder, for the origin of the agent's weights."""
     _: KW_ONLY
-    is_live: bool
-    """True where `learner.weights` returns its live tensors, False where it merges an adapter or gathers
-    shards."""
+    is_sharded: bool
+    """True where each process has a part of the weights."""
     owner: object
     """The trainer, as `exclusive` takes it."""
     token: object
     """Identity of the weights that were pushed last; at first of those that the learner began with, a new
     object where the backend never had them."""
+    base: object
+    """The backend's `base` while that is the learner's, below an adapter; else None."""
     versions: list[int] = field(default_factory=lambda: [0], init=False)
     """Versions of the policies so far, ascending."""
 
@@ -56,9 +70,7 @@ class WeightSync:
         self._pin_date(state)
         await self.group.barrier("the hand-over of the weights")
         self.token = object()  # a push that fails leaves unknown weights: the next one pushes again
-        # Merging adapters and gathering shards take a while, so the worker does it.
-        weights = self.learner.weights() if self.is_live else await self.worker.run(self.learner.weights)
-        self.token = await self._update_backend(weights, state.version)
+        self.token = await self._update_backend(state.version)
         self.versions = [*(earlier for earlier in self.versions if earlier < state.version), state.version]
         self.name_origin(state.step)
 
@@ -73,22 +85,36 @@ class WeightSync:
         if state.template_date is not None:
             self.agent.pin_date(datetime.date.fromisoformat(state.template_date))
 
-    async def publish(self, weights: Mapping[str, torch.Tensor], step: int) -> None:
+    async def publish(self, checkpoint: Checkpoint) -> None:
         """Let the agent sample with the weights of a checkpoint; the learner keeps its own."""
-        await self._update_backend(weights, step)
-        self.name_origin(step)
+        await self._update_backend(checkpoint.step, checkpoint)
+        self.name_origin(checkpoint.step)
 
     def name_origin(self, step: int) -> None:
         """Note where the agent's weights come from, for its model card."""
         base = self.learner.base.name_or_path
         self.agent.origin = Origin(base=base, run=self.run, step=step)
 
-    async def _update_backend(self, weights: Mapping[str, torch.Tensor], version: int) -> object:
-        """Returns the token of the new weights. The first process updates a server that all of them share."""
+    async def _update_backend(self, version: int, checkpoint: Checkpoint | None = None) -> object:
+        """Hand over the learner's weights, or a checkpoint's; returns the token of the new ones. The first
+        process updates a server that all of them share."""
         backend = self.agent.backend
         shared = backend if isinstance(backend, SharedBackend) else None
-        if self.group.processes.is_first or shared is None:
-            await backend.update_weights(weights, version)
+        adapter = self.learner.adapter(None if checkpoint is None else checkpoint.optimizer)
+        if adapter is not None and isinstance(backend, AdapterBackend):
+            if backend.base is not self.base:  # it had none of ours, or another trainer's weights
+                await backend.update_weights(self.learner.base_weights(), version)
+                self.base = backend.base
+            await backend.update_adapter(adapter, version)
+        else:
+            if checkpoint is not None:
+                weights = checkpoint.weights
+            elif self.is_sharded:  # all processes gather their shards, which takes a while
+                weights = await self.worker.run(self.learner.weights)
+            else:
+                weights = self.learner.weights()
+            if self.group.processes.is_first or shared is None:
+                await backend.update_weights(weights, version)
         if shared is not None and not self.group.processes.is_alone:
             in_use = await self.group.barrier("the weights in use", shared.weights_in_use())
             shared.follow(in_use[0])

@@ -69,7 +69,7 @@ class Head:
     """Precision of the gradient's products."""
     rounds_logits: bool = False
     """True where hidden states and weight are rounded to bf16 for the logits, too. Only where
-    `sums_in_fp32()`; `precision` is "medium" then."""
+    products of bf16 are summed in fp32; `precision` is "medium" then."""
 
 
 @torch.no_grad()
@@ -174,12 +174,14 @@ def _distributions(
 ) -> tuple[Tensor, TokenScores]:
     """[C, V] probabilities of C tokens, and the scores of their targets. `weight`: the head's, rounded where
     `rounds_logits`."""
-    scaled = hidden / head.temperature
     bias = None if head.bias is None else head.bias / head.temperature
     if isinstance(weight, Tensor):
-        logits = F.linear(scaled, weight, bias)
+        logits = F.linear(hidden / head.temperature, weight, bias)
     else:
-        logits = wide_product(scaled.bfloat16(), weight[0])
+        if head.weight.dtype is torch.bfloat16:  # hidden states come in bf16, as the sampler multiplies them
+            logits = wide_product(hidden.bfloat16(), weight[0]).div_(head.temperature)
+        else:
+            logits = wide_product((hidden / head.temperature).bfloat16(), weight[0])
         logits = logits if bias is None else logits.add_(bias)
     scores = []
     size = _cached_rows(logits)

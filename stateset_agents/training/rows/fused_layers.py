@@ -15,6 +15,7 @@ fit the processor's cache.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from stateset_agents.backends.linears import wide_product
+from stateset_agents.backends.linears import fp32_forwards, wide_product
 from stateset_agents.training.rows.layout import Layout, packed_layouts
 from stateset_agents.training.rows.packed_attention import Packing, packed_attention, use_packed_attention
 
@@ -316,7 +317,10 @@ def why_not_packed(trunk: Any) -> str | None:
     modes = [(module, module.training) for module in trunk.modules()]
     trunk.eval()
     try:
-        difference = max(_differences(trunk, _rows(config), lambda layout: _forwarded(trunk, layout)))
+        dtype = next(trunk.parameters()).dtype
+        is_half = dtype in (torch.bfloat16, torch.float16)  # both would round, each in its own way
+        with fp32_forwards(trunk, dtype) if is_half else contextlib.nullcontext():
+            difference = max(_differences(trunk, _rows(config), lambda layout: _forwarded(trunk, layout)))
     except Exception as error:  # the model's own code, called in a way that it may not know
         return f"{type(trunk).__name__} refuses them: {type(error).__name__}"
     finally:

@@ -144,8 +144,9 @@ class PassSettings(Settings):
     """Autocast of the update, master weights stay fp32; auto is bf16 on GPUs that have it and, for models of
     100 million parameters and more, on CPUs with AMX, else fp32. The aliases bf16=True, fp16=True and use_amp
     are accepted."""
-    gradient_checkpointing: bool = False
-    """Recompute activations to save memory."""
+    gradient_checkpointing: Literal["auto"] | bool = "auto"
+    """Recompute activations in the backward pass to save memory. auto: on a GPU where a pass of 8192 tokens
+    would not fit otherwise; never on a CPU."""
     dropout: bool = False
     """Leave the model's own dropout on in updates. Rollouts have none, so the ratio of the first pass is then
     not 1 and may be clipped."""
@@ -204,10 +205,18 @@ class UpdateSettings(PassSettings):
         description=f"{_CONSTANT}'s constant: agent tokens of a full trajectory. Far above that, "
         "gradients are so small that max_grad_norm never clips.",
     )
-    importance_cap: float | None = Field(default=None, gt=0.0)
-    """Tokens of another policy than the one the ratio is taken to (stale ones, those of half-precision
-    rollouts) get the weight pi_old / pi_sampler, at most this much. None: 2 with max_staleness, else no
-    weight."""
+    importance: Literal["auto", "none", "token", "sequence"] = "auto"
+    """Importance weights pi_old / pi_sampler where the log-probs of rollouts are not those of the update: in
+    half precision, from a server, of stale conversations. They are of each token, which leaves little of a
+    systematic gap's bias and adds no noise, or of each conversation, which leaves none and grows noisy with
+    its length. auto: of conversations while the noise is small (the root mean square of the last step's gaps
+    times the square root of a conversation's tokens is at most .3), else of tokens. See docs/overlap.md."""
+    importance_cap: float | None = Field(
+        default=None,
+        gt=0.0,
+        validation_alias=AliasChoices("importance_cap", "vllm_importance_sampling_clip_max"),
+    )
+    """The largest importance weight. None: 2 for a token, 5 for a conversation."""
     entropy_coef: float = Field(
         default=0.0,
         ge=0.0,

@@ -51,4 +51,5 @@ class SFTConfig(RunSettings, PassSettings, OptimizerSettings):
         names = ("seed", "per_device_train_batch_size", *OptimizerSettings.model_fields)
         shared: dict[str, Any] = {name: getattr(self, name) for name in (*names, *PassSettings.model_fields)}
         steps = self.num_steps(num_conversations)
+        shared["importance"] = "none"  # nobody sampled them
         return TrainingConfig(**shared, max_steps=steps, loss_type=LIKELIHOOD_LOSS, beta=0.0)

@@ -19,7 +19,6 @@ from stateset_agents.backends.base import (
     TrainableBackend,
     exclusive,
     picture_reader,
-    weights_token,
 )
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.sources.datasets import Chats
@@ -34,7 +33,7 @@ from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.training.agent_session import AgentSession
 from stateset_agents.training.loop.checkpointer import Checkpointer
 from stateset_agents.training.loop.run_state import RunState
-from stateset_agents.training.loop.weight_sync import WeightSync
+from stateset_agents.training.loop.weight_sync import WeightSync, initial_tokens
 from stateset_agents.training.sft.demonstrations import (
     Demonstrations,
     DemonstrationSource,
@@ -182,7 +181,7 @@ class SFTTrainer(AgentSession[SFTConfig]):
             )
 
         with exclusive(backend, self._lifecycle):
-            token = object() if is_quantized_training(training) else weights_token(backend)
+            tokens = initial_tokens(backend, is_quantized=is_quantized_training(training))
             learner = await worker.run(make_learner)
         agent_settings = agent.config.model_dump(mode="json")
         identity = Identity(
@@ -196,7 +195,7 @@ class SFTTrainer(AgentSession[SFTConfig]):
             "conversations": _source(self._conversations),
             "sft": config.model_dump(mode="json"),
         }
-        weights, checkpoints = await self._open_run(learner, training, identity, settings, token=token)
+        weights, checkpoints = await self._open_run(learner, training, identity, settings, tokens=tokens)
         return Parts(
             demonstrations=demonstrations,
             backend=backend,
@@ -293,7 +292,7 @@ class SFTTrainer(AgentSession[SFTConfig]):
         path = best_checkpoint(self.run.checkpoints)
         if path is not None:
             checkpoint = await self._worker.run(load_checkpoint, path)
-            await parts.weights.publish(checkpoint.weights, checkpoint.step)
+            await parts.weights.publish(checkpoint)
 
     # ------------------------------------------------------------------------------ checkpoints, the end
 

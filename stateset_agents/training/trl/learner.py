@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from stateset_agents.algorithms.policy_losses import LOSSES
+from stateset_agents.backends.adapters import Adapter
 from stateset_agents.backends.base import RunningBackend, TrainableBackend, picture_reader
 from stateset_agents.backends.linears import MatmulPrecision
 from stateset_agents.backends.pretrained.load_lock import loading
@@ -38,7 +39,13 @@ from stateset_agents.training.trl.settings import TrlSettings, check_mappable, g
 from stateset_agents.training.update.batch import ConversationRow, Sample
 from stateset_agents.training.update.critic import ActorCritic, Critic, make_critic
 from stateset_agents.training.update.factory import LearnerFactory, is_quantized_training, trainable_copy
-from stateset_agents.training.update.lora import base_of, lora_config, size_for_auto, write_model_files
+from stateset_agents.training.update.lora import (
+    base_of,
+    lora_config,
+    plain_weights,
+    size_for_auto,
+    write_model_files,
+)
 from stateset_agents.training.update.protocol import Learned, Weights, not_finite
 from stateset_agents.training.update.weight_store import AdapterWeights, FullWeights
 from stateset_agents.types.errors import CheckpointError, ConfigurationError
@@ -125,7 +132,7 @@ class TrlLearner(ActorCritic):
         self._cuts_after_first_token = _left_padding_matters(self.base)
         """True where a prompt is cut to one token, so that TRL pads nothing on the left."""
         self.critic = _critic(self.base, config)
-        self.fingerprint = fingerprint(self.weights())
+        self.fingerprint = fingerprint(self.base_weights() if config.lora else self.weights())
 
     # ------------------------------------------------------------------------------ learning
 
@@ -242,8 +249,14 @@ class TrlLearner(ActorCritic):
 
     # ------------------------------------------------------------------------------ weights and checkpoints
 
-    def weights(self) -> dict[str, Tensor]:
+    def weights(self) -> Mapping[str, Tensor]:
         return self._store.weights()
+
+    def adapter(self, state: Mapping[str, Any] | None = None) -> Adapter | None:
+        return self._store.adapter(None if state is None else state["optimizer"], self._trained())
+
+    def base_weights(self) -> Mapping[str, Tensor]:
+        return plain_weights(self.model, {})
 
     def write_model_files(self, path: Path) -> None:
         write_model_files(self.model, path, dtype=self.base.config.dtype)

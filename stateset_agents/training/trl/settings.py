@@ -71,6 +71,7 @@ REFUSED: Mapping[str, str] = {
     "advantage_skip": f"TRL's loss has all tokens: leave it at 0, {_BY_US}",
     "group_sizes": f"TRL's groups are of one size: leave it at fixed, {_BY_US}",
     "log_learner_logprobs": f"TRL's passes keep theirs: leave it out, {_BY_US}",
+    "importance": f"TRL's weights have another form: leave it at auto, {_BY_US}",
     "importance_cap": f"TRL's weights have another form: leave it out, {_BY_US}",
     "entropy_coef": f"TRL averages its bonus in another way than its loss: leave it at 0, {_BY_US}",
     "kl_estimator": f"TRL has k3 only: leave it out, {_BY_US}",
@@ -157,7 +158,7 @@ def _clips(config: TrainingConfig) -> tuple[float, float]:
 
 
 _SAME_NAMES = (
-    *("num_generations", "num_iterations", "gradient_accumulation_steps", "gradient_checkpointing"),
+    *("num_generations", "num_iterations", "gradient_accumulation_steps"),
     *("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "max_grad_norm", "temperature"),
 )
 """Settings that TRL has by the same names."""
@@ -185,6 +186,7 @@ def grpo_arguments(
     return {
         **settings.options,
         **{name: getattr(config, name) for name in _SAME_NAMES},
+        "gradient_checkpointing": config.gradient_checkpointing is True,
         "output_dir": folder,
         "seed": config.seed % 2**32,  # numpy's generators take no more
         "use_cpu": device.type == "cpu",

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 
-from stateset_agents.backends.base import RunningBackend, TrainableBackend, picture_reader
+from stateset_agents.backends.base import AdapterBackend, RunningBackend, TrainableBackend, picture_reader
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.runs.optimizer import autocast_dtype
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.processes import Processes
 from stateset_agents.training.update.learner import Learner
-from stateset_agents.training.update.lora import quantized_copy
+from stateset_agents.training.update.lora import quantized_copy, size_for_auto
 from stateset_agents.training.update.protocol import PolicyLearner
 
 
@@ -22,18 +23,31 @@ def is_quantized_training(config: TrainingConfig) -> bool:
 
 
 def trainable_copy(backend: TrainableBackend, config: TrainingConfig) -> tuple[Any, bool]:
-    """A copy of the backend's model in fp32, or quantised under an adapter; and are the log-probs of the
-    backend's rollouts exactly those of an update on it?
+    """A model to train, and whether the log-probs of the backend's rollouts are exactly those of an update
+    on it.
+
+    The model is a copy of the backend's in fp32; to put an adapter on, a quantised one where that is asked
+    for, and the backend's own weights where the update computes in their dtype or in less.
 
     Raises ConfigurationError where the library for quantised layers is missing.
     """
     if config.lora is None or config.lora.quantization is None:
-        return backend.master_model(), backend.is_exact
+        shared = None
+        if config.lora is not None and isinstance(backend, AdapterBackend):
+            shared = backend.share_model(partial(_computes_in, config, backend))
+        return backend.master_model() if shared is None else shared, backend.is_exact
     source = backend.model_to_quantize()
     compute = autocast_dtype(config.precision, source.device) or torch.float32
     model = quantized_copy(source, config.lora.quantization, compute=compute)
     # 8 bits may round activations, too, which rollouts do not.
     return model, backend.is_exact and config.lora.quantization == "4bit"
+
+
+def _computes_in(config: TrainingConfig, backend: TrainableBackend, model: Any) -> bool:
+    """True if an update of these settings computes in the dtype of the model's weights, or in less."""
+    size = size_for_auto(model, config, backend.matmul_precision)
+    computed = autocast_dtype(config.precision, model.device, size) or torch.float32
+    return torch.promote_types(computed, model.dtype) is model.dtype
 
 
 class LearnerFactory:

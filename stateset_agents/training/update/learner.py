@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from stateset_agents.algorithms.kl_settings import create_kl_controller
 from stateset_agents.algorithms.losses import Denominators, Metrics
 from stateset_agents.algorithms.policy_losses import LOSSES
+from stateset_agents.backends.adapters import Adapter
 from stateset_agents.backends.linears import MatmulPrecision
 from stateset_agents.backends.pretrained.pictures import PictureReader
 from stateset_agents.runs.optimizer import Optimization, StepResult, autocast_dtype
@@ -35,6 +36,7 @@ from stateset_agents.training.update.critic import ActorCritic, make_critic
 from stateset_agents.training.update.lora import (
     add_adapter,
     freeze_vision,
+    plain_weights,
     size_for_auto,
     write_model_files,
 )
@@ -133,7 +135,7 @@ class Learner(ActorCritic):
         ids = [row.token_ids for _, row in rows]
         conversations = [conversation for conversation, _ in rows]
         units = None
-        if LOSSES[config.loss_type].level == "sequence":  # a ratio needs all tokens of a conversation
+        if self._objective.needs_whole_conversations:
             units = units_of_conversations(ids, conversations)
         elif self.policy.packs:
             most = config.micro_batch_tokens or min(_MOST_TOGETHER, _TOGETHER * self._pass_tokens)
@@ -172,8 +174,15 @@ class Learner(ActorCritic):
         if self.reference is not None:
             self.reference.temperature = temperature
 
-    def weights(self) -> dict[str, Tensor]:
+    def weights(self) -> Mapping[str, Tensor]:
         return self._store.weights()
+
+    def adapter(self, state: Mapping[str, Any] | None = None) -> Adapter | None:
+        optimizer = None if state is None else state["optimizer"]
+        return self._store.adapter(optimizer, self.optimization.trained_parameters)
+
+    def base_weights(self) -> Mapping[str, Tensor]:
+        return plain_weights(self.policy.model, {})
 
     def write_model_files(self, path: Path) -> None:
         write_model_files(self.policy.model, path, dtype=self.policy.dtype)
@@ -196,6 +205,7 @@ class Learner(ActorCritic):
         metrics = {"batch/left_out": float(len(samples) - len(trained))}
         if not trained:
             return Learned(metrics | {"batch/micro_batches": 0.0, "optimizer/skipped": 1.0})
+        self._objective.begin(float(lengths(trained).float().mean()))
         ids = [[row.token_ids for row in sample.rows] for sample in trained]
         # Tokens that go through the model for each sample, were it laid out alone.
         sizes = [num_distinct_tokens(rows) if self.policy.packs else sum(map(len, rows)) for rows in ids]
@@ -264,6 +274,7 @@ class Learner(ActorCritic):
                 f"beta {coefficient} needs a reference: train with beta > 0 and use_reference_model true"
             )
         denominators = Denominators.of(lengths(samples), max_length=self.config.loss_length)
+        self._objective.begin(float(lengths(samples).float().mean()))
         prepared, _ = self._objective.prepare(self._micro_batches(samples), coefficient)
         set_mode(self.policy.model, dropout=False)
         outputs = [self._objective.loss(batch, denominators, coefficient) for batch in prepared]
@@ -321,7 +332,7 @@ class Learner(ActorCritic):
         self.kl = kl
         self.midway = False
         metrics = {
-            **numbers,
+            **self._objective.measure(numbers),
             "policy/first_ratio_max": ratios[0],
             "optimizer/grad_norm": results[-1].grad_norm,
             "optimizer/learning_rate": results[-1].learning_rate,
@@ -361,7 +372,8 @@ class Learner(ActorCritic):
     def state(self) -> dict[str, Any]:
         state = self.optimization.state()
         optimizer = self._store.optimizer_state(state["optimizer"], self.optimization.trained_parameters)
-        return {**state, "optimizer": optimizer, "kl": {"beta": self.kl.beta}}
+        importance = {"mismatch_rms": self._objective.mismatch_rms}
+        return {**state, "optimizer": optimizer, "kl": {"beta": self.kl.beta}, "importance": importance}
 
     def contribute_shards(self) -> None:
         self._store.contribute_shards(self.optimization.state()["optimizer"])
@@ -371,6 +383,7 @@ class Learner(ActorCritic):
         self.restore_critic(critic)
         self.optimization.load({**state, "optimizer": optimizer})
         self.kl = replace(self.kl, beta=state["kl"]["beta"])
+        self._objective.mismatch_rms = state.get("importance", {}).get("mismatch_rms")
 
 
 def _trainable_policy(
@@ -392,6 +405,6 @@ def _trainable_policy(
         precision=precision,
         place_id=None if pictures is None else pictures.place_id,
     )
-    if config.gradient_checkpointing:
+    if config.gradient_checkpointing is True:
         policy.recompute_activations()
     return policy

@@ -15,11 +15,13 @@ import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from stateset_agents.backends.adapters import Adapter, LayerAdapter, LazyWeights, identity, is_transposed
 from stateset_agents.backends.linears import MatmulPrecision
 from stateset_agents.backends.pretrained.pictures import vision_tower
 from stateset_agents.core.model_card import shared_name
@@ -138,11 +140,15 @@ def load_trainable_state(state: Mapping[str, Any], trained: Sequence[Tensor]) ->
     return {**state, "state": {index: entry for index, entry in states.items() if entry}}
 
 
-def _check_targets(targets: tuple[str, ...], model: PreTrainedModel) -> None:
-    from transformers.pytorch_utils import Conv1D
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) or is_transposed(module)
 
+
+def _check_targets(targets: tuple[str, ...], model: PreTrainedModel) -> None:
     layers = {
-        name: module for name, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D))
+        name: module
+        for name, module in model.named_modules()
+        if (isinstance(module, nn.Linear) or is_transposed(module))
     }
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers
     names = sorted({name.rpartition(".")[2] for name, layer in layers.items() if layer is not head})
@@ -156,32 +162,64 @@ def _check_targets(targets: tuple[str, ...], model: PreTrainedModel) -> None:
             )
 
 
-def merged_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict of the model without peft's wrapping, its active adapters added to the layers' weights;
-    quantised layers are in fp32.
+def adapter_of(model: Any, saved: Mapping[Tensor, Tensor] = MappingProxyType({})) -> Adapter:
+    """The adapter that `add_adapter` put into a model, as samplers take it: the live tensors, or the `saved`
+    one in place of each."""
+    adapter: dict[str, LayerAdapter] = {}
+    for name, layer in base_of(model).named_modules():
+        for active in layer.active_adapters if hasattr(layer, "get_delta_weight") else ():
+            a, b = (factor[active].weight for factor in (layer.lora_A, layer.lora_B))
+            adapter[name] = LayerAdapter(saved.get(a, a), saved.get(b, b), layer.scaling[active])
+    return adapter
 
-    The wrapped model's own tensors are not touched: merging in place and back would round them each time.
-    A plain model's state dict is returned as it is.
+
+def plain_weights(model: Any, adapter: Adapter) -> LazyWeights:
+    """The weights of a frozen model in fp32 by the names of one without peft's wrapping, with an adapter in
+    them; quantised layers are W_q's.
+
+    Layers are merged one by one as they are read. The wrapped model's own tensors are not touched: merging in
+    place and back would round them each time.
     """
     base = base_of(model)
-    state = {name: tensor.detach() for name, tensor in base.state_dict().items()}
+    tensors = {name: tensor.detach() for name, tensor in base.state_dict().items() if ".lora_" not in name}
+    layers: dict[str, Any] = {}
     for name, layer in base.named_modules():
+        plain_name = name.replace(".base_layer", "")
         if is_quantized(layer):  # its weight in place of W_q and its scales
-            for key in [key for key in state if key.startswith(f"{name}.") and key != f"{name}.bias"]:
-                del state[key]
-            state[f"{name}.weight"] = dequantized_weight(layer)
-    weights = {
-        name.replace(".base_layer.", "."): tensor for name, tensor in state.items() if ".lora_" not in name
-    }
-    with torch.no_grad():
-        for name, layer in base.named_modules():
-            adapters = layer.active_adapters if hasattr(layer, "get_delta_weight") else ()
-            for adapter in adapters:
-                weight, change = weights[f"{name}.weight"], layer.get_delta_weight(adapter)
-                if getattr(layer.get_base_layer(), "was_conv1d", False):
-                    change = change.t()
-                weights[f"{name}.weight"] = weight + change.to(weight.dtype)
-    return weights
+            for key in [key for key in tensors if key.startswith(f"{name}.") and key != f"{name}.bias"]:
+                del tensors[key]
+            shape = (layer.in_features, layer.out_features)[:: 1 if layer.was_conv1d else -1]
+            tensors[f"{name}.weight"] = torch.empty(shape, device="meta")
+        if is_quantized(layer) or (plain_name in adapter and not hasattr(layer, "get_base_layer")):
+            layers[f"{plain_name}.weight"] = layer
+    weights = {name.replace(".base_layer.", "."): tensor for name, tensor in tensors.items()}
+    shapes = {identity(tensor): _in_fp32(tensor) for tensor in weights.values()}
+
+    def make(name: str) -> Tensor:
+        layer = layers.get(name)
+        weight = dequantized_weight(layer) if layer is not None and is_quantized(layer) else weights[name]
+        factors = adapter.get(name.removesuffix(".weight"))
+        if factors is None or layer is None:
+            return weight.to(like[name].dtype)
+        transposed = getattr(layer, "was_conv1d", is_transposed(layer))
+        return factors.merged(weight, is_transposed=transposed)
+
+    like = {name: shapes[identity(tensor)] for name, tensor in weights.items()}
+    return LazyWeights(like, make)
+
+
+def _in_fp32(tensor: Tensor) -> Tensor:
+    """A tensor of this shape in at least fp32, without data where it is in less."""
+    dtype = torch.promote_types(tensor.dtype, torch.float32) if tensor.is_floating_point() else tensor.dtype
+    return tensor if dtype is tensor.dtype else torch.empty(tensor.shape, dtype=dtype, device="meta")
+
+
+def merged_weights(model: Any) -> Mapping[str, Tensor]:
+    """The weights of a model by the names of one without peft's wrapping, its adapter added, in fp32; a model
+    without one gives its state dict, the live tensors."""
+    if not hasattr(model, "peft_config"):
+        return {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    return plain_weights(model, adapter_of(model))
 
 
 # The vision encoder of a model that reads pictures: left as it is where a training says so.
@@ -233,11 +271,11 @@ def quantized_copy(model: Any, bits: Bits, *, compute: torch.dtype = torch.float
 
     Raises ConfigurationError where bitsandbytes is missing.
     """
-    from transformers.pytorch_utils import Conv1D
-
     library = require_bitsandbytes()
     head = model.get_output_embeddings()
-    layers = [module for module in model.modules() if isinstance(module, (nn.Linear, Conv1D))]
+    layers = [
+        module for module in model.modules() if (isinstance(module, nn.Linear) or is_transposed(module))
+    ]
     memo = {id(layer): _quantize(library, layer, bits, compute) for layer in layers if layer is not head}
     quantized = copy.deepcopy(model, memo)  # which takes these layers where it would copy the model's
     setattr(quantized, f"is_loaded_in_{bits}", True)  # by which peft knows that it has such layers

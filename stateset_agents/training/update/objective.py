@@ -5,7 +5,8 @@ Called by the learner, in the trainer's worker thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,6 +16,7 @@ from stateset_agents.algorithms.losses import (
     Denominators,
     LossInputs,
     Metrics,
+    WeightLevel,
     entropy_loss,
     kl_rewards,
     policy_loss,
@@ -27,12 +29,20 @@ from stateset_agents.training.rows.parallel_passes import ParallelPasses
 from stateset_agents.training.update.batch import MicroBatch
 from stateset_agents.training.update.policy import Policy
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.logs import get_logger
 from stateset_agents.types.trajectory import TokenLogprobs
+
+_log = get_logger(__name__)
 
 _MISMATCH = "policy/rollout_mismatch"
 """The largest difference between the log-probs that rollouts stored and pi_old's."""
-_IMPORTANCE_CAP = 2.0
-"""The largest weight of a stale token, where the settings name none."""
+_CAPS: Mapping[WeightLevel, float] = {"token": 2.0, "sequence": 5.0}
+"""The largest importance weight, where the settings name none."""
+_QUIET = 0.3
+"""The largest deviation of a conversation's log weight at which its weight is taken: its noise is 1.05 times
+that without weights."""
+_LOUD = 0.15
+"""The root mean square of gaps from which no weight helps."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,27 +67,67 @@ class Objective:
         exact_logprobs: bool,
         passes: ParallelPasses,
     ) -> None:
-        """`exact_logprobs` as of `Learner`. Raises ConfigurationError for an importance_cap without use."""
+        """`exact_logprobs` as of `Learner`. Raises ConfigurationError for importance weights without use."""
         self._passes = passes
         self.config = config
         self.policy = policy
         self.reference = reference
         self._recompute_old = not exact_logprobs or policy.autocast is not None or config.max_staleness > 0
-        self._importance_cap = config.importance_cap
-        if config.max_staleness and config.importance_cap is None:
-            self._importance_cap = _IMPORTANCE_CAP
-        if self._importance_cap is not None and not self._recompute_old:
-            raise ConfigurationError(
-                f"importance_cap {self._importance_cap:g} would correct twice for who sampled: without "
-                "staleness and with fp32 rollouts the clipped ratio is to that policy already; leave "
-                "importance_cap out"
-            )
+        self.mismatch_rms: float | None = None
+        """The root mean square of the last step's gaps, pi_old's log-probs minus the sampler's."""
+        self._has_warned = False
+        self.weight_level: WeightLevel | None = None
+        """The level of importance weights in this step; None without any."""
+        for name, value in (("importance", config.importance), ("importance_cap", config.importance_cap)):
+            if value not in ("auto", "none", None) and not self._recompute_old:
+                shown = value if isinstance(value, str) else f"{value:g}"
+                raise ConfigurationError(
+                    f"{name} {shown} would correct twice for who sampled: without staleness and with fp32 "
+                    f"rollouts the clipped ratio is to that policy already; leave {name} out"
+                )
         single_pass = config.num_iterations == 1 and not config.dropout and config.kl_placement == "loss"
         self.old_is_current = self._recompute_old and single_pass
         """True where pi_old is the policy of the only pass, whose log-probs, without gradient, then are
         pi_old's."""
         self._measures_mismatch = self._recompute_old and not config.max_staleness
         """True where pi_old differs from what the rollouts stored by rounding alone: not with staleness."""
+
+    def begin(self, tokens_per_conversation: float) -> None:
+        """Choose the importance weights of a step whose conversations have so many trained tokens in the
+        mean."""
+        wanted = self.config.importance
+        if not self._recompute_old or wanted == "none":
+            self.weight_level = None
+        elif wanted == "auto":
+            rms = math.inf if self.mismatch_rms is None else self.mismatch_rms
+            is_quiet = rms * math.sqrt(tokens_per_conversation) <= _QUIET
+            self.weight_level = "sequence" if is_quiet else "token"
+        else:
+            self.weight_level = wanted
+
+    @property
+    def needs_whole_conversations(self) -> bool:
+        """True where all tokens of a conversation must be in one micro-batch."""
+        return LOSSES[self.config.loss_type].level == "sequence" or self.weight_level == "sequence"
+
+    def measure(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """A step's metrics with those of its weights; the next step's `auto` reads them."""
+        named = dict(metrics)
+        if self.weight_level is None or "policy/mismatch_square" not in named:
+            return named
+        self.mismatch_rms = math.sqrt(named.pop("policy/mismatch_square"))
+        square = named.pop("policy/weight_square")
+        named["policy/mismatch_rms"] = self.mismatch_rms
+        named["policy/importance_level"] = float(self.weight_level == "sequence") + 1.0
+        named["policy/importance_ess"] = named["policy/weight"] ** 2 / square if square else 0.0
+        if self.mismatch_rms >= _LOUD and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                f"the rollouts' log-probs are off the update's by {self.mismatch_rms:.2g} (root mean "
+                "square), more than importance weights can mend: let the sampler compute in the update's "
+                "precision, or lower max_staleness"
+            )
+        return named
 
     @torch.no_grad()
     def prepare(
@@ -87,7 +137,7 @@ class Objective:
 
         Where tokens may be of earlier policies, pi_old is the current policy, the proximal one of
         the decoupled objective (https://arxiv.org/abs/2505.24298, equation 5): the clip keeps near it, and
-        the weight of each token, pi_old over the policy that sampled it, is truncated at `importance_cap`
+        the weight, pi_old over the policy that sampled, is truncated at `importance_cap`
         (https://fengyao.notion.site/off-policy-rl).
         """
         self.policy.model.eval()
@@ -106,7 +156,7 @@ class Objective:
 
     def _scored(self, batch: MicroBatch) -> MicroBatch:
         """The micro-batch with pi_old's log-probs and the reference's."""
-        behaviour = batch.old_logprobs if self._importance_cap is not None else None
+        behaviour = batch.old_logprobs if self.weight_level is not None else None
         if self._recompute_old and not self.old_is_current:
             batch = replace(batch, old_logprobs=self.policy.score(batch).logprobs)
         reference = None if self.reference is None else self.reference.score(batch).logprobs
@@ -120,7 +170,7 @@ class Objective:
         `weight` scales the loss and not its metrics. A product with the loss that is returned would be one
         with the head's whole gradient, which is formed already.
         """
-        config, loss = self.config, LOSSES[self.config.loss_type]
+        config, loss, level = self.config, LOSSES[self.config.loss_type], self.weight_level
         keep = batch.advantages.abs() >= config.advantage_skip if config.advantage_skip else None
 
         def loss_of(scores: TokenScores, part: slice) -> tuple[Tensor, tuple[Metrics, Tensor]]:
@@ -143,7 +193,8 @@ class Objective:
                 clip_ratio=config.clip_ratio,
                 clip_ratio_high=config.clip_ratio_high,
                 dual_clip=config.dual_clip,
-                weight_cap=self._importance_cap,
+                weight_cap=None if level is None else config.importance_cap or _CAPS[level],
+                weight_level=level or "token",
                 beta=beta if config.kl_placement == "loss" else 0.0,
                 kl_estimator=config.kl_estimator,
             )
@@ -164,7 +215,7 @@ class Objective:
         total, parts = self.policy.loss(
             batch,
             loss_of,
-            additive=loss.level == "token",  # a ratio of whole trajectories needs all their tokens
+            additive=not self.needs_whole_conversations,
             entropy_gradient=config.entropy_coef > 0,
         )
         metrics = sum((metrics for metrics, _ in parts), Metrics())

@@ -22,6 +22,7 @@ from stateset_agents.backends.linears import (
     fast_linears,
     head_weight,
     is_usable,
+    multiplies_wide,
     sums_in_fp32,
 )
 from stateset_agents.backends.pretrained.pictures import NEVER, stacked
@@ -49,7 +50,8 @@ _SIDE_BY_SIDE = 2
 
 
 class Policy:
-    """A causal language model with weights in fp32 (or wider), forwarded under autocast.
+    """A causal language model with weights in fp32 (or wider), forwarded under autocast. Frozen weights below
+    an adapter may be in less.
 
     Hidden states are selected at the positions that predict a trained token before the LM head, and the
     head goes through them in chunks, so the [R, T, V] logits of a batch never exist. Logits and softmax are
@@ -77,7 +79,7 @@ class Policy:
         first = next(model.parameters())
         self.dtype = torch.promote_types(first.dtype, torch.float32)
         self.device = first.device
-        self.model: Any = model.to(self.dtype)
+        self.model: Any = model if hasattr(model, "peft_config") else model.to(self.dtype)
         self.temperature = temperature
         self.autocast = autocast
         self.fast = fast
@@ -90,6 +92,9 @@ class Policy:
         on_cpu = self.device.type == "cpu" and self.dtype == torch.float32
         self._rounds_logits = is_half and on_cpu and sums_in_fp32()
         """True where the operands of the head's logits are in bf16, too."""
+        weight = head_weight(self.model)
+        if weight is not None and multiplies_wide(weight):
+            self._head_precision, self._rounds_logits = "medium", True
         self._recomputes = False
         self._adapter_disabled = False
         """True where the adapter is switched off while this policy scores."""
@@ -268,12 +273,14 @@ class Policy:
     @contextlib.contextmanager
     def _forwarding(self, layout: Layout) -> Iterator[None]:
         attention = use_packed_attention(self.trunk) if layout.packing else contextlib.nullcontext()
-        autocast = torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None)
         adapter = self.model.disable_adapter() if self._adapter_disabled else contextlib.nullcontext()
-        with adapter, attention, autocast, self._linears():
+        with adapter, attention, self._autocast(), self._linears():
             yield
         if not torch.is_grad_enabled():  # else the backward pass may forward it again
             layout.forget_masks()
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None)
 
     def _linears(self) -> AbstractContextManager[None]:
         """The context in which a forward of the model computes fp32 linears."""
@@ -285,7 +292,10 @@ class Policy:
         if self._place_id is not None:
             bias = head.weight.new_zeros(len(head.weight)) if bias is None else bias
             bias = bias.index_fill(0, torch.tensor([self._place_id], device=bias.device), NEVER)
-        return Head(head.weight, bias, self.temperature, self._head_precision, self._rounds_logits)
+        weight = head.weight
+        if weight.dtype != self.dtype and not self._rounds_logits:  # frozen, below an adapter
+            weight = weight.to(self.dtype)
+        return Head(weight, bias, self.temperature, self._head_precision, self._rounds_logits)
 
     @torch.no_grad()
     def _head_is_linear(self) -> bool:

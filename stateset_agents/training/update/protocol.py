@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from stateset_agents.backends.adapters import Adapter
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.update.batch import CreditedBatch, Sample
 from stateset_agents.types.trajectory import TokenLogprobs, TrajectoryGroup
@@ -93,9 +94,15 @@ class PolicyLearner(Protocol):
     def losses(self, samples: Sequence[Sample], *, beta: float | None = None) -> dict[str, Tensor]:
         """The loss of these samples under the weights as they are; nothing steps."""
 
-    def weights(self) -> dict[str, Tensor]:
-        """The weights by the names of a plain model, an adapter added; else the live tensors, which the next
-        update changes. All processes ask together where each holds a shard."""
+    def weights(self) -> Mapping[str, Tensor]:
+        """The weights by the names of a plain model: the live tensors, which the next update changes; with an
+        adapter each is merged as it is read. All processes ask together where each holds a shard."""
+
+    def adapter(self, state: Mapping[str, Any] | None = None) -> Adapter | None:
+        """The live adapter, or that of a state that `state` gave; None where all weights train."""
+
+    def base_weights(self) -> Mapping[str, Tensor]:
+        """The frozen weights below the adapter, by the names of a plain model; each is made as it is read."""
 
     def state(self) -> dict[str, Any]:
         """The state of the optimiser, an adapter and the KL coefficient; tensors are the live ones."""

@@ -11,10 +11,17 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from stateset_agents.backends.adapters import Adapter, identity, shapes_of
 from stateset_agents.runs.checkpoint_files import fingerprint
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.processes import Processes
-from stateset_agents.training.update.lora import load_trainable_state, merged_weights, save_trainable_state
+from stateset_agents.training.update.lora import (
+    adapter_of,
+    load_trainable_state,
+    merged_weights,
+    plain_weights,
+    save_trainable_state,
+)
 from stateset_agents.training.update.policy import Policy
 from stateset_agents.training.update.sharding import (
     empty_tensor,
@@ -39,10 +46,15 @@ class FullWeights:
 
     model: nn.Module
 
-    def weights(self) -> dict[str, Tensor]:
-        """The weights by the names of a plain model, an adapter added: the live tensors where they are not
-        sharded."""
+    def weights(self) -> Mapping[str, Tensor]:
+        """The weights by the names of a plain model: the live tensors where they are not sharded; with an
+        adapter in fp32, each merged as it is read."""
         return merged_weights(self.model)
+
+    def adapter(self, state: State | None = None, trained: Sequence[Tensor] = ()) -> Adapter | None:
+        """The adapter in training, or that of a state that `optimizer_state` saved; None where all weights
+        train."""
+        return None
 
     def optimizer_state(self, state: State, trained: Sequence[Tensor]) -> State:
         """The part of the optimiser's state that a checkpoint keeps; the live tensors where they are not
@@ -67,11 +79,17 @@ class AdapterWeights(FullWeights):
     """An adapter is trained on a frozen model. Merged weights do not give it back, so its tensors go with the
     optimiser's state."""
 
+    def adapter(self, state: State | None = None, trained: Sequence[Tensor] = ()) -> Adapter:
+        if state is None:
+            return adapter_of(self.model)
+        saved = {parameter: state["state"][index]["weight"] for index, parameter in enumerate(trained)}
+        return adapter_of(self.model, saved)
+
     def optimizer_state(self, state: State, trained: Sequence[Tensor]) -> State:
         return save_trainable_state(state, trained)
 
     def restore(self, weights: Mapping[str, Tensor], state: State, trained: Sequence[Tensor]) -> State:
-        _check_same_model(weights, merged_weights(self.model))
+        _check_same_model(weights, shapes_of(merged_weights(self.model)))
         return load_trainable_state(state, trained)
 
 
@@ -81,7 +99,7 @@ class ShardedWeights(FullWeights):
 
     processes: Processes
 
-    def weights(self) -> dict[str, Tensor]:
+    def weights(self) -> Mapping[str, Tensor]:
         with self.processes.collective("the weights"):
             return gather_state_dict(self.model)
 
@@ -107,7 +125,10 @@ def weights_and_reference(
     """The fingerprint of the policy's weights, how `config` has them held, and the frozen reference where it
     uses one: the model without its adapter, `reference_model`, or a copy. With fsdp2 both are cut into
     shards."""
-    digest = fingerprint(merged_weights(policy.model))  # before any shard is cut off
+    if config.lora is None:
+        digest = fingerprint(merged_weights(policy.model))  # before any shard is cut off
+    else:
+        digest = fingerprint(plain_weights(policy.model, {}))
     if reference_model is not None and (config.lora is not None or not config.uses_reference):
         why = "beta is 0" if config.lora is None else "an adapter's reference is the model without it"
         raise ConfigurationError(f"a reference model is of no use here ({why}): leave it out")
@@ -129,7 +150,7 @@ def _check_same_model(
     weights: Mapping[str, Tensor],
     tensors: Mapping[str, Tensor],
     *,
-    identity: Callable[[Tensor], int] = Tensor.data_ptr,
+    identity: Callable[[Tensor], int] = identity,
 ) -> None:
     """Raises CheckpointError where a name or a shape differs; `identity` is equal for tied tensors."""
     present = {identity(tensors[name]) for name in weights if name in tensors}

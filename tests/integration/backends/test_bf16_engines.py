@@ -11,7 +11,8 @@ from test_families import FAMILIES
 from tiny_models import CONFIGS
 from transformers import AutoModelForCausalLM
 
-from stateset_agents.backends.local.model_selection import check_cache, fp32_forwards, select_engine
+from stateset_agents.backends.linears import fp32_forwards
+from stateset_agents.backends.local.model_selection import check_cache, select_engine
 from stateset_agents.backends.models.batched import BatchedModel
 from stateset_agents.backends.models.fused import FusedModel
 from stateset_agents.types.errors import BackendError

@@ -161,8 +161,8 @@ def test_the_decoupled_weight_has_no_gradient():
 
 def test_gspo_weighs_whole_conversations_in_the_decoupled_form():
     mu = OLD[MASK]
-    output = worked("gspo", LOGPROBS, PROXIMAL, behaviour_logprobs=mu)
-    drift = [(0.2 - 0.1 - 0.3) / 3, (-0.05 + 0.3) / 2]
+    output = worked("gspo", LOGPROBS, PROXIMAL, behaviour_logprobs=mu, weight_level="sequence")
+    drift = [0.2 - 0.1 - 0.3, -0.05 + 0.3]
     live = [(0.1 + 0.1 - 0.2) / 3, (0.05 + 0.1) / 2]
     expected = (-math.exp(drift[0]) * math.exp(live[0]) + math.exp(drift[1]) * math.exp(live[1])) / 2
     assert output.loss.item() == pytest.approx(expected)

@@ -93,6 +93,7 @@ TRAINING = {
     "clip_ratio": Change(0.01, given=OFF_POLICY),
     "clip_ratio_high": Change(0.01, given=OFF_POLICY),
     "dual_clip": Change(1.01, given=OFF_POLICY),
+    "importance": Change("none", given={"precision": "bf16"}),
     "importance_cap": Change(0.01, given={"precision": "bf16", "importance_cap": 1.0}),
     "loss_length": Change(3, "metrics", {"loss_type": "dr_grpo"}),
     "entropy_coef": Change(0.1),

@@ -43,7 +43,8 @@ async def test_an_adapter_learns_and_the_agent_and_its_checkpoint_speak_with_it(
         assert len(trained) == 2 * 2 * len(ADAPTED)  # A and B of two layers
         assert {id(one) for one in learner.optimization.optimizer.state} == trained
     assert sum(rewards[-2:]) / 2 > sum(rewards[:2]) / 2 + 0.2
-    after = agent.backend.model.state_dict()
+    after = agent.backend.master_model().state_dict()
+    assert all(torch.equal(value, before[name]) for name, value in agent.backend.model.state_dict().items())
     assert {name.split(".")[-2] for name in before if not torch.equal(before[name], after[name])} == ADAPTED
 
     await agent.save_pretrained(tmp_path / "agent")
@@ -102,7 +103,9 @@ async def test_a_resumed_run_ends_with_the_bits_of_one_that_was_not_interrupted(
             await trainer.save_checkpoint()
             run = trainer.run
             await trainer.stop()
-            found.append({name: value.clone() for name, value in agent.backend.model.state_dict().items()})
+            found.append(
+                {name: value.clone() for name, value in agent.backend.master_model().state_dict().items()}
+            )
             await agent.close()
     assert all(torch.equal(value, found[2][name]) for name, value in found[0].items())
     assert not all(torch.equal(value, found[1][name]) for name, value in found[0].items())

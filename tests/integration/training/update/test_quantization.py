@@ -142,7 +142,7 @@ async def test_it_learns_and_the_rollouts_are_the_policy_s_from_the_first_step(
     checkpoint = trainer.run.checkpoints / "step-000012"
     merged = AutoModelForCausalLM.from_pretrained(checkpoint / "model")
     assert getattr(merged.config, "quantization_config", None) is None
-    own = agent.backend.model.state_dict()
+    own = agent.backend.master_model().state_dict()
     assert all(torch.equal(value, own[name]) for name, value in merged.state_dict().items())
 
     from peft import PeftModel
@@ -179,7 +179,7 @@ async def test_a_resumed_run_ends_with_the_bits_of_one_that_was_not_interrupted(
             await trainer.save_checkpoint()
             run = trainer.run
             await trainer.stop()
-            found.append(copy.deepcopy(agent.backend.model.state_dict()))
+            found.append(agent.backend.master_model().state_dict())
             await agent.close()
     assert all(torch.equal(value, found[2][name]) for name, value in found[0].items())
     assert not all(torch.equal(value, found[1][name]) for name, value in found[0].items())

@@ -80,6 +80,7 @@ UNFIT = {
     "num_processes": 2,
     "parallelism": "fsdp2",
     "log_learner_logprobs": True,
+    "importance": "token",
     "importance_cap": 2.0,
     "entropy_coef": 0.1,
     "kl_estimator": "k2",

@@ -81,6 +81,7 @@ class Recorder(TrainerCallback):
 def our_passes(
     model, samples, config, monkeypatch, adapted=None
 ) -> tuple[list[dict[str, torch.Tensor]], dict[str, float]]:
+    config = config.model_copy(update={"importance": "none"})  # TRL's weights have another form
     learner = Learner(copy.deepcopy(model), config, num_steps=1, exact_logprobs=False)
     if adapted is not None:
         learner.policy.model.load_state_dict(adapted)

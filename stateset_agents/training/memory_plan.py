@@ -1,0 +1,304 @@
+"""What a training needs of a GPU's memory, phase by phase, before anything is loaded; and the settings that
+fit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stateset_agents.backends.pretrained.loading import load_config, model_folder, recommended_settings
+from stateset_agents.core.agent_config import AgentConfig
+from stateset_agents.runtime.machine import local_gpu
+from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.memory_simulation import SimulatedTraining, Workload
+from stateset_agents.types.errors import ConfigurationError
+
+GB = 10**9
+UTILIZATION = 0.92
+"""Part of a GPU's memory that a plan gives away; the allocator's rounding takes some of the rest."""
+CONTEXT_BYTES = 1_200_000_000
+"""What CUDA's context and its kernels take; estimated."""
+_ENOUGH_TOKENS = 8192
+"""A pass of fewer tokens is slower than one that recomputes its activations."""
+_MOST_TOKENS = 32_768
+_MULTIPLE = 64
+_LAYERS, _TOKENS = (2, 4), (4160, 8256)
+"""Small simulations, from which a pass of any size is extrapolated: memory is affine in layers and tokens."""
+_PREFILL_TOKENS = 8192
+_ROW_TOKENS = 2048
+"""Tokens of a planned conversation, where the context allows more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """The memory of one phase of a training."""
+
+    name: str
+    bytes: int
+    """The peak, with all that stays from the phases before."""
+    what: str
+    """What the memory is for."""
+    mend: str
+    """The settings that would lower it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """The phases of a training on a GPU, and the settings that they were planned with."""
+
+    title: str
+    """Model, adapter and GPU."""
+    usable: int
+    """Bytes that tensors may take."""
+    phases: Sequence[Phase]
+    host_bytes: int
+    """Bytes of main memory that a checkpoint's largest tensor takes, the files on disk apart."""
+    gradient_checkpointing: bool
+    micro_batch_tokens: int
+
+    @property
+    def peak(self) -> int:
+        """Bytes of the largest phase."""
+        return max(phase.bytes for phase in self.phases)
+
+    @property
+    def too_large(self) -> Sequence[Phase]:
+        """The phases that do not fit."""
+        return [phase for phase in self.phases if phase.bytes > self.usable]
+
+    def lines(self) -> Iterator[str]:
+        """The plan for people."""
+        yield f"plan: {self.title}, {self.usable / GB:.1f} GB usable"
+        for phase in self.phases:
+            left = self.usable - phase.bytes
+            verdict = "" if left >= 0 else f"  {-left / GB:.1f} GB too much: {phase.mend}"
+            yield f"  {phase.name:<12}{phase.bytes / GB:>8.1f} GB   {phase.what}{verdict}"
+        yield f"  {'checkpoint':<12}{self.host_bytes / GB:>8.1f} GB   of main memory, one tensor at a time"
+
+    def as_json(self) -> Mapping[str, Any]:
+        """The plan for programs; bytes as integers."""
+        return {
+            "title": self.title,
+            "usable_bytes": self.usable,
+            "fits": not self.too_large,
+            "phases": {phase.name: {"bytes": phase.bytes, "what": phase.what} for phase in self.phases},
+            "host_bytes": self.host_bytes,
+            "settings": {
+                "gradient_checkpointing": self.gradient_checkpointing,
+                "micro_batch_tokens": self.micro_batch_tokens,
+            },
+        }
+
+    def adopted(self, config: TrainingConfig) -> TrainingConfig:
+        """The settings with those that the plan chose, so that a resumed run has the same on any GPU."""
+        chosen = {
+            "gradient_checkpointing": self.gradient_checkpointing,
+            "micro_batch_tokens": self.micro_batch_tokens,
+        }
+        return config.model_copy(update=chosen)
+
+    def expect_fitting(self) -> None:
+        """Raises ConfigurationError where a phase does not fit, with the settings that would make it."""
+        for phase in self.too_large:
+            raise ConfigurationError(
+                f"{phase.name} would take {phase.bytes / GB:.1f} GB and {self.usable / GB:.1f} are usable: "
+                f"{phase.mend}"
+            )
+
+
+def parse_memory(text: str) -> int:
+    """Bytes of `24GB`, `24GiB` or `80`; a GPU's nominal gigabytes are 2^30 bytes.
+
+    Raises ConfigurationError for anything else.
+    """
+    number = text.lower().removesuffix("b").removesuffix("gi").removesuffix("g")
+    try:
+        size = float(number)
+    except ValueError:
+        size = 0.0
+    if not 0 < size < 10_000:
+        raise ConfigurationError(f"a GPU's memory is given as 24GB, got {text!r}")
+    return int(size * 2**30)
+
+
+def plan_memory(
+    model_config: Any, agent: AgentConfig, training: TrainingConfig, *, name: str, total: int, others: int = 0
+) -> MemoryPlan:
+    """The plan of a training of this model on a GPU of `total` bytes, of which `others` are taken.
+
+    `training.gradient_checkpointing` auto and `micro_batch_tokens` unset are chosen: without recomputing
+    where a pass of 8,192 tokens fits, at most 32,768 tokens, as many as fit. Blocking: about half a minute
+    of processor time for a model of 36 layers.
+    """
+    usable = int(UTILIZATION * (total - others - CONTEXT_BYTES))
+    planner = _Planner(model_config, agent, training)
+    cache, rollouts = planner.rollouts
+    kept = 0 if training.rollout_sleep else cache
+    recomputes, tokens, update = planner.choose(usable - kept)
+    full = planner.full
+    start, hand_over = full.start, full.hand_over()
+    lora = training.lora
+    adapter = "all weights" if lora is None else f"LoRA r{lora.rank}" + (lora.quantization or "")
+    shared = "one base copy, shared with the sampler" if planner.shares else "the sampler's, and what trains"
+    conversations, columns = planner.load.conversations, planner.load.row_tokens
+    less_cache = "lower agent.max_context_tokens, max_concurrent or agent.max_cached_tokens"
+    smaller = "train an adapter (lora)" if lora is None else "take a smaller model, or lora.quantization 4bit"
+    no_reference = (
+        ", or beta: 0, which needs no reference" if training.uses_reference and lora is None else ""
+    )
+    sleep = "" if training.rollout_sleep or not kept else "rollout_sleep: true, "
+    recompute = "" if recomputes else "gradient_checkpointing: true, "
+    how = "recomputed" if recomputes else "kept"
+    phases = (
+        Phase(name="start", bytes=start, what=shared, mend=smaller + no_reference),
+        Phase(
+            name="rollouts",
+            bytes=start + rollouts,
+            what=f"{conversations} conversations x {columns:,} tokens: cache {cache / GB:.1f}",
+            mend=less_cache,
+        ),
+        Phase(
+            name="update",
+            bytes=update + kept,
+            what=f"passes of {tokens:,} tokens, activations {how}",
+            mend=f"{sleep}{recompute}lower micro_batch_tokens, or {smaller}{no_reference}",
+        ),
+        Phase(name="hand-over", bytes=hand_over + kept, what="the sampler's new weights", mend=smaller),
+    )
+    largest = max(parameter.numel() for parameter in full.policy.model.parameters())
+    return MemoryPlan(
+        title=f"{name}, {adapter}, GPU of {total / 2**30:.0f} GiB",
+        usable=usable,
+        phases=phases,
+        host_bytes=4 * largest,
+        gradient_checkpointing=recomputes,
+        micro_batch_tokens=tokens,
+    )
+
+
+def gpu_memory(device: str) -> tuple[int, int] | None:
+    """Bytes of the GPU that a model on `device` goes to, and of what others take there; None for a CPU."""
+    if device == "cpu" or not torch.cuda.is_available():
+        return None
+    index = local_gpu() or 0 if device in ("auto", "cuda") else torch.device(device).index
+    free, total = torch.cuda.mem_get_info(index)
+    return total, total - free
+
+
+def plan_training(agent: AgentConfig, training: TrainingConfig, *, total: int, others: int = 0) -> MemoryPlan:
+    """`plan_memory` of the agent's model, of which only the config is read, with what its card recommends.
+
+    Blocking. Raises ConfigurationError for a model that is not there, or is a server's.
+    """
+    training, _ = training.with_recommended(recommended_settings(model_folder(agent.model_name)))
+    config = load_config(agent.model_name)
+    return plan_memory(config, agent, training, name=agent.model_name, total=total, others=others)
+
+
+class _Planner:
+    """Simulations of one training, each made once."""
+
+    def __init__(self, model_config: Any, agent: AgentConfig, training: TrainingConfig) -> None:
+        self._model_config, self._training = model_config, training
+        limit = getattr(model_config.get_text_config(), "max_position_embeddings", None) or 2**20
+        context = min(limit, agent.max_context_tokens or limit)
+        group = training.num_generations
+        at_once = min(training.max_concurrent, training.per_device_train_batch_size * group)
+        cached = max(1, min(at_once, agent.max_cached_tokens // context))
+        row = min(context, _ROW_TOKENS)
+        self.load = Workload(
+            conversations=at_once if row < context else cached,
+            row_tokens=row,
+            prompt_tokens=min(row // 4, 256),
+            pass_tokens=_TOKENS[-1],
+            prefill_tokens=_PREFILL_TOKENS,
+        )
+        names = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "auto": torch.bfloat16}
+        self._dtype = names[agent.dtype]
+        computed = names[training.precision]
+        self._autocast = None if computed is torch.float32 else computed
+        self.full = self._simulated(None, recomputes=False)
+        self.rollouts = self.full.rollouts(self.load)
+
+    @property
+    def shares(self) -> bool:
+        """True where what trains stands on the sampler's own weights."""
+        ours = {id(part) for part in self.full.speaker.parameters()}
+        return any(id(part) in ours for part in self.full.policy.model.parameters())
+
+    def _simulated(self, layers: int | None, *, recomputes: bool) -> SimulatedTraining:
+        config = copy.deepcopy(self._model_config)
+        if layers is not None:
+            text = config.get_text_config()
+            text.num_hidden_layers = layers
+            if getattr(text, "layer_types", None):
+                text.layer_types = text.layer_types[:layers]
+        training = self._training.model_copy(update={"gradient_checkpointing": recomputes})
+        return SimulatedTraining(config, training, dtype=self._dtype, autocast=self._autocast)
+
+    def choose(self, usable: int) -> tuple[bool, int, int]:
+        """Whether activations are recomputed, the tokens of a pass, and the peak of an update with them."""
+        training = self._training
+        asked = training.gradient_checkpointing
+        ways = [False, True] if asked == "auto" else [bool(asked)]
+        for recomputes in ways:
+            line = self._line(recomputes)
+            tokens = training.micro_batch_tokens or line.fitting(usable)
+            is_large = training.micro_batch_tokens is not None or tokens >= _ENOUGH_TOKENS
+            if recomputes == ways[-1] or (is_large and line.at(tokens) <= usable):
+                break
+        full = self.full if not recomputes else self._simulated(None, recomputes=True)
+        peak = full.update(self._load(tokens))
+        while training.micro_batch_tokens is None and peak > usable and tokens > _MULTIPLE:
+            tokens = max(
+                _MULTIPLE, min(tokens - _MULTIPLE, int(tokens * usable / peak)) // _MULTIPLE * _MULTIPLE
+            )
+            if tokens < self.load.row_tokens:
+                break
+            peak = full.update(self._load(tokens))
+        return recomputes, tokens, peak
+
+    def _load(self, tokens: int) -> Workload:
+        load = self.load
+        return Workload(
+            conversations=load.conversations,
+            row_tokens=min(load.row_tokens, tokens),
+            prompt_tokens=load.prompt_tokens,
+            pass_tokens=tokens,
+            prefill_tokens=load.prefill_tokens,
+        )
+
+    def _peaks(self, layers: int | None, recomputes: bool) -> list[int]:
+        simulated = self._simulated(layers, recomputes=recomputes)
+        return [simulated.update(self._load(tokens)) for tokens in _TOKENS]
+
+    def _line(self, recomputes: bool) -> _Line:
+        count, (few, many) = self._model_config.get_text_config().num_hidden_layers, _LAYERS
+        if count <= many:
+            here, there = self._peaks(None, recomputes)
+        else:
+            pairs = zip(self._peaks(few, recomputes), self._peaks(many, recomputes), strict=True)
+            here, there = (low + (high - low) * (count - few) / (many - few) for low, high in pairs)
+        slope = (there - here) / (_TOKENS[1] - _TOKENS[0])
+        return _Line(base=here - slope * _TOKENS[0], slope=slope, least=self.load.row_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Bytes of an update by the tokens of its passes."""
+
+    base: float
+    slope: float
+    least: int
+
+    def at(self, tokens: int) -> float:
+        return self.base + self.slope * tokens
+
+    def fitting(self, usable: int) -> int:
+        """The most tokens that fit, at least those of one conversation."""
+        most = int((usable - self.base) / self.slope) if self.slope > 0 else _MOST_TOKENS
+        return max(self.least, min(_MOST_TOKENS, most // _MULTIPLE * _MULTIPLE))

@@ -24,8 +24,8 @@ from stateset_agents.backends.base import (
     picture_reader,
 )
 from stateset_agents.backends.tokenizers import save_tokenizer
+from stateset_agents.core.agent_config import MOST_CACHED, check_context
 from stateset_agents.core.agent_config import AgentConfig as AgentConfig
-from stateset_agents.core.agent_config import check_context
 from stateset_agents.core.chat.history import ChatHistory, Prompt, num_replies
 from stateset_agents.core.chat.plain_template import PlainTemplate, chatml_text, is_plain
 from stateset_agents.core.chat.rendering import PinnedTemplate, write_template
@@ -164,7 +164,7 @@ class MultiTurnAgent:
                     engine=self.config.engine,
                     fast_linears=self.config.fast_linears,
                     matmul_precision=self.config.matmul_precision,
-                    max_cached_tokens=self.config.max_cached_tokens,
+                    max_cached_tokens=self.config.max_cached_tokens or MOST_CACHED,
                     context_length=self.config.max_context_tokens,
                 )
             check_context(self.config, self._backend.context_length)

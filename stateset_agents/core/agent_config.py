@@ -15,6 +15,8 @@ from stateset_agents.types.settings import Settings
 
 HistoryMode = Literal["template", "keep", "compact", "slide"]
 _log = get_logger(__name__)
+MOST_CACHED = 262_144
+"""Tokens of the generation cache, where nothing bounds it."""
 
 
 class AgentConfig(Settings):
@@ -87,11 +89,11 @@ class AgentConfig(Settings):
     and results to bf16 (relative error 3e-3; AVX512-BF16 or AMX), high multiplies sums of two bf16 numbers
     (5e-6; AMX). Logits stay in fp32, the update takes its own log-probs anew, and torch's own setting is not
     touched. Where the processor has no such units a warning says so."""
-    max_cached_tokens: int = Field(default=262_144, ge=32)
+    max_cached_tokens: int | None = Field(default=None, ge=32)
     """Bound of the generation cache, in tokens: conversations times columns of the longest. The longest idle
     ones make room and are read again when they go on. A token takes 2 x layers x key-value heads x head size
     numbers: 2 KiB for embedded:desk, 12 KiB for Qwen2.5-0.5B in bf16 (18 on an x86 CPU, where keys stay in
-    fp32)."""
+    fp32). None: 262144, or less where a training on a GPU leaves less."""
     seed: int = 0
     """Of generate_response's sampling."""
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from stateset_agents.backends.pretrained.loading import load_config, model_folder, recommended_settings
-from stateset_agents.core.agent_config import AgentConfig
+from stateset_agents.core.agent_config import MOST_CACHED, AgentConfig
 from stateset_agents.runtime.machine import local_gpu
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.memory_simulation import SimulatedTraining, Workload
@@ -59,6 +59,7 @@ class MemoryPlan:
     """Bytes of main memory that a checkpoint's largest tensor takes, the files on disk apart."""
     gradient_checkpointing: bool
     micro_batch_tokens: int
+    max_cached_tokens: int
 
     @property
     def peak(self) -> int:
@@ -90,16 +91,18 @@ class MemoryPlan:
             "settings": {
                 "gradient_checkpointing": self.gradient_checkpointing,
                 "micro_batch_tokens": self.micro_batch_tokens,
+                "max_cached_tokens": self.max_cached_tokens,
             },
         }
 
-    def adopted(self, config: TrainingConfig) -> TrainingConfig:
+    def adopted(self, agent: AgentConfig, training: TrainingConfig) -> tuple[AgentConfig, TrainingConfig]:
         """The settings with those that the plan chose, so that a resumed run has the same on any GPU."""
         chosen = {
             "gradient_checkpointing": self.gradient_checkpointing,
             "micro_batch_tokens": self.micro_batch_tokens,
         }
-        return config.model_copy(update=chosen)
+        bound = {"max_cached_tokens": self.max_cached_tokens}
+        return agent.model_copy(update=bound), training.model_copy(update=chosen)
 
     def expect_fitting(self) -> None:
         """Raises ConfigurationError where a phase does not fit, with the settings that would make it."""
@@ -131,11 +134,12 @@ def plan_memory(
     """The plan of a training of this model on a GPU of `total` bytes, of which `others` are taken.
 
     `training.gradient_checkpointing` auto and `micro_batch_tokens` unset are chosen: without recomputing
-    where a pass of 8,192 tokens fits, at most 32,768 tokens, as many as fit. Blocking: about half a minute
+    where a pass of 8,192 tokens fits, at most 32,768 tokens, as many as fit. So is `agent.max_cached_tokens`
+    unset: what an update of 8,192 tokens leaves, or all with `rollout_sleep`. Blocking: about half a minute
     of processor time for a model of 36 layers.
     """
     usable = int(UTILIZATION * (total - others - CONTEXT_BYTES))
-    planner = _Planner(model_config, agent, training)
+    planner = _Planner(model_config, agent, training, usable)
     cache, rollouts = planner.rollouts
     kept = 0 if training.rollout_sleep else cache
     recomputes, tokens, update = planner.choose(usable - kept)
@@ -177,6 +181,7 @@ def plan_memory(
         host_bytes=4 * largest,
         gradient_checkpointing=recomputes,
         micro_batch_tokens=tokens,
+        max_cached_tokens=planner.cached_tokens,
     )
 
 
@@ -202,16 +207,15 @@ def plan_training(agent: AgentConfig, training: TrainingConfig, *, total: int, o
 class _Planner:
     """Simulations of one training, each made once."""
 
-    def __init__(self, model_config: Any, agent: AgentConfig, training: TrainingConfig) -> None:
+    def __init__(self, model_config: Any, agent: AgentConfig, training: TrainingConfig, usable: int) -> None:
         self._model_config, self._training = model_config, training
         limit = getattr(model_config.get_text_config(), "max_position_embeddings", None) or 2**20
         context = min(limit, agent.max_context_tokens or limit)
         group = training.num_generations
         at_once = min(training.max_concurrent, training.per_device_train_batch_size * group)
-        cached = max(1, min(at_once, agent.max_cached_tokens // context))
         row = min(context, _ROW_TOKENS)
         self.load = Workload(
-            conversations=at_once if row < context else cached,
+            conversations=at_once,
             row_tokens=row,
             prompt_tokens=min(row // 4, 256),
             pass_tokens=_TOKENS[-1],
@@ -222,6 +226,11 @@ class _Planner:
         computed = names[training.precision]
         self._autocast = None if computed is torch.float32 else computed
         self.full = self._simulated(None, recomputes=False)
+        self._lines: dict[bool, _Line] = {}
+        self.cached_tokens = agent.max_cached_tokens or self._room(usable)
+        """The bound of the cache in tokens."""
+        cached = max(1, min(at_once, self.cached_tokens // row))
+        self.load = replace(self.load, conversations=cached)
         self.rollouts = self.full.rollouts(self.load)
 
     @property
@@ -229,6 +238,25 @@ class _Planner:
         """True where what trains stands on the sampler's own weights."""
         ours = {id(part) for part in self.full.speaker.parameters()}
         return any(id(part) in ours for part in self.full.policy.model.parameters())
+
+    @property
+    def _ways(self) -> list[bool]:
+        """Whether activations may be recomputed: the quicker way first."""
+        asked = self._training.gradient_checkpointing
+        return [False, True] if asked == "auto" else [asked]
+
+    def _room(self, usable: int) -> int:
+        """Tokens of the cache that fit beside what else a phase takes, in whole conversations."""
+        cache, peak = self.full.rollouts(self.load)
+        taken = self.full.start + peak - cache
+        if not self._training.rollout_sleep:
+            least = self._training.micro_batch_tokens or max(self.load.row_tokens, _ENOUGH_TOKENS)
+            ways = {"auto": (False, True)}.get(str(self._training.gradient_checkpointing))
+            ways = ways or (bool(self._training.gradient_checkpointing),)
+            taken = max(taken, min(int(self._line(way).at(least)) for way in ways))
+        row = self.load.row_tokens
+        bytes_of_row = max(1, cache // self.load.conversations)
+        return max(row, min(MOST_CACHED, (usable - taken) // bytes_of_row * row))
 
     def _simulated(self, layers: int | None, *, recomputes: bool) -> SimulatedTraining:
         config = copy.deepcopy(self._model_config)
@@ -243,13 +271,11 @@ class _Planner:
     def choose(self, usable: int) -> tuple[bool, int, int]:
         """Whether activations are recomputed, the tokens of a pass, and the peak of an update with them."""
         training = self._training
-        asked = training.gradient_checkpointing
-        ways = [False, True] if asked == "auto" else [bool(asked)]
-        for recomputes in ways:
+        for recomputes in self._ways:
             line = self._line(recomputes)
             tokens = training.micro_batch_tokens or line.fitting(usable)
             is_large = training.micro_batch_tokens is not None or tokens >= _ENOUGH_TOKENS
-            if recomputes == ways[-1] or (is_large and line.at(tokens) <= usable):
+            if recomputes == self._ways[-1] or (is_large and line.at(tokens) <= usable):
                 break
         full = self.full if not recomputes else self._simulated(None, recomputes=True)
         peak = full.update(self._load(tokens))
@@ -277,6 +303,11 @@ class _Planner:
         return [simulated.update(self._load(tokens)) for tokens in _TOKENS]
 
     def _line(self, recomputes: bool) -> _Line:
+        if recomputes not in self._lines:
+            self._lines[recomputes] = self._fitted(recomputes)
+        return self._lines[recomputes]
+
+    def _fitted(self, recomputes: bool) -> _Line:
         count, (few, many) = self._model_config.get_text_config().num_hidden_layers, _LAYERS
         if count <= many:
             here, there = self._peaks(None, recomputes)

@@ -253,7 +253,7 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
         _log.info("\n".join(plan.lines()))
         plan.expect_fitting()
         self.memory_plan = plan
-        self._config = plan.adopted(self.config)
+        self.agent.config, self._config = plan.adopted(config, self.config)
 
     async def _start_agent(self) -> RunningBackend:
         """Load the model. Raises ConfigurationError for one that these settings cannot train."""

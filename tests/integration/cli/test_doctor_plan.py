@@ -21,24 +21,27 @@ def test_a_plan_names_each_phase_and_what_was_chosen(capsys: pytest.CaptureFixtu
     plan = json.loads(capsys.readouterr().out)
     assert list(plan["phases"]) == ["start", "rollouts", "update", "hand-over"]
     assert plan["fits"] is True
-    assert plan["settings"] == {"gradient_checkpointing": False, "micro_batch_tokens": 32768}
+    assert plan["settings"] == {
+        "gradient_checkpointing": False,
+        "micro_batch_tokens": 32768,
+        "max_cached_tokens": 262144,
+    }
 
 
 def test_what_does_not_fit_exits_with_1_and_the_settings_that_would(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["doctor", "--plan", FILE, "--gpu-memory", "1.2GB"]) == 1
+    assert main(["doctor", "--plan", FILE, "--gpu-memory", "1.13GB"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    (rollouts,) = [line for line in lines if line.lstrip().startswith("rollouts")]
-    assert (
-        "GB too much: lower agent.max_context_tokens, max_concurrent or agent.max_cached_tokens" in rollouts
-    )
+    (start,) = [line for line in lines if line.lstrip().startswith("start")]
+    assert "GB too much: take a smaller model, or lora.quantization 4bit" in start
 
 
 def test_a_run_keeps_what_the_plan_chose_and_what_its_file_says() -> None:
     config = load_experiment(FILE, {"training.micro_batch_tokens": 4096})
     plan = plan_training(config.agent, config.training, total=24 * 2**30)
-    adopted = plan.adopted(config.training)
+    agent, adopted = plan.adopted(config.agent, config.training)
+    assert agent.max_cached_tokens == plan.max_cached_tokens
     assert adopted.micro_batch_tokens == 4096
     assert adopted.gradient_checkpointing is False
     assert TrainingConfig(**adopted.model_dump()) == adopted

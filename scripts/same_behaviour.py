@@ -33,6 +33,8 @@ TRAININGS: Mapping[str, tuple[str, int, int, int]] = {
 """Name -> file in examples/, seed, steps in full (0: those of the file), steps with --quick."""
 MEASURED = ("time/", "memory/", "throughput/", "tokens_per_second", "steps_per_second", "per_second", "cpu")
 """Parts of the names of metrics that differ between two runs of the same checkout."""
+OF_THE_MACHINE = ("event loop", "memory", "generation")
+"""Checks whose warnings tell how busy the machine was."""
 NAMES = """
 import importlib, json, pkgutil, sys
 sys.path.insert(0, ".")
@@ -68,7 +70,9 @@ def run_facts(run: Path) -> dict[str, str]:
             line.pop(name, None)
     facts["metrics.jsonl"] = digest(json.dumps(metrics, sort_keys=True).encode())
     events = [
-        [line.get("event"), line.get("step"), line.get("group")] for line in json_lines(run / "events.jsonl")
+        [line.get("event"), line.get("step"), line.get("group")]
+        for line in json_lines(run / "events.jsonl")
+        if line.get("event") != "warning" or line.get("check") not in OF_THE_MACHINE
     ]
     facts["events.jsonl"] = digest(json.dumps(events).encode())
     config = (run / "config.yaml").read_text(encoding="utf-8")

@@ -251,9 +251,7 @@ class _Planner:
         taken = self.full.start + peak - cache
         if not self._training.rollout_sleep:
             least = self._training.micro_batch_tokens or max(self.load.row_tokens, _ENOUGH_TOKENS)
-            ways = {"auto": (False, True)}.get(str(self._training.gradient_checkpointing))
-            ways = ways or (bool(self._training.gradient_checkpointing),)
-            taken = max(taken, min(int(self._line(way).at(least)) for way in ways))
+            taken = max(taken, min(int(self._line(way).at(least)) for way in self._ways))
         row = self.load.row_tokens
         bytes_of_row = max(1, cache // self.load.conversations)
         return max(row, min(MOST_CACHED, (usable - taken) // bytes_of_row * row))

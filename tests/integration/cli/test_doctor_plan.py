@@ -33,8 +33,8 @@ def test_what_does_not_fit_exits_with_1_and_the_settings_that_would(
 ) -> None:
     assert main(["doctor", "--plan", FILE, "--gpu-memory", "1.13GB"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    (start,) = [line for line in lines if line.lstrip().startswith("start")]
-    assert "GB too much: take a smaller model, or lora.quantization 4bit" in start
+    (update,) = [line for line in lines if line.lstrip().startswith("update")]
+    assert "GB too much: rollout_sleep: true, lower micro_batch_tokens, or take a smaller model" in update
 
 
 def test_a_run_keeps_what_the_plan_chose_and_what_its_file_says() -> None:

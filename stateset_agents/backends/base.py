@@ -193,7 +193,7 @@ class TrainableBackend(Backend, Protocol):
 
     @property
     def matmul_precision(self) -> MatmulPrecision:
-        """Precision of fp32 matrix products in this process, here and in a training of the model."""
+        """Precision of fp32 matrix products, both of sampling and of a training of the model."""
 
     def master_model(self) -> PreTrainedModel:
         """A copy to train, in at least fp32. Blocking."""

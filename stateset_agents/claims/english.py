@@ -34,7 +34,7 @@ class PatternFile:
         self._parts = {**self.sections["parts"], **parts}
 
     def compiled(self, text: str) -> re.Pattern[str]:
-        """The regular expression that stands there."""
+        """The regular expression `text`, with the lists that it names in it."""
         return re.compile(self._filled(text))
 
     def patterns(self, section: str) -> dict[str, re.Pattern[str]]:

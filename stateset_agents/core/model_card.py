@@ -263,7 +263,8 @@ def _validation(origin: Origin) -> list[_Figure]:
 
 
 def _value(values: Mapping[str, Any], key: str, interval: str = "", number: str = "") -> str:
-    """`92.7 % [90.3 %, 94.5 %], n 600`; a reward as it is; empty where it was not measured."""
+    """`92.7 % [90.3 %, 94.5 %], n 600`, from the keys of value, interval and number; a reward is no share.
+    Empty where it was not measured."""
     if values.get(key) is None:
         return ""
     share = key in ("success", "greedy")

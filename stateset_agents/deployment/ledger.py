@@ -111,7 +111,7 @@ class Ledger:
         return len(self._line)
 
     def overdue(self, now: float, timeout: float) -> Iterator[Assignment]:
-        """Conversations in line that have had no outcome for so many seconds."""
+        """Assignments without an outcome `timeout` seconds or more after they were made, the oldest first."""
         for assignment in self._line.values():
             if assignment.at + timeout > now:
                 return

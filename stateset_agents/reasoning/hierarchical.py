@@ -46,8 +46,8 @@ class HierarchicalGRPO:
     ...     await hierarchical.train()
     ...     print((await hierarchical.decompose_problem("2 + 3 * 4 - 1")).parts)
 
-    The roles are turns of one conversation, each in the row that it was sampled in, so `train` runs
-    `MultiTurnGRPOTrainer`: every role's tokens have the advantage of the final answer's reward.
+    The roles are turns of one conversation, each trained on the tokens that it was sampled from, so `train`
+    runs `MultiTurnGRPOTrainer`: every role's tokens have the advantage of the final answer's reward.
     """
 
     def __init__(

@@ -208,7 +208,7 @@ def num_bytes(groups: Iterable[LineGroup]) -> int:
 
 @dataclass(slots=True)
 class PlayedGroup(LineGroup):
-    """The lines of a group, with what decides how soon a page takes it."""
+    """The lines of a group, and what ranks it where a page has not room for all groups."""
 
     step: int | None = None
     """The training step; None for a held-out scenario, which is played in several."""

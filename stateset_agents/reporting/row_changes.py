@@ -82,7 +82,7 @@ def _why(part: _Part, *, opens: bool, summarized: bool) -> str:
 
 
 def _parts(record: Mapping[str, Any]) -> Iterator[_Part]:
-    """The thoughts and words in their order, as far as there is text to look for."""
+    """The record's thoughts and words in their order, without empty ones: what is looked for in a row."""
     turn_of = [(-1, False, False)] * record["opening"]
     for index, turn in enumerate(record["turns"]):
         turn_of += [(index, True, bool(turn.get("is_summary")))] + [(index, False, False)] * turn["feedback"]

@@ -195,7 +195,7 @@ def _check_columns(
 
 
 def _tables(source: DatasetRows) -> dict[str, Any]:
-    """Our split -> its rows."""
+    """The rows of each split, by this package's names: train, validation, test."""
     dataset, splits = source.dataset, source.splits
     for ours in splits or ():
         expect_split(ours, "a split of splits")

@@ -396,7 +396,7 @@ class Simulator:
         return self._matured(replace(fleet, backlog=queued)), result
 
     def _pools(self, replicas: IntArray) -> IntArray:
-        """[B] as [P, B]."""
+        """[B] replicas divided among the pools, [P, B]: all in one, or the canary's share apart."""
         if self.num_pools == 1:
             return replicas[None]
         share = np.round(self.cluster.canary_share * replicas).astype(np.int64)

@@ -183,7 +183,8 @@ def _bounds(
 def staleness_metrics(groups: Sequence[TrajectoryGroup], versions: Sequence[int]) -> dict[str, float]:
     """The number of policies between each sampled token and the one that is to be updated: mean and worst.
 
-    `versions`: of the policies so far, ascending, the one to be updated last. Nothing without a token.
+    `versions`: of the policies so far, ascending; the last one is to be updated. Empty where nothing was
+    sampled.
     """
     tokens: Counter[int] = Counter()
     for group in groups:

@@ -204,6 +204,6 @@ class ActorCritic(ABC):
         return {} if self.critic is None else self.critic.value_function.state_dict()
 
     def restore_critic(self, state: Mapping[str, Tensor] | None) -> None:
-        """Go on from what `critic_state` gave."""
+        """Go on from what `critic_state` gave; without a critic nothing is read."""
         if self.critic is not None:
             self.critic.value_function.load_state_dict(state or {})

@@ -120,8 +120,8 @@ class PolicyLearner(Protocol):
         """Take part, in a process that writes no checkpoint, while the first one gathers the shards."""
 
     def write_model_files(self, path: Path) -> None:
-        """Write what transformers needs beside the weights: config and generation config; an adapter goes to
-        `adapter/` beside `path`."""
+        """Write config and generation config, not the weights, to `path`; an adapter, its weights too, to
+        `adapter/` beside it."""
 
     def close(self) -> None:
         """End what runs beside the trainer; the weights stay."""

@@ -44,8 +44,8 @@ def read_python_calls(
 ) -> list[dict[str, Any]]:
     """`[f(x='a', n=1), g()]` as `{"function": {"name": ..., "arguments": {...}}}` each.
 
-    A quote in a text may be escaped or not. Without `escapes` an argument that is text stands as it is
-    between its quotes, backslashes included. Raises ValueError for anything else.
+    `captures` is not read. A quote in a text may be escaped or not. Without `escapes` an argument that is
+    text stands as it is between its quotes, backslashes included. Raises ValueError for anything else.
     """
     reader = _Reader(text, escapes=escapes)
     reader.expect("[")

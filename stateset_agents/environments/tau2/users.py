@@ -168,7 +168,7 @@ def _named(text: str, names: list[str]) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _in_words(text: str, phone: Phone) -> list[tuple[str, Mapping[str, Any]]]:
-    """The phone's tools and arguments that the agent's words ask for, without switches that are set already."""
+    """The phone's tools and arguments that the agent's words ask for; switches set already are left out."""
     requests: list[tuple[int, str, Mapping[str, Any]]] = []
     lowered = text.lower()
     for words, tool in _FILE.sections["requests"].items():

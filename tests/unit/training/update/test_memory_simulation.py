@@ -79,6 +79,7 @@ CASES = [
 ]
 
 
+@pytest.mark.first(6)
 @pytest.mark.usefixtures("branches_of_a_gpu")
 @pytest.mark.parametrize(("shape", "lora", "checkpointing"), CASES)
 def test_simulated_bytes_are_those_of_real_tensors(shape: Any, lora: Any, checkpointing: bool) -> None:

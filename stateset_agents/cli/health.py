@@ -69,8 +69,9 @@ def run_doctor(args: argparse.Namespace) -> int:
 
 def _plan(args: argparse.Namespace) -> int:
     """Print the memory of a training; exit code 1 where a phase does not fit."""
+    from stateset_agents.runtime.machine import gpu_memory
     from stateset_agents.training.experiment import load_experiment
-    from stateset_agents.training.memory_plan import gpu_memory, parse_memory, plan_training
+    from stateset_agents.training.memory_plan import parse_memory, plan_training
 
     if is_control(args.plan):
         raise ConfigurationError("--plan is for trainings of language models, and this file has none")

@@ -143,6 +143,11 @@ class MultiTurnAgent:
         limit = self.backend.context_length
         return limit if self.config.max_context_tokens is None else min(limit, self.config.max_context_tokens)
 
+    @property
+    def loads_model(self) -> bool:
+        """True where `initialize` will load the model that the settings name."""
+        return self._backend is None
+
     async def initialize(
         self, *, scheduling: Literal["deterministic", "throughput"] = "deterministic"
     ) -> None:

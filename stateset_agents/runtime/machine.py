@@ -36,6 +36,17 @@ def peak_memory() -> dict[str, float]:
     return metrics
 
 
+def gpu_memory(device: str) -> tuple[int, int] | None:
+    """Bytes of the GPU that a model on `device` goes to, and of what others take there; None for a CPU."""
+    import torch
+
+    if device == "cpu" or not torch.cuda.is_available():
+        return None
+    index = (local_gpu() or 0) if device in ("auto", "cuda") else torch.device(device).index
+    free, total = torch.cuda.mem_get_info(index)
+    return total, total - free
+
+
 def _peak() -> int | None:
     """Bytes of the largest resident set."""
     try:  # getrusage would count what stood in the process that started this one

@@ -12,7 +12,6 @@ import torch
 
 from stateset_agents.backends.pretrained.loading import load_config, model_folder, recommended_settings
 from stateset_agents.core.agent_config import MOST_CACHED, AgentConfig
-from stateset_agents.runtime.machine import local_gpu
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.memory_simulation import SimulatedTraining, Workload
 from stateset_agents.types.errors import ConfigurationError
@@ -146,8 +145,10 @@ def plan_memory(
     full = planner.full
     start, hand_over = full.start, full.hand_over()
     lora = training.lora
-    adapter = "all weights" if lora is None else f"LoRA r{lora.rank}" + (lora.quantization or "")
+    adapter = "all weights" if lora is None else f"LoRA r{lora.rank}"
     shared = "one base copy, shared with the sampler" if planner.shares else "the sampler's, and what trains"
+    if lora is not None and lora.quantization is not None:
+        shared = f"the sampler's, and a copy in {lora.quantization}"
     conversations, columns = planner.load.conversations, planner.load.row_tokens
     less_cache = "lower agent.max_context_tokens, max_concurrent or agent.max_cached_tokens"
     smaller = "train an adapter (lora)" if lora is None else "take a smaller model, or lora.quantization 4bit"
@@ -183,15 +184,6 @@ def plan_memory(
         micro_batch_tokens=tokens,
         max_cached_tokens=planner.cached_tokens,
     )
-
-
-def gpu_memory(device: str) -> tuple[int, int] | None:
-    """Bytes of the GPU that a model on `device` goes to, and of what others take there; None for a CPU."""
-    if device == "cpu" or not torch.cuda.is_available():
-        return None
-    index = local_gpu() or 0 if device in ("auto", "cuda") else torch.device(device).index
-    free, total = torch.cuda.mem_get_info(index)
-    return total, total - free
 
 
 def plan_training(agent: AgentConfig, training: TrainingConfig, *, total: int, others: int = 0) -> MemoryPlan:

@@ -29,6 +29,7 @@ from stateset_agents.runs.recorder import ready
 from stateset_agents.runs.session import one_line, platform_line
 from stateset_agents.runs.trackers import check_installed
 from stateset_agents.runtime.event_loop import measure_loop_lag
+from stateset_agents.runtime.machine import gpu_memory
 from stateset_agents.runtime.tasks import in_thread, shielded
 from stateset_agents.tracking.monitors import graded
 from stateset_agents.tracking.run_folder import RunFolder
@@ -242,12 +243,15 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
 
         Raises ConfigurationError where a phase would not fit.
         """
-        from stateset_agents.training.memory_plan import gpu_memory, plan_training
-
         config = self.agent.config
-        gpu = None if config.model_name.startswith("vllm:") else gpu_memory(config.device)
-        if gpu is None or self.agent.is_running or type(self._factory) is not LearnerFactory:
+        is_elsewhere = config.model_name == "scripted" or config.model_name.startswith("vllm:")
+        gpu = gpu_memory(config.device)
+        if gpu is None or is_elsewhere or not self.agent.loads_model:
             return
+        if type(self._factory) is not LearnerFactory:  # TRL's own memory is not known
+            return
+        from stateset_agents.training.memory_plan import plan_training
+
         total, others = gpu
         plan = await in_thread(partial(plan_training, config, self.config, total=total, others=others))
         _log.info("\n".join(plan.lines()))

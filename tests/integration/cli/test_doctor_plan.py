@@ -9,9 +9,11 @@ import pytest
 from repository_paths import ROOT
 
 from stateset_agents.cli.main import main
+from stateset_agents.training import trainer as trainer_module
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.experiment import load_experiment
+from stateset_agents.training.experiment import Experiment, load_experiment
 from stateset_agents.training.memory_plan import plan_training
+from stateset_agents.types.errors import ConfigurationError
 
 FILE = str(ROOT / "examples" / "desk_with_lora.yaml")
 
@@ -45,6 +47,39 @@ def test_a_run_keeps_what_the_plan_chose_and_what_its_file_says() -> None:
     assert adopted.micro_batch_tokens == 4096
     assert adopted.gradient_checkpointing is False
     assert TrainingConfig(**adopted.model_dump()) == adopted
+
+
+async def test_a_training_plans_before_it_loads_and_keeps_what_it_chose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_module, "gpu_memory", lambda device: (24 * 2**30, 0))
+    changes = {"training.output_dir": str(tmp_path), "training.progress": False, "agent.device": "cpu"}
+    trainer = Experiment(load_experiment(FILE, changes)).trainer
+    await trainer.initialize()
+    assert trainer.memory_plan is not None
+    assert trainer.config.micro_batch_tokens == trainer.memory_plan.micro_batch_tokens
+    assert trainer.agent.config.max_cached_tokens == trainer.memory_plan.max_cached_tokens
+    kept = (trainer.run.path / "config.yaml").read_text()
+    assert f"micro_batch_tokens: {trainer.memory_plan.micro_batch_tokens}" in kept
+    metrics = await trainer.step()
+    assert metrics["memory/gpu/predicted_peak_mib"] == pytest.approx(trainer.memory_plan.peak / 2**20)
+    await trainer.close()
+
+
+def files(folder: Path) -> list[Path]:
+    return list(folder.iterdir())
+
+
+async def test_what_does_not_fit_is_refused_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_module, "gpu_memory", lambda device: (int(1.13 * 2**30), 0))
+    trainer = Experiment(load_experiment(FILE, {"training.output_dir": str(tmp_path)})).trainer
+    with pytest.raises(ConfigurationError, match=r"update would take .* are usable: rollout_sleep"):
+        await trainer.initialize()
+    assert trainer.agent.loads_model
+    assert files(tmp_path) == []
+    await trainer.close()
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,11 @@ class LayerAdapter:
     scaling: float
     """alpha / rank."""
 
+    def fits(self, other: LayerAdapter) -> bool:
+        """True where the other's tensors can be written into these."""
+        shapes = (self.a.shape, self.b.shape) == (other.a.shape, other.b.shape)
+        return shapes and self.scaling == other.scaling
+
     def __call__(self, x: Tensor) -> Tensor:
         """[..., inputs] to [..., outputs], computed in the dtype of x as an update's autocast does."""
         return F.linear(F.linear(x, self.a.to(x.dtype)), self.b.to(x.dtype)) * self.scaling
@@ -95,9 +100,10 @@ class AdaptedModel:
     @torch.no_grad()
     def set(self, adapter: Adapter) -> None:
         """Add a copy of this adapter from now on, in place of the one before; an empty one adds nothing."""
-        for name in self.adapter.keys() - adapter.keys():
-            self._hooks.pop(name).remove()
-            del self.adapter[name]
+        for name, old in list(self.adapter.items()):
+            if name not in adapter or not old.fits(adapter[name]):
+                self._hooks.pop(name).remove()
+                del self.adapter[name]
         for name, layer in adapter.items():
             if name not in self.adapter:
                 module = self._model.get_submodule(name)

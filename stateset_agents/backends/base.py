@@ -210,6 +210,10 @@ class AdapterBackend(TrainableBackend, Protocol):
     def base(self) -> object:
         """Stands for the weights without an adapter: another object whenever they change."""
 
+    @property
+    def has_adapter(self) -> bool:
+        """True while it samples with an adapter beside these weights."""
+
     def share_model(self, fits: Callable[[PreTrainedModel], bool]) -> PreTrainedModel | None:
         """The model once more, on the same frozen parameters, for a training that changes none of them; None
         where the model does not fit it, so that it must have a copy. Blocking."""

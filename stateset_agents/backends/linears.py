@@ -168,7 +168,9 @@ def sums_in_fp32() -> bool:
 
 def multiplies_wide(weight: Tensor) -> bool:
     """True if `wide_product` takes this weight and rounds nothing: bf16, on a GPU or a processor with AMX."""
-    return weight.dtype is torch.bfloat16 and (not weight.is_cpu or sums_in_fp32())
+    if weight.dtype is not torch.bfloat16:
+        return False
+    return sums_in_fp32() if weight.is_cpu else hasattr(torch.ops.aten.mm, "dtype")  # from torch 2.8 on
 
 
 @contextlib.contextmanager

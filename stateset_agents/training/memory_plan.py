@@ -14,7 +14,7 @@ from stateset_agents.backends.pretrained.loading import load_config, model_folde
 from stateset_agents.core.agent_config import MOST_CACHED, AgentConfig
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.memory_simulation import SimulatedTraining, Workload
-from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.errors import BackendError, ConfigurationError
 
 GB = 10**9
 UTILIZATION = 0.92
@@ -30,6 +30,14 @@ _LAYERS, _TOKENS = (2, 4), (4160, 8256)
 _PREFILL_TOKENS = 8192
 _ROW_TOKENS = 2048
 """Tokens of a planned conversation, where the context allows more."""
+
+
+_UNFIT = (BackendError, RuntimeError, ValueError, TypeError, AttributeError, LookupError)
+"""Raised by a model whose code reads numbers, or that is no causal language model."""
+
+
+class NoPlan(ConfigurationError):
+    """The memory of a model's training cannot be simulated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,11 +197,19 @@ def plan_memory(
 def plan_training(agent: AgentConfig, training: TrainingConfig, *, total: int, others: int = 0) -> MemoryPlan:
     """`plan_memory` of the agent's model, of which only the config is read, with what its card recommends.
 
-    Blocking. Raises ConfigurationError for a model that is not there, or is a server's.
+    Blocking. Raises ConfigurationError for a model that is not there, or is a server's, and `NoPlan` for one
+    that cannot be simulated.
     """
     training, _ = training.with_recommended(recommended_settings(model_folder(agent.model_name)))
     config = load_config(agent.model_name)
-    return plan_memory(config, agent, training, name=agent.model_name, total=total, others=others)
+    try:
+        return plan_memory(config, agent, training, name=agent.model_name, total=total, others=others)
+    except _UNFIT as error:  # the model's own code, on tensors without data
+        reason = (str(error).splitlines() or [""])[0]
+        raise NoPlan(
+            f"the memory of a {config.model_type} cannot be planned ({type(error).__name__}: {reason:.120}): "
+            "set micro_batch_tokens and gradient_checkpointing by hand"
+        ) from error
 
 
 class _Planner:
@@ -204,7 +220,8 @@ class _Planner:
         limit = getattr(model_config.get_text_config(), "max_position_embeddings", None) or 2**20
         context = min(limit, agent.max_context_tokens or limit)
         group = training.num_generations
-        at_once = min(training.max_concurrent, training.per_device_train_batch_size * group)
+        scenarios = training.per_device_train_batch_size * training.gradient_accumulation_steps
+        at_once = min(training.max_concurrent, scenarios * group)
         row = min(context, _ROW_TOKENS)
         self.load = Workload(
             conversations=at_once,

@@ -176,22 +176,6 @@ class Workload:
     """Tokens of one prefill."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peaks:
-    """The largest bytes of each phase of a training, of tensors on the device."""
-
-    start: int
-    """Bytes once the model and what trains are made; all other phases stand on them."""
-    cache: int
-    """Bytes of the cached keys and values."""
-    rollouts: int
-    """The peak while conversations are played, the cache in it."""
-    update: int
-    """The peak of a pass of the update and of the optimiser, without the cache."""
-    hand_over: int
-    """The peak while the sampler gets the new weights, without the cache."""
-
-
 class SimulatedTraining:
     """The models of a training, as the learner factory makes them; every phase can be run."""
 
@@ -205,7 +189,10 @@ class SimulatedTraining:
         device: str = "meta",
     ) -> None:
         """`dtype`: the rollouts'; `autocast`: the update's. On another device than `meta` real tensors are
-        counted, by the same branches."""
+        counted, by the same branches.
+
+        Raises BackendError for a model that is not of attention alone.
+        """
         from transformers import AutoModelForCausalLM
 
         self._config, self._device = config, device
@@ -216,10 +203,8 @@ class SimulatedTraining:
                 self.counter.add(tensor)
             self.speaker: Any = speaker.eval().requires_grad_(False)
             self.engine = _engine(speaker)
-            shares = config.lora is not None and autocast in (
-                dtype,
-                None if dtype is torch.float32 else dtype,
-            )
+            computed = autocast or torch.float32
+            shares = config.lora is not None and torch.promote_types(computed, dtype) is dtype
             if config.lora is not None and config.lora.quantization is not None:
                 self._quantized = self._quantized_bytes(config.lora.quantization)
             self.policy = self._policy(shares, autocast)
@@ -227,12 +212,14 @@ class SimulatedTraining:
         self.start = self.counter.live
 
     def _quantized_bytes(self, bits: str) -> Tensor:
-        """A stand-in for the linear layers in few bits, beside the sampler's dequantised ones, and for the
-        one that is dequantised while it multiplies."""
+        """A stand-in for the copy in few bits, beside the sampler's dequantised weights, and for the layer
+        that is dequantised while it multiplies."""
         head = self.speaker.get_output_embeddings()
         layers = [layer for layer in self.speaker.modules() if isinstance(layer, (nn.Linear, Conv1D))]
         sizes = [layer.weight.numel() for layer in layers if layer is not head]
-        size = sum(sizes) * _QUANTIZED[bits] + max(sizes) * self.speaker.dtype.itemsize
+        others = sum(part.numel() for part in self.speaker.parameters()) - sum(sizes)
+        whole = (max(sizes) + others) * self.speaker.dtype.itemsize
+        size = sum(sizes) * _QUANTIZED[bits] + whole
         return torch.empty(int(size), dtype=torch.uint8, device=self._device)
 
     def _policy(self, shares: bool, autocast: torch.dtype | None) -> Policy:
@@ -262,10 +249,7 @@ class SimulatedTraining:
             yield
 
     def rollouts(self, load: Workload) -> tuple[int, int]:
-        """Bytes of the cache, and the peak of a prefill and of a decode step above what was there; 0 where no
-        engine of ours runs the model."""
-        if self.engine is None:
-            return 0, 0
+        """Bytes of the cache, and the peak of a prefill and of a decode step above what was there."""
         engine, begin = self.engine, self.counter.live
         columns = -(-load.row_tokens // 32) * 32
         with self._counted(), torch.inference_mode():
@@ -309,7 +293,7 @@ class SimulatedTraining:
     def hand_over(self) -> int:
         """The peak while an adapter is handed to the sampler; all weights are copied into its own."""
         with self._counted(), torch.inference_mode():
-            if self._config.lora is not None and self.engine is not None:
+            if self._config.lora is not None:
                 adapter = adapter_of(self.policy.model)
                 copies = [torch.empty_like(part) for layer in adapter.values() for part in (layer.a, layer.b)]
                 self.engine.set_adapter(adapter)
@@ -348,12 +332,16 @@ class SimulatedTraining:
         return layout, batch
 
 
-def _engine(model: Any) -> CachedModel | None:
-    """The engine that runs it on a GPU, without the check against full forwards."""
+def _engine(model: Any) -> CachedModel:
+    """The engine that runs it on a GPU, without the check against full forwards.
+
+    Raises BackendError where none does: a recurrent model's forward goes token by token, which would take
+    hours here.
+    """
     for make in (FusedModel, BatchedModel):
         with contextlib.suppress(BackendError, AttributeError, KeyError, TypeError):
             return make(model, fast_linears=False)
-    return None
+    raise BackendError(f"{type(model).__name__} is no model of attention alone")
 
 
 def _plan(rows: int, start: int, length: int) -> Plan:

@@ -248,12 +248,17 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
         gpu = gpu_memory(config.device)
         if gpu is None or is_elsewhere or not self.agent.loads_model:
             return
-        if type(self._factory) is not LearnerFactory:  # TRL's own memory is not known
+        # TRL's own memory is not known, nor is that of shards; several processes would have to agree.
+        if type(self._factory) is not LearnerFactory or not self.processes.is_alone:
             return
-        from stateset_agents.training.memory_plan import plan_training
+        from stateset_agents.training.memory_plan import NoPlan, plan_training
 
         total, others = gpu
-        plan = await in_thread(partial(plan_training, config, self.config, total=total, others=others))
+        try:
+            plan = await in_thread(partial(plan_training, config, self.config, total=total, others=others))
+        except NoPlan as error:
+            _log.warning(str(error))
+            return
         _log.info("\n".join(plan.lines()))
         plan.expect_fitting()
         self.memory_plan = plan

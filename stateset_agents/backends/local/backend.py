@@ -146,6 +146,11 @@ class HuggingFaceBackend:
         """The worker's model: a copy in fp32 may not fit. With an adapter in use, a copy that has it."""
         return self._adapted.merged_copy(self._model.dtype) if self._adapted.adapter else self._model
 
+    @property
+    def has_adapter(self) -> bool:
+        """See `AdapterBackend`."""
+        return bool(self._adapted.adapter)
+
     def share_model(self, fits: Callable[[PreTrainedModel], bool]) -> PreTrainedModel | None:
         """The model once more, on the same frozen parameters, for a training that changes none of them; None
         where the model does not fit it, and while an adapter is in use, on which a second one would have to

@@ -29,7 +29,10 @@ def initial_tokens(backend: Backend, *, is_quantized: bool) -> tuple[object, obj
     ones, which the backend never had."""
     if is_quantized:
         return object(), None
-    return weights_token(backend), backend.base if isinstance(backend, AdapterBackend) else None
+    base = None
+    if isinstance(backend, AdapterBackend) and not backend.has_adapter:  # else it begins with merged weights
+        base = backend.base
+    return weights_token(backend), base
 
 
 @dataclass

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from repository_paths import ROOT
+from tiny_models import odd_model
 
 from stateset_agents.cli.main import main
 from stateset_agents.training import trainer as trainer_module
@@ -80,6 +81,19 @@ async def test_what_does_not_fit_is_refused_before_anything_is_loaded(
     assert trainer.agent.loads_model
     assert files(tmp_path) == []
     await trainer.close()
+
+
+def test_a_model_that_cannot_be_simulated_is_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd_model("rwkv").save_pretrained(tmp_path / "model")
+    capsys.readouterr()
+    file = tmp_path / "train.yaml"
+    file.write_text("agent: {model_name: ./model}\nenvironment: retail_desk\n")
+    assert main(["doctor", "--plan", str(file), "--gpu-memory", "24GB"]) == 1
+    error = capsys.readouterr().err
+    assert "the memory of a rwkv cannot be planned" in error
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from torch import Tensor
 from stateset_agents.backends.linears import PackedLinear
 from stateset_agents.backends.local.backend import HuggingFaceBackend
 from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.loop.weight_sync import initial_tokens
 from stateset_agents.training.processes import Processes
 from stateset_agents.training.update.batch import Sample
 from stateset_agents.training.update.factory import LearnerFactory
@@ -191,6 +192,25 @@ async def test_a_saved_state_gives_the_adapter_of_its_step() -> None:
     await backend.close()
 
 
+async def test_an_adapter_of_another_size_takes_the_place_of_the_one_before() -> None:
+    backend = HuggingFaceBackend(tiny_model(), tiny_tokenizer())
+    await backend.start()
+    learners = [
+        make_learner(backend, lora=lora) for lora in ({"rank": 4}, {"rank": 8}, {"rank": 8, "alpha": 9})
+    ]
+    said = []
+    for version, learner in enumerate((*learners, learners[0]), start=1):
+        if version <= len(learners):
+            moved(learner)
+        await backend.update_adapter(learner.adapter() or {}, version)
+        said.append(await spoken(backend))
+    assert said[0] == said[3]
+    assert said[0] != said[1] != said[2]
+    for learner in learners:
+        learner.close()
+    await backend.close()
+
+
 async def test_a_second_training_on_an_adapter_begins_with_merged_weights() -> None:
     backend = HuggingFaceBackend(tiny_model(), tiny_tokenizer())
     await backend.start()
@@ -200,6 +220,8 @@ async def test_a_second_training_on_an_adapter_begins_with_merged_weights() -> N
     second = make_learner(backend)
     merged = dict(first.weights())
     assert all(torch.equal(value, merged[name]) for name, value in second.base_weights().items())
+    _, base = initial_tokens(backend, is_quantized=False)
+    assert base is None  # so that the second one's base is handed over before its adapter
     for learner in (first, second):
         learner.close()
     await backend.close()

@@ -145,11 +145,7 @@ def _is_linear(module: nn.Module) -> bool:
 
 
 def _check_targets(targets: tuple[str, ...], model: PreTrainedModel) -> None:
-    layers = {
-        name: module
-        for name, module in model.named_modules()
-        if (isinstance(module, nn.Linear) or is_transposed(module))
-    }
+    layers = {name: module for name, module in model.named_modules() if _is_linear(module)}
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers
     names = sorted({name.rpartition(".")[2] for name, layer in layers.items() if layer is not head})
     for target in targets:
@@ -273,9 +269,7 @@ def quantized_copy(model: Any, bits: Bits, *, compute: torch.dtype = torch.float
     """
     library = require_bitsandbytes()
     head = model.get_output_embeddings()
-    layers = [
-        module for module in model.modules() if (isinstance(module, nn.Linear) or is_transposed(module))
-    ]
+    layers = [module for module in model.modules() if _is_linear(module)]
     memo = {id(layer): _quantize(library, layer, bits, compute) for layer in layers if layer is not head}
     quantized = copy.deepcopy(model, memo)  # which takes these layers where it would copy the model's
     setattr(quantized, f"is_loaded_in_{bits}", True)  # by which peft knows that it has such layers

@@ -94,6 +94,17 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()  # a collection in a test need not go through eight thousand of them, torch and transformers
+    gc.set_threshold(*gc.get_threshold()[:2], 1_000_000)  # a full one takes a second; see the next function
+
+
+_FINISHED: Counter[str] = Counter()
+
+
+def pytest_runtest_logfinish() -> None:
+    """Collect all garbage between two tests now and then, and never while one of them is timed."""
+    _FINISHED["tests"] += 1
+    if _FINISHED["tests"] % 200 == 0:
+        gc.collect()
 
 
 _FROM_ELSEWHERE: set[str] = set()

@@ -1,13 +1,14 @@
 """What importance weights leave of a sampler's bias, by the size of its gaps and the length of conversations.
 
-    OMP_NUM_THREADS=1 python -m scripts.importance_table            print the table, in a minute of one core
+    OMP_NUM_THREADS=1 python -m scripts.importance_table            print it, in two minutes of one core
     OMP_NUM_THREADS=1 python -m scripts.importance_table --write    put it into docs/overlap.md
 
-Policies are Markov chains of six tokens, a conversation is T of them, and its reward is 1 where a token's count
-is above its median. The expected gradient is exact. Without weights and with those of tokens it is linear in
-how often each pair of tokens is expected in rewarded conversations, which the powers of 6 x 6 matrices say: the
-pairs go through the package's own loss. With weights of conversations all 6^7 of seven tokens go through it; of
-longer ones, whose weights are unbiased up to the cap, what the cap takes away is bounded (Chernoff).
+Policies are Markov chains of six tokens, a conversation is T of them, and its reward is 1 where a token's
+count is above its median. The expected gradient is exact. Without weights and with those of tokens it is
+linear in how often each pair of tokens is expected in rewarded conversations, which powers of 6 x 6
+matrices say: the pairs go through the package's own loss. With weights of conversations all 6^7 of seven
+tokens go through it; of longer ones, whose weights are unbiased up to the cap, what the cap takes away is
+bounded (Chernoff).
 """
 
 from __future__ import annotations
@@ -127,7 +128,8 @@ def occurrences(kernel: Tensor, length: int) -> Tensor:
 def _walk(kernels: Tensor, length: int) -> Tensor:
     """[F, 7, 6] -> [F] the sum, over all conversations, of the product of their pairs' entries."""
     power = torch.linalg.matrix_power(kernels[:, :_TOKENS], length - 1)
-    return (kernels[:, _START, None] @ power).sum((-2, -1))
+    sums: Tensor = (kernels[:, _START, None] @ power).sum((-2, -1))
+    return sums
 
 
 def _count_chances(kernel: Tensor, length: int) -> Tensor:
@@ -136,7 +138,8 @@ def _count_chances(kernel: Tensor, length: int) -> Tensor:
     phases = torch.arange(number // 2 + 1, dtype=torch.float64) * (-2 * torch.pi / number)
     turned = torch.ones(len(phases), _TOKENS, dtype=torch.complex128)
     turned[:, 0] = torch.polar(torch.ones_like(phases), phases)
-    return torch.fft.irfft(_walk(kernel * turned[:, None], length), n=number)
+    chances: Tensor = torch.fft.irfft(_walk(kernel * turned[:, None], length), n=number)
+    return chances
 
 
 # ------------------------------------------------------------------------------ the package's loss
@@ -164,8 +167,8 @@ def token_gradient(policy: Tensor, sampler: Sampler, credits: Tensor, level: Wei
 
 @cache
 def enumerated() -> tuple[Tensor, Tensor, Tensor]:
-    """[6^n, n] of all conversations of n = ENUMERATED tokens: the tokens, those before them, and the prefixes,
-    of which each has a number."""
+    """[6^n, n] of all conversations of n = ENUMERATED tokens: the tokens, those before them, and a number for
+    each prefix."""
     said = torch.cartesian_prod(*[torch.arange(_TOKENS)] * ENUMERATED)
     before = torch.cat([torch.full((len(said), 1), _START), said[:, :-1]], dim=1)
     prefixes = torch.zeros_like(said)
@@ -278,7 +281,7 @@ def lines() -> Iterator[str]:
     """The table's."""
     kinds = list(families(short_policy(0), torch.ones(7, 6, dtype=torch.float64), 0))
     columns = [f"{name}: {kind}" for name in POLICIES for kind in kinds]
-    yield "| σ | tokens | weights | " + " | ".join(columns) + " |"
+    yield "| r.m.s. gap | tokens | weights | " + " | ".join(columns) + " |"
     yield "|---" * (3 + len(columns)) + "|"
     for rms in SIZES:
         for length in LENGTHS:

@@ -1,4 +1,4 @@
-"""The desk's gradient under half-precision rollouts, measured as docs/overlap.md has it, on fewer conversations."""
+"""The desk's gradient under half-precision rollouts, as docs/overlap.md has it, on fewer conversations."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ PLAIN = [
     {"rows": 7, "opens_rows": True, "beta": 0.1, "micro_batch_tokens": 12},
     {"rows": 5, "opens_rows": True, "beta": 0.1, "loss_type": "gspo", "micro_batch_tokens": 1},
     {"rows": 5, "opens_rows": True, "beta": 0.1, "kl_placement": "reward", "kl_estimator": "k1"},
-    # Conversations of 7.4 tokens in the mean: .3 would be passed at 7.9, as in the process that has the long one.
+    # Conversations of 7.4 tokens in the mean; from 7.9 on, as beside the long one, `auto` would take tokens.
     {"rows": 7, "beta": 0.1, "micro_batch_tokens": 12, "mismatch_rms": 0.107},
     {"rows": 7, "beta": 0.1, "mismatch_rms": 0.2},
 ]

@@ -179,6 +179,8 @@ def main() -> None:
     parser.add_argument("--rollouts", choices=("bf16", "e4m3"), default="bf16", help="e4m3: of the weights")
     parser.add_argument("--update", choices=("fp32", "bf16"), default="fp32", help="its precision")
     arguments = parser.parse_args()
+    if arguments.steps < 3:
+        parser.error(f"--steps must be at least 3, for an interval, got {arguments.steps}")
     started = time.process_time()
     measured = asyncio.run(measure(arguments.steps, rollouts=arguments.rollouts, precision=arguments.update))
     made = ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]

@@ -372,15 +372,15 @@ def policy_loss(
     """This micro-batch's share of the batch's loss: policy term plus beta times the KL term.
 
     Shares of different micro-batches add up to the same loss and gradient however the tokens are split; gspo
-    alone needs each trajectory whole in one micro-batch, and checks it.
+    and weights of whole trajectories need each trajectory whole in one micro-batch, and check it.
 
     - clip_ratio, clip_ratio_high: the range is 1 - clip_ratio to 1 + clip_ratio_high; the upper one is
       the lower one's equal where only that is given; with neither, the loss's own (`LOSSES[name].clip`).
     - dual_clip: see `Clip.dual`; only for the clipped surrogates.
     - weight_level: the weight of the decoupled form is each token's, or its whole trajectory's product: this
       alone is unbiased, and its noise grows with the length. It needs each trajectory whole.
-    - weight_cap: truncates that weight. Without behaviour_logprobs `old` is the policy
-      that sampled, its ratio already is the importance correction, and a cap is refused.
+    - weight_cap: truncates that weight. Without behaviour_logprobs `old` is the policy that sampled, its
+      ratio already is the importance correction, and a cap is refused.
     - beta, kl_estimator, kl_weighting: the KL term, see `kl_loss`; rho is taken to the policy that sampled,
       pi_old's part of it truncated at weight_cap.
     - measure: False leaves the metrics out (but for the KL's), which is quicker for a small network.
@@ -388,11 +388,11 @@ def policy_loss(
     Metrics are shares (sums over micro-batches, `ratio_max` a maximum): loss/policy, loss/kl (times beta),
     policy/ratio, policy/ratio_max, policy/clip_fraction_low (A < 0, ratio below the range),
     policy/clip_fraction_high (A > 0, above it), policy/clip_fraction_dual, in the decoupled form
-    policy/weight, its square and policy/weight_truncated (the share at the cap), policy/mismatch_square (of
-    old - behaviour), policy/importance_gain (mean over trajectories of advantages times old - behaviour: by
-    about how much the trainer is better than the sampler), kl/old (k3 against old, KL(old || pi)),
-    kl/reference. Under gspo ratios and clip fractions count trajectories, elsewhere tokens. Add
-    `policy_loss(...).metrics` over micro-batches with `+`.
+    policy/weight, policy/weight_square and policy/weight_truncated (the share at the cap),
+    policy/importance_gain (mean over trajectories of advantages times old - behaviour: by about how much the
+    trainer is better than the sampler), kl/old (k3 against old, KL(old || pi)), kl/reference. Under gspo
+    ratios and clip fractions count trajectories, elsewhere tokens. Add `policy_loss(...).metrics` over
+    micro-batches with `+`.
 
     Raises ConfigurationError on options that contradict each other.
     """
@@ -471,11 +471,10 @@ def _ratio_metrics(
     if weight is not None and inputs.behaviour_logprobs is not None:
         unit = "token" if weight_level == "token" else "trajectory"
         at_cap = weight >= (math.inf if weight_cap is None else weight_cap)
-        gap = log_ratio(inputs.old_logprobs, inputs.behaviour_logprobs)
         shares["policy/weight"] = inputs.mean(weight, unit)
         shares["policy/weight_truncated"] = inputs.mean(at_cap.to(live.dtype), unit)
         shares["policy/weight_square"] = inputs.mean(weight.square(), unit)
-        shares["policy/mismatch_square"] = inputs.mean(gap.square(), "token")
+        gap = log_ratio(inputs.old_logprobs, inputs.behaviour_logprobs)
         gain = (inputs.advantages.to(live.dtype) * gap).sum() / inputs.denominators.num_trajectories
         shares["policy/importance_gain"] = gain
     highest = torch.cat([ratio, ratio.new_zeros(1)]).max()  # an empty piece gives 0

@@ -25,7 +25,7 @@ from stateset_agents.types.logs import get_logger
 
 # Warnings while a run goes on; the recorder hands each step's metrics to a `StepWarnings`.
 
-_EARLY_CHECKS = ("vocabulary", "numbers", "cut replies")
+_EARLY_CHECKS = ("vocabulary", "numbers", "cut replies", "sampler")
 """Checks that the first steps can show already; the other checks need several steps."""
 _FIRST, _LAST = 5, 20
 """Steps that are remembered: how the run began, and how it stands."""

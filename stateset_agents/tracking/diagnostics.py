@@ -633,6 +633,23 @@ def _on_policy(history: History) -> Finding | None:
     return graded("on-policy", highest - 1, numbers)
 
 
+def _sampler(history: History) -> Finding | None:
+    """Gaps between the log-probs that the last steps' rollouts stored and the policy's that is updated."""
+    gaps = history.finite("policy/mismatch_rms")
+    if not gaps:
+        return None
+    rms = fmean(gaps[-window(gaps) :])
+    largest = max(history.finite("policy/rollout_mismatch")[-window(gaps) :], default=0.0)
+    numbers = f"rollouts' log-probs are off the update's by {rms:.2g} (root mean square)"
+    if largest:
+        numbers += f", one by {largest:.2g}"
+    return graded("sampler", max(rms / _MAX_GAP_RMS, largest / _MAX_GAP), numbers)
+
+
+_MAX_GAP_RMS, _MAX_GAP = 0.15, 1.0
+"""In nats: the root mean square of gaps, and the largest one, up to which importance weights help."""
+
+
 def _off_policy(history: History) -> Finding | None:
     """The mean importance weight of the tokens must be 1, in the median of the last steps."""
     weights = history.finite("policy/weight")
@@ -699,6 +716,7 @@ CHECKS: Mapping[str, Check] = {
     "KL to the reference": _reference,
     "inner passes": _inner_passes,
     "on-policy": _on_policy,
+    "sampler": _sampler,
     "off-policy": _off_policy,
     "value function": _critic,
     "value bias": _value_bias,

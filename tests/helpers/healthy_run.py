@@ -32,6 +32,8 @@ HEALTHY: Mapping[str, Series] = {
     "policy/clip_fraction_high": 0.05,
     "policy/first_ratio_max": 1.0,
     "policy/weight": 0.98,
+    "policy/mismatch_rms": 0.01,
+    "policy/rollout_mismatch": 0.1,
     "kl/reference": 0.05,
     "kl/old": 0.01,
     "value/explained_variance": 0.6,

@@ -111,7 +111,7 @@ class MicroBatch:
     ref_logprobs: Tensor | None = None
     """[N] log-probs under the reference, once the objective has prepared the batch."""
     behaviour_logprobs: Tensor | None = None
-    """[N] log-probs under the policy that sampled, where pi_old is another and a weight corrects for it."""
+    """[N] log-probs under the policy that sampled, where pi_old may be another."""
 
     def to(self, device: torch.device) -> MicroBatch:
         """The batch with the trained tokens on `device`; a layout is moved when it is forwarded."""

@@ -237,9 +237,9 @@ class Learner(ActorCritic):
         stream = derive(self.config.seed, "update", step, *([rank] if rank else []))
         try:
             with seeded_rng(stream, self.policy.device):
-                prepared, mismatch = self._objective.prepare(batches, self.kl.beta)
+                prepared = self._objective.prepare(batches, self.kl.beta)
                 passes, last_logprobs, failure = self._passes(prepared, denominators, fraction)
-            metrics |= self._processes.reduce("the update", mismatch, max_or_nan) | passes
+            metrics |= passes
             if not self.config.log_learner_logprobs:
                 return Learned(metrics, failure=failure)
             logprobs = self._objective.token_logprobs(prepared, last_logprobs)
@@ -275,7 +275,7 @@ class Learner(ActorCritic):
             )
         denominators = Denominators.of(lengths(samples), max_length=self.config.loss_length)
         self._objective.begin(float(lengths(samples).float().mean()))
-        prepared, _ = self._objective.prepare(self._micro_batches(samples), coefficient)
+        prepared = self._objective.prepare(self._micro_batches(samples), coefficient)
         set_mode(self.policy.model, dropout=False)
         outputs = [self._objective.loss(batch, denominators, coefficient) for batch in prepared]
         parts = sum((output.metrics for output in outputs), Metrics()).shares

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from stateset_agents.algorithms.losses import (
     WeightLevel,
     entropy_loss,
     kl_rewards,
+    log_ratio,
     policy_loss,
     token_returns_to_go,
 )
@@ -29,20 +31,31 @@ from stateset_agents.training.rows.parallel_passes import ParallelPasses
 from stateset_agents.training.update.batch import MicroBatch
 from stateset_agents.training.update.policy import Policy
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.logs import get_logger
 from stateset_agents.types.trajectory import TokenLogprobs
 
-_log = get_logger(__name__)
-
-_MISMATCH = "policy/rollout_mismatch"
-"""The largest difference between the log-probs that rollouts stored and pi_old's."""
-_CAPS: Mapping[WeightLevel, float] = {"token": 2.0, "sequence": 5.0}
+WEIGHT_CAPS: Mapping[WeightLevel, float] = {"token": 2.0, "sequence": 5.0}
 """The largest importance weight, where the settings name none."""
 _QUIET = 0.3
 """The largest deviation of a conversation's log weight at which its weight is taken: its noise is 1.05 times
 that without weights."""
-_LOUD = 0.15
-"""The root mean square of gaps from which no weight helps."""
+
+
+def weight_level(
+    importance: Literal["auto", "none", "token", "sequence"],
+    mismatch_rms: float | None,
+    tokens_per_conversation: float,
+) -> WeightLevel | None:
+    """The level of a step's importance weights under this setting; None for no weights.
+
+    `mismatch_rms`: root mean square, in nats, of the last step's gaps; None before the first step.
+
+    >>> weight_level("auto", 0.02, 100.0), weight_level("auto", 0.02, 400.0)
+    ('sequence', 'token')
+    """
+    if importance == "auto":
+        rms = math.inf if mismatch_rms is None else mismatch_rms
+        return "sequence" if rms * math.sqrt(tokens_per_conversation) <= _QUIET else "token"
+    return None if importance == "none" else importance
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +88,6 @@ class Objective:
         self._recompute_old = not exact_logprobs or policy.autocast is not None or config.max_staleness > 0
         self.mismatch_rms: float | None = None
         """The root mean square of the last step's gaps, pi_old's log-probs minus the sampler's."""
-        self._has_warned = False
         self.weight_level: WeightLevel | None = None
         """The level of importance weights in this step; None without any."""
         for name, value in (("importance", config.importance), ("importance_cap", config.importance_cap)):
@@ -90,20 +102,17 @@ class Objective:
         """True where pi_old is the policy of the only pass, whose log-probs, without gradient, then are
         pi_old's."""
         self._measures_mismatch = self._recompute_old and not config.max_staleness
-        """True where pi_old differs from what the rollouts stored by rounding alone: not with staleness."""
+        """True where pi_old differs from what the rollouts stored by the sampler's doing alone: not with
+        staleness."""
 
     def begin(self, tokens_per_conversation: float) -> None:
         """Choose the importance weights of a step whose conversations have so many trained tokens in the
         mean."""
-        wanted = self.config.importance
-        if not self._recompute_old or wanted == "none":
-            self.weight_level = None
-        elif wanted == "auto":
-            rms = math.inf if self.mismatch_rms is None else self.mismatch_rms
-            is_quiet = rms * math.sqrt(tokens_per_conversation) <= _QUIET
-            self.weight_level = "sequence" if is_quiet else "token"
-        else:
-            self.weight_level = wanted
+        self.weight_level = None
+        if self._recompute_old:
+            self.weight_level = weight_level(
+                self.config.importance, self.mismatch_rms, tokens_per_conversation
+            )
 
     @property
     def needs_whole_conversations(self) -> bool:
@@ -113,27 +122,18 @@ class Objective:
     def measure(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """A step's metrics with those of its weights; the next step's `auto` reads them."""
         named = dict(metrics)
-        if self.weight_level is None or "policy/mismatch_square" not in named:
-            return named
-        self.mismatch_rms = math.sqrt(named.pop("policy/mismatch_square"))
-        square = named.pop("policy/weight_square")
-        named["policy/mismatch_rms"] = self.mismatch_rms
-        named["policy/importance_level"] = float(self.weight_level == "sequence") + 1.0
-        named["policy/importance_ess"] = named["policy/weight"] ** 2 / square if square else 0.0
-        if self.mismatch_rms >= _LOUD and not self._has_warned:
-            self._has_warned = True
-            _log.warning(
-                f"the rollouts' log-probs are off the update's by {self.mismatch_rms:.2g} (root mean "
-                "square), more than importance weights can mend: let the sampler compute in the update's "
-                "precision, or lower max_staleness"
-            )
+        if "policy/mismatch_square" in named:
+            self.mismatch_rms = math.sqrt(named.pop("policy/mismatch_square"))
+            named["policy/mismatch_rms"] = self.mismatch_rms
+        if "policy/weight_square" in named:
+            square = named.pop("policy/weight_square")
+            named["policy/importance_level"] = float(self.weight_level == "sequence") + 1.0
+            named["policy/importance_ess"] = named["policy/weight"] ** 2 / square if square else 0.0
         return named
 
     @torch.no_grad()
-    def prepare(
-        self, batches: Sequence[MicroBatch], beta: float
-    ) -> tuple[list[MicroBatch], dict[str, float]]:
-        """pi_old and the reference of each micro-batch, a KL in the reward; and metrics of the mismatch.
+    def prepare(self, batches: Sequence[MicroBatch], beta: float) -> list[MicroBatch]:
+        """The micro-batches with pi_old, the reference, and a KL in the reward.
 
         Where tokens may be of earlier policies, pi_old is the current policy, the proximal one of
         the decoupled objective (https://arxiv.org/abs/2505.24298, equation 5): the clip keeps near it, and
@@ -146,17 +146,13 @@ class Objective:
             at_once = min(at_once, self.reference.passes_at_once)
         tokens = [batch.layout.num_tokens for batch in batches]
         prepared = self._passes.run(self._scored, batches, tokens, at_once=at_once)
-        mismatches = [
-            float(_mismatch(scored.old_logprobs, batch.old_logprobs))
-            for scored, batch in zip(prepared, batches, strict=True)
-        ]
         if prepared and self.reference is not None and self.config.kl_placement == "reward":
             prepared = _with_kl_rewards(prepared, beta)
-        return prepared, {_MISMATCH: max(mismatches, default=0.0)} if self._measures_mismatch else {}
+        return prepared
 
     def _scored(self, batch: MicroBatch) -> MicroBatch:
         """The micro-batch with pi_old's log-probs and the reference's."""
-        behaviour = batch.old_logprobs if self.weight_level is not None else None
+        behaviour = batch.old_logprobs if self._recompute_old else None
         if self._recompute_old and not self.old_is_current:
             batch = replace(batch, old_logprobs=self.policy.score(batch).logprobs)
         reference = None if self.reference is None else self.reference.score(batch).logprobs
@@ -177,13 +173,14 @@ class Objective:
             logprobs = scores.logprobs.detach()
             if not len(batch.targets):  # rows of a process that waits for others' micro-batches
                 return scores.logprobs.sum(), (Metrics(), logprobs)
+            sampled = _part(batch.behaviour_logprobs, part)
             inputs = LossInputs(
                 scores.logprobs,
                 logprobs if self.old_is_current else batch.old_logprobs[part],
                 batch.advantages[part],
                 batch.trajectory_ids[part],
                 denominators,
-                behaviour_logprobs=_part(batch.behaviour_logprobs, part),
+                behaviour_logprobs=None if level is None else sampled,
                 ref_logprobs=_part(batch.ref_logprobs, part),
                 keep=_part(keep, part),
             )
@@ -193,7 +190,7 @@ class Objective:
                 clip_ratio=config.clip_ratio,
                 clip_ratio_high=config.clip_ratio_high,
                 dual_clip=config.dual_clip,
-                weight_cap=None if level is None else config.importance_cap or _CAPS[level],
+                weight_cap=None if level is None else config.importance_cap or WEIGHT_CAPS[level],
                 weight_level=level or "token",
                 beta=beta if config.kl_placement == "loss" else 0.0,
                 kl_estimator=config.kl_estimator,
@@ -206,9 +203,8 @@ class Objective:
                 keep=inputs.keep,
             )
             metrics = policy.metrics + entropy.metrics
-            if self.old_is_current and self._measures_mismatch:
-                mismatch = _mismatch(logprobs, batch.old_logprobs[part])
-                metrics = metrics + Metrics(maxima={_MISMATCH: mismatch})
+            if sampled is not None:
+                metrics = metrics + self._mismatch(inputs, sampled)
             total = policy.loss + config.entropy_coef * entropy.loss if config.entropy_coef else policy.loss
             return weight * total, (metrics, logprobs)
 
@@ -220,6 +216,14 @@ class Objective:
         )
         metrics = sum((metrics for metrics, _ in parts), Metrics())
         return MeasuredLoss(total, metrics, torch.cat([logprobs for _, logprobs in parts]))
+
+    def _mismatch(self, inputs: LossInputs, sampled: Tensor) -> Metrics:
+        """How far pi_old's log-probs are from those that the rollouts stored, `sampled` [N]."""
+        gap = log_ratio(inputs.old_logprobs, sampled)
+        return Metrics(
+            shares={"policy/mismatch_square": inputs.mean(gap.square(), "token")},
+            maxima={"policy/rollout_mismatch": gap.abs().max()} if self._measures_mismatch else {},
+        )
 
     def token_logprobs(
         self, batches: Sequence[MicroBatch], logprobs: Sequence[Tensor]
@@ -266,8 +270,3 @@ def _with_kl_rewards(batches: Sequence[MicroBatch], beta: float) -> list[MicroBa
 
 def _part(tensor: Tensor | None, part: slice) -> Tensor | None:
     return None if tensor is None else tensor[part]
-
-
-def _mismatch(old: Tensor, stored: Tensor) -> Tensor:
-    """The largest difference, 0 for a process's empty batch."""
-    return (old - stored).abs().max() if len(old) else old.new_zeros(())

@@ -99,6 +99,8 @@ def test_a_healthy_run_hears_nothing() -> None:
         ("entropy", {"policy/entropy": [0.5] * 10 + [0.01] * 20}, 15),
         ("KL to the reference", {"kl/reference": 2.5}, 5),
         ("inner passes", {"policy/clip_fraction_low": 0.95}, 5),
+        ("sampler", {"policy/mismatch_rms": [0.01] * 2 + [0.9] * 28}, 3),
+        ("sampler", {"policy/rollout_mismatch": [0.1] * 2 + [1.4] + [0.1] * 27}, 3),
         ("off-policy", {"policy/weight": 0.4}, 5),
         ("advantages", {"advantage/std": 3.5}, 5),
         ("failures", {"rollout/failed": 4.0}, 5),

@@ -104,6 +104,8 @@ SICK: list[tuple[str, str, Mapping[str, Series], Mapping[str, Any]]] = [
     ("inner passes", "fail", {"kl/old": 0.5}, {}),
     ("on-policy", "warn", {"policy/first_ratio_max": 1.1}, {}),
     ("on-policy", "fail", {"policy/first_ratio_max": 4.0}, {}),
+    ("sampler", "warn", {"policy/mismatch_rms": 0.2}, {}),
+    ("sampler", "warn", {"policy/rollout_mismatch": [0.1] * 29 + [1.4]}, {}),
     ("off-policy", "warn", {"policy/weight": 0.85}, {}),
     ("off-policy", "fail", {"policy/weight": 1.6}, {}),
     ("value function", "warn", {"value/explained_variance": 0.05}, {}),

@@ -222,6 +222,21 @@ async def test_a_resumed_run_ends_bit_equal_with_dropout_on(tmp_path, kl):
     assert after.summary()["deterministic"]
 
 
+async def test_a_resumed_run_weighs_by_the_level_that_the_run_would_have_taken(tmp_path):
+    settings = {"max_steps": 3, "precision": "bf16"}
+    whole, straight = await trained(tmp_path, **settings)
+    half = make_trainer(tmp_path, **settings)
+    await half.initialize()
+    await half.step()
+    await half.save_checkpoint()
+    await half.close()
+    again, after = await resumed(half, tmp_path, **settings)
+    assert same_bits(again, whole)
+    assert metrics(after) == metrics(straight)
+    levels = [line.values["policy/importance_level"] for line in RunLog(straight.run).metrics()]
+    assert levels == [1.0, 2.0, 2.0]
+
+
 @pytest.mark.long
 async def test_resuming_an_older_checkpoint_drops_what_came_after_it(tmp_path):
     whole, straight = await trained(tmp_path, max_steps=4, save_steps=1, save_total_limit=9)

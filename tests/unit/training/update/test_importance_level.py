@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import tiny_model
-from tiny_training import sample, talk
+from tiny_training import same_bits, sample, talk
 
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.update.batch import Sample
 from stateset_agents.training.update.learner import Learner
+from stateset_agents.training.update.objective import weight_level
 from stateset_agents.types.errors import ConfigurationError
 
 
@@ -55,13 +56,21 @@ def test_a_checkpoint_keeps_what_auto_goes_by() -> None:
     resumed.restore(copy.deepcopy(dict(learner.weights())), copy.deepcopy(learner.state()))
     samples = samples_off_by(learner, 0.01)
     one, other = learner.update(samples, step=1), resumed.update(samples, step=1)
-    assert one["policy/importance_level"] == other["policy/importance_level"] == 2.0
-    assert one["loss/policy"] == other["loss/policy"]
+    assert one == other
+    assert one["policy/importance_level"] == 2.0
+    assert same_bits(dict(learner.weights()), dict(resumed.weights()))
+    learner.restore(
+        copy.deepcopy(dict(resumed.weights())), {**resumed.state(), "importance": {}}
+    )  # an older one
+    assert learner.update(samples, step=2)["policy/importance_level"] == 1.0
 
 
 def test_none_weighs_nothing_and_an_exact_sampler_s_weights_are_refused() -> None:
     learner = learner_of(importance="none")
-    assert "policy/weight" not in learner.update(samples_off_by(learner, 0.1), step=0)
+    metrics = learner.update(samples_off_by(learner, 0.1), step=0)
+    assert "policy/weight" not in metrics
+    assert "policy/importance_level" not in metrics
+    assert metrics["policy/mismatch_rms"] == pytest.approx(0.1, rel=0.2)  # measured all the same
     with pytest.raises(ConfigurationError, match="importance token would correct twice"):
         Learner(
             tiny_model(),
@@ -81,3 +90,21 @@ def test_however_rows_are_cut_the_weights_are_the_same(level: str) -> None:
         gradients.append([parameter.grad for parameter in learner.optimization.trained_parameters])
     for whole, parts in zip(*gradients, strict=True):
         assert (whole - parts).norm() <= 0.02 * whole.norm() + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("importance", "rms", "tokens", "level"),
+    [
+        ("auto", None, 1.0, "token"),
+        ("auto", 0.03, 100.0, "sequence"),  # .03 * 10 = .3
+        ("auto", 0.03, 101.0, "token"),
+        ("auto", float("nan"), 1.0, "token"),
+        ("sequence", None, 1e6, "sequence"),
+        ("token", 0.0, 1.0, "token"),
+        ("none", 0.0, 1.0, None),
+    ],
+)
+def test_the_level_by_setting_gaps_and_length(
+    importance: Any, rms: float | None, tokens: float, level: str | None
+) -> None:
+    assert weight_level(importance, rms, tokens) == level

@@ -159,3 +159,93 @@ def test_a_kl_in_the_reward_is_that_of_pi_old():
         to_go = torch.stack([cost[t:].sum() for t in range(len(cost))])
         terms.append(-weight * to_go * now)
     assert distance(found, derivative(model, averaged("trajectory", terms, 1))) < 1e-5
+
+
+# ------------------------------------------------------------------------------ weights of conversations
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"loss_type": "gspo"},
+        {"num_iterations": 2, "learning_rate": 1e-12},
+        {"dropout": True},
+        {"micro_batch_tokens": 1},
+    ],
+)
+def test_a_conversation_s_weight_is_its_tokens_product_truncated(settings):
+    model, samples = stale()
+    options = {"importance": "sequence", "importance_cap": CAP, "max_staleness": 1, **settings}
+    found, metrics = gradient(learner_of(copy.deepcopy(model), **options), samples)
+
+    def weigh(now, mu):
+        return (now - mu).sum().exp().clamp(max=CAP)
+
+    assert distance(found, derivative(model, expected_loss(model, samples, weigh=weigh))) < 1e-6
+    with torch.no_grad():
+        weights = [float(weigh(now, mu)) for now, mu in stored_and_now(model, samples)]
+    assert 0 < sum(weight == CAP for weight in weights) < len(weights)
+    assert metrics["policy/weight"] == pytest.approx(sum(weights) / len(weights), rel=1e-5)
+    squares = sum(weight**2 for weight in weights) / len(weights)
+    assert metrics["policy/importance_ess"] == pytest.approx(
+        metrics["policy/weight"] ** 2 / squares, rel=1e-5
+    )
+    assert metrics["policy/weight_truncated"] == pytest.approx(
+        sum(weight == CAP for weight in weights) / len(weights), abs=1e-6
+    )
+    assert metrics["policy/importance_level"] == 2.0
+
+
+@pytest.mark.parametrize("importance", ["none", "token", "sequence"])
+def test_gaps_and_what_the_trainer_gains_by_them_are_measured(importance):
+    model, samples = stale()
+    config = TrainingConfig(beta=0.0, importance=importance)
+    learner = Learner(copy.deepcopy(model), config, num_steps=10, exact_logprobs=False)
+    _, metrics = gradient(learner, samples)
+    with torch.no_grad():
+        gaps = [now - mu for now, mu in stored_and_now(model, samples)]
+    everything = torch.cat(gaps)
+    assert metrics["policy/mismatch_rms"] == pytest.approx(float(everything.square().mean().sqrt()), rel=1e-5)
+    assert metrics["policy/rollout_mismatch"] == pytest.approx(float(everything.abs().max()), rel=1e-5)
+    gain = sum(advantage * float(gap.sum()) for advantage, gap in zip(ADVANTAGES, gaps, strict=True)) / 5
+    assert metrics.get("policy/importance_gain") == (
+        None if importance == "none" else pytest.approx(gain, rel=1e-5)
+    )
+
+
+def test_a_kl_in_the_reward_is_weighed_by_conversations_too():
+    start = tiny_model().double()
+    options = {"beta": 0.5, "kl_placement": "reward", "kl_estimator": "k1", "importance": "sequence"}
+    learner = learner_of(copy.deepcopy(start), max_staleness=1, **options)
+    moved(learner.policy.model)
+    model = copy.deepcopy(learner.policy.model)
+    samples = samples_for(model, drift=0.3, advantages=[0.0] * 5)
+    found, _ = gradient(learner, samples)
+    terms = []
+    for (now, stored), sample in zip(stored_and_now(model, samples), samples, strict=True):
+        with torch.no_grad():
+            cost = -0.5 * (now - plain_logprobs(start, sample.trajectory))
+            weight = (now - stored).sum().exp().clamp(max=5.0)
+        to_go = torch.stack([cost[t:].sum() for t in range(len(cost))])
+        terms.append(-weight * to_go * now)
+    assert distance(found, derivative(model, averaged("trajectory", terms, 1))) < 1e-5
+
+
+def test_a_kl_in_the_loss_is_weighed_by_conversations_too():
+    start = tiny_model().double()
+    options = {"beta": 0.5, "kl_estimator": "k3", "importance": "sequence"}
+    learner = learner_of(copy.deepcopy(start), max_staleness=1, **options)
+    moved(learner.policy.model)
+    model = copy.deepcopy(learner.policy.model)
+    samples = samples_for(model, drift=0.3, advantages=[0.0] * 5)
+    found, _ = gradient(learner, samples)
+    terms = []
+    for (now, stored), sample in zip(stored_and_now(model, samples), samples, strict=True):
+        with torch.no_grad():
+            reference = plain_logprobs(start, sample.trajectory)
+            weight = (now - stored).sum().exp().clamp(max=5.0)
+        apart = now - reference
+        k3 = (-apart).exp() - 1 + apart
+        terms.append(0.5 * weight * (now - now.detach()).exp() * k3)
+    assert distance(found, derivative(model, averaged("trajectory", terms, 1))) < 1e-5

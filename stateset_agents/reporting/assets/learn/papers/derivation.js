@@ -1,5 +1,18 @@
 // A derivation: claims in order, each with the two sides of its equality, computed again at every change. And pitfalls.
 
+/** `make`, which remembers its last values: one change of a setting asks for each several times. */
+function cached(make) {
+  const known = new Map();
+  return (...parts) => {
+    const key = JSON.stringify(parts);
+    if (!known.has(key)) {
+      if (known.size > 20) known.clear();
+      known.set(key, make(...parts));
+    }
+    return known.get(key);
+  };
+}
+
 /** The slope of a function of one number, by finite differences; `side` -1 or 1 takes it from one side alone. */
 const slopeOf = (value, at, side = 0) => {
   const step = side ? 1e-7 : 1e-5;

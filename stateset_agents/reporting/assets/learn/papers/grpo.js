@@ -68,7 +68,8 @@ function spreadless() {
 
 // 2. What the baseline and the spread do to the gradient
 const ESTIMATES = [["group mean", tint(0), { baseline: "group_mean", scaling: "none" }], ["leave one out", tint(2), { baseline: "leave_one_out", scaling: "none" }], ["group mean / std", tint(1), { baseline: "group_mean", scaling: "population" }]];
-const relative = (p, choice_) => expectedGradient(p, view.size, choice_) / (p * (1 - p));
+const relative = (p, choice_, size = view.size) => expectedGradient(p, size, choice_) / (p * (1 - p));
+const curvesOf = cached((size) => ESTIMATES.map(([, , choice_]) => Array.from({ length: 49 }, (_, at) => relative((at + 1) / 50, choice_, size))));
 section("bias", "2. What it does to the gradient", [
   text("Your own reward is in the mean that you are compared with. That shrinks the expected gradient by 1 − 1/G, everywhere alike: a smaller step, no other direction. Leave one out has no such factor."),
   text("Dividing by the standard deviation does change the direction: scenarios that nearly always fail, or nearly always succeed, have a small spread and are weighed up."),
@@ -80,12 +81,11 @@ section("bias", "2. What it does to the gradient", [
     key: legend(...ESTIMATES.map(([name, hue]) => [hue, name, "stroke"])),
     height: 300,
     draw: (width, height, grip) => {
-      const xs = Array.from({ length: 49 }, (_, at) => (at + 1) / 50);
-      const lines = ESTIMATES.map(([, , choice_]) => xs.map((p) => relative(p, choice_)));
+      const lines = curvesOf(view.size);
       const frame = axes(width, height, { x: [0, 1], y: [0, Math.max(2.2, ...lines.flat()) * 1.04], across: "success rate of the scenario", up: "times the true gradient" });
       const at = relative(view.p, ESTIMATES[2][2]);
       const move = (p) => set({ p: rounded(clamp(p, 0.02, 0.98), 0.01) });
-      return [frame.nodes, lines.map((values, i) => line(values.map((value, k) => [frame.px(xs[k]), frame.py(value)]), { style: `--own: ${ESTIMATES[i][1]}` })),
+      return [frame.nodes, lines.map((values, i) => line(values.map((value, k) => [frame.px((k + 1) / 50), frame.py(value)]), { style: `--own: ${ESTIMATES[i][1]}` })),
         grip("p", frame.px(view.p), frame.py(at), { says: "Chance of success", now: view.p, low: 0.02, high: 0.98, value: `${number(view.p)}: ${number(at)} times the true gradient with std`, hue: tint(1), move: (x) => move(frame.toX(x)), keys: (dx, dy) => move(view.p + 0.01 * (dx || dy)) })];
     },
     says: () => ESTIMATES.map(([name, , choice_]) => `${name}: ${number(relative(view.p, choice_))}`).join(", "),
@@ -154,10 +154,11 @@ const spreadOfOne = (baseline) => meanSlope((first) => (paid(first) - baseline) 
 const klTerms = (what) => (first) => { const [p, q, from] = first ? [view.p, view.q, view.p_old] : [1 - view.p, 1 - view.q, 1 - view.p_old]; return klToken(Math.log(p / q), Math.log(p / from), "k3", view.with_rho ? "live" : "none")[what]; };
 const klOf = (p) => p * Math.log(p / view.q) + (1 - p) * Math.log((1 - p) / (1 - view.q));
 /** Means of drawn groups of G rewards, each 1 with probability p, else 0. */
-function drawnMeans() {
-  const draw = mulberry32(view.seed + 1);
-  return Array.from({ length: view.num_groups }, () => { let wins = 0; for (let member = 0; member < view.size; member += 1) wins += draw() < view.p; return wins / view.size; });
-}
+const drawMeans = cached((p, size, num_groups, seed) => {
+  const draw = mulberry32(seed + 1);
+  return Array.from({ length: num_groups }, () => { let wins = 0; for (let member = 0; member < size; member += 1) wins += draw() < p; return wins / size; });
+});
+const drawnMeans = () => drawMeans(view.p, view.size, view.num_groups, view.seed);
 /** The variance of a group's mean, and the standard error of what so many groups show of it. */
 function meanVariance() {
   const one = view.p * (1 - view.p), exact = one / view.size, fourth = (3 * one ** 2 + (one * (1 - 6 * one)) / view.size) / view.size ** 2;
@@ -210,7 +211,8 @@ const BREAKS = [
   ["signed kl", "Signed KL as the loss", "The mean of log π − log π of the reference, as a loss, has expected gradient 0 on-policy: β does nothing but add noise, and the KL runs away."],
   ["clipped advantage", "Clip the advantage", "max(A·NLL, clip(A, ±ε)·NLL) has no ratio: good replies are never held back, bad ones count ε at most."],
 ];
-const run = (broken) => bandit(ARMS, { size: 8, steps: 60, passes: 2, rate: view.rate, seed: view.seed, beta: view.beta, broken: broken === "none" ? null : broken, baseline: "group_mean", scaling: "population", loss: "grpo", low: 0.2, high: 0.2, kl: "k3" });
+const trained = cached((broken, rate, seed, beta) => bandit(ARMS, { size: 8, steps: 60, passes: 2, rate, seed, beta, broken: broken === "none" ? null : broken, baseline: "group_mean", scaling: "population", loss: "grpo", low: 0.2, high: 0.2, kl: "k3" }));
+const run = (broken) => trained(broken, view.rate, view.seed, view.beta);
 const neutral = () => { const kept = group().advantages.filter((value) => Math.abs(value) >= 0.5); return kept.length ? mean(kept) : 0; };
 section("break", "7. Break it yourself", [
   text("A policy over four arms with rewards 0, .2, .5 and 1 learns from groups of eight, two passes each. Press a button to plant one of the mistakes that GRPO code has been published with."),

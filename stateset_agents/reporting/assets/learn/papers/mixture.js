@@ -87,19 +87,19 @@ section("next", "2. Where would the next point go?", [
 const density = (value, { mean: middle, variance }) => Math.exp(-((value - middle) ** 2) / (2 * variance)) / Math.sqrt(2 * Math.PI * variance);
 const chanceOfNew = (at) => view.alpha / (view.alpha + at + (at > 0 ? view.beta : 0));
 /** Numbers of components of restaurants that seat as many points as are seen, without looking at them. */
-function seatings() {
-  const draw = mulberry32(view.seed + 1);
-  return Array.from({ length: view.runs }, () => {
+const seatings = cached((seen, alpha, beta, seed, runs) => {
+  const draw = mulberry32(seed + 1);
+  return Array.from({ length: runs }, () => {
     const counts = [];
-    for (let at = 0, last = null; at < view.seen; at += 1) {
+    for (let at = 0, last = null; at < seen; at += 1) {
       let [left, k] = [draw(), 0];
-      for (const chance of restaurant(counts, last, view).slice(0, -1)) { left -= chance; if (left < 0) break; k += 1; }
+      for (const chance of restaurant(counts, last, { alpha, beta }).slice(0, -1)) { left -= chance; if (left < 0) break; k += 1; }
       counts[k] = (counts[k] ?? 0) + 1;
       last = k;
     }
     return counts.length;
   });
-}
+});
 /** Log density of the first point and the probe under one process, as a pair. */
 function pairDensity() {
   const [[x, y]] = points, same = view.signal ** 2, own = same + view.noise ** 2, between = same * Math.exp(-((x - view.probe) ** 2) / (2 * view.length ** 2));
@@ -114,7 +114,7 @@ derivation("3. The derivation, step by step", [text("From a mixture of K compone
   { claim: "Let K components share a chance α evenly, and let K grow: together the unused ones keep the chance of a new table in the Chinese restaurant.", shows: "(K − used) · (α / K) / (n + α) → α / (n + α)", knobs: [slider("finite", "Components K", { min: 10, max: 1000000, step: 0.1, log: true, write: (value) => ({ finite: Math.round(value) }) }), ALPHA(), SEEN()],
     sides: () => ({ left: ["of K components", (Math.max(0, view.finite - found.experts.length) * (view.alpha / view.finite)) / (view.seen + view.alpha)], right: ["α / (n + α)", view.alpha / (view.seen + view.alpha)], within: 0.01, otherwise: "K is too small to stand for infinity." }) },
   { claim: "So the number of components grows slowly, like α log n, before any point has been looked at, and β makes new ones rarer.", shows: "E[components] = Σᵢ α / (α + i + β [i > 0]),   i = 0 … n − 1", knobs: [ALPHA(), slider("beta", "Stickiness β", { min: 0, max: 30, step: 0.5 }), SEEN(), slider("runs", "Restaurants drawn", { min: 10, max: 1000, step: 0.05, log: true, write: (value) => ({ runs: Math.round(value) }) })],
-    sides: () => { const chances = points.map((_, at) => chanceOfNew(at)); return { left: ["mean of those drawn", mean(seatings())], right: ["by the formula", sum(chances)], error: Math.max(1e-9, Math.sqrt(sum(chances.map((chance) => chance * (1 - chance))) / view.runs)), otherwise: "that is rare, but it happens: another seed, or more restaurants." }; } },
+    sides: () => { const chances = points.map((_, at) => chanceOfNew(at)); return { left: ["mean of those drawn", mean(seatings(view.seen, view.alpha, view.beta, view.seed, view.runs))], right: ["by the formula", sum(chances)], error: Math.max(1e-9, Math.sqrt(sum(chances.map((chance) => chance * (1 - chance))) / view.runs)), otherwise: "that is rare, but it happens: another seed, or more restaurants." }; } },
   { claim: "How well a component explains its points is how well it foresaw each of them, one after the other.", shows: "log p(y₁, y₂) = log p(y₁) + log p(y₂ | y₁)", knobs: [...PROBE(), slider("length", "Length scale", { min: 0.2, max: 2, step: 0.05 }), slider("noise", "Noise", { min: 0.05, max: 1, step: 0.05 })],
     sides: () => { const [[x, y]] = points, one = gpPredict([], [], x, view), two = gpPredict([x], [y], view.probe, view); return { left: ["of the first point and yours, as a pair", pairDensity()], right: ["one after the other", sum([one, two].map((own, k) => -0.5 * (Math.log(2 * Math.PI * own.variance) + ((k ? view.y : y) - own.mean) ** 2 / own.variance)))] }; } },
   { claim: "A point's share in a component is its seats times how well the component foresaw the point, by the sum over all.", shows: "P(k | y) ∝ (nₖ + β [k = last]) pₖ(y),   P(new | y) ∝ α N(y; 0, s² + σ²)", knobs: [...PROBE(), ALPHA(), slider("beta", "Stickiness β", { min: 0, max: 30, step: 0.5 })],

@@ -71,7 +71,9 @@ COLUMNS: Sequence[tuple[str, Sequence[Stage | str]]] = (
         "distilled, without RL",
         (
             "Qwen2.5 and Llama 3",
-            Stage("SFT", "the 800k replies of R1's third stage", "distill traces.yaml", ReasoningDistillation),
+            Stage(
+                "SFT", "the 800k replies of R1's third stage", "distill traces.yaml", ReasoningDistillation
+            ),
             "R1-Distill",
         ),
     ),

@@ -289,7 +289,9 @@ PAGES: Mapping[str, LearnPage] = {
     "grpo": LearnPage("GRPO, step by step", ("learn.grpo.js", _DERIVATION, "papers/grpo.js")),
     "gradient_surgery": LearnPage("Gradient surgery", (_DERIVATION, "papers/surgery.js")),
     "soft_modularization": LearnPage("Soft modularization", (_DERIVATION, "papers/modules.js")),
-    "infinite_mixture": LearnPage("An infinite mixture of Gaussian processes", (_DERIVATION, "papers/mixture.js")),
+    "infinite_mixture": LearnPage(
+        "An infinite mixture of Gaussian processes", (_DERIVATION, "papers/mixture.js")
+    ),
     "formation": LearnPage("How parts form", (_GROUPING, "parts/formation.js")),
     "advantages": LearnPage("One normalisation, or one for each part", (_GROUPING, "parts/advantages.js")),
     "grpo_vs_ppo": LearnPage("Parts against PPO", (*_STUDY_SCRIPTS, "study/comparison.js")),

@@ -2,8 +2,8 @@
 
     PYTHONPATH=. .venv/bin/python scripts/r1_pipeline.py    # docs/images/r1-pipeline.svg
 
-The stages are the paper's (https://arxiv.org/abs/2501.12948, sections 2.2 to 2.4). Each command goes through the
-command line's own parser and each class is imported, so a stage that nothing does cannot be drawn.
+The stages are the paper's (https://arxiv.org/abs/2501.12948, sections 2.2 to 2.4). Each command goes through
+the command line's own parser and each class is imported, so a stage that nothing does cannot be drawn.
 """
 
 from __future__ import annotations

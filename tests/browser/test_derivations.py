@@ -1,4 +1,4 @@
-"""The derivations and pitfalls of the papers' pages: both sides of each claim. `make test-browser` runs this."""
+"""Derivations and pitfalls of the papers' pages: both sides of each claim. `make test-browser` runs this."""
 
 from __future__ import annotations
 
@@ -56,8 +56,9 @@ async def test_no_claim_stands_without_a_formula_a_knob_and_two_sides_that_agree
     assert len(await asyncio.to_thread(pages[page].read_bytes)) <= MOST_BYTES
     found = await tab.run(
         "[...document.querySelectorAll('#derivation .claims > li')].map((one) => [one.querySelector('p')"
-        ".textContent.length, one.querySelector('.formula').textContent.length, one.querySelectorAll('input')"
-        ".length, one.querySelectorAll('.sides output').length, one.querySelector('.verdict').dataset.verdict])"
+        ".textContent.length, one.querySelector('.formula').textContent.length,"
+        "one.querySelectorAll('input').length, one.querySelectorAll('.sides output').length,"
+        "one.querySelector('.verdict').dataset.verdict])"
     )
     assert len(found) == CLAIMS[page]
     for words, formula, knobs, outputs, agrees in found:
@@ -66,7 +67,12 @@ async def test_no_claim_stands_without_a_formula_a_knob_and_two_sides_that_agree
         assert (outputs, agrees) == (2, "agree")
 
 
-ALWAYS = {"grpo": (1, 6, 9), "gradient_surgery": (2, 3, 4), "soft_modularization": (1, 2, 3, 4), "infinite_mixture": (3, 4)}  # fmt: skip
+ALWAYS = {
+    "grpo": (1, 6, 9),
+    "gradient_surgery": (2, 3, 4),
+    "soft_modularization": (1, 2, 3, 4),
+    "infinite_mixture": (3, 4),
+}
 """Claims without a condition, which no knob can break."""
 
 

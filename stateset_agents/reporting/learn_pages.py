@@ -271,6 +271,7 @@ _SHARED = (
     "learn/learn.figures.js",
 )
 _GROUPING = "parts/grouping.math.js"
+_DERIVATION = "papers/derivation.js"
 _STUDY_SCRIPTS = (_GROUPING, "study/study.math.js", "study/study.js")
 
 
@@ -285,10 +286,12 @@ class LearnPage:
 
 PAGES: Mapping[str, LearnPage] = {
     "lab": LearnPage("GRPO on your own run", ("learn.grpo.js", "lab/lab.js")),
-    "grpo": LearnPage("GRPO, step by step", ("learn.grpo.js", "papers/grpo.js")),
-    "gradient_surgery": LearnPage("Gradient surgery", ("papers/surgery.js",)),
-    "soft_modularization": LearnPage("Soft modularization", ("papers/modules.js",)),
-    "infinite_mixture": LearnPage("An infinite mixture of Gaussian processes", ("papers/mixture.js",)),
+    "grpo": LearnPage("GRPO, step by step", ("learn.grpo.js", _DERIVATION, "papers/grpo.js")),
+    "gradient_surgery": LearnPage("Gradient surgery", (_DERIVATION, "papers/surgery.js")),
+    "soft_modularization": LearnPage("Soft modularization", (_DERIVATION, "papers/modules.js")),
+    "infinite_mixture": LearnPage(
+        "An infinite mixture of Gaussian processes", (_DERIVATION, "papers/mixture.js")
+    ),
     "formation": LearnPage("How parts form", (_GROUPING, "parts/formation.js")),
     "advantages": LearnPage("One normalisation, or one for each part", (_GROUPING, "parts/advantages.js")),
     "grpo_vs_ppo": LearnPage("Parts against PPO", (*_STUDY_SCRIPTS, "study/comparison.js")),

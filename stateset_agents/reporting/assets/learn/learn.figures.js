@@ -53,6 +53,7 @@ const themes = matchMedia("(prefers-color-scheme: dark)");
  */
 function figure(name, title, { height = 280, draw, rows = null, says, key = null, tools = [] }) {
   const grips = new Map();
+  let known = 0; // the frame's width when it last changed
   const svg = s("svg", { class: "drawn", "data-figure": name, role: "group" });
   const frame = h("div", { class: "frame" });
   frame.append(svg);
@@ -65,7 +66,7 @@ function figure(name, title, { height = 280, draw, rows = null, says, key = null
   };
   const fill = () => values?.open && values.replaceChildren(values.firstChild, table(`Values of “${title}”`, rows()));
   const redraw = () => {
-    const width = Math.max(260, Math.floor(frame.clientWidth || 560));
+    const width = Math.max(260, Math.floor(known || frame.clientWidth || 560)); // asking makes the browser lay the page out
     const tall = typeof height === "function" ? height(width) : height;
     const focused = svg.contains(document.activeElement) ? document.activeElement.getAttribute("data-grip") : null;
     grips.clear();
@@ -108,7 +109,6 @@ function figure(name, title, { height = 280, draw, rows = null, says, key = null
   });
   values?.addEventListener("toggle", fill);
   drawers.push(redraw);
-  let known = 0;
   new ResizeObserver(() => {
     if (frame.clientWidth !== known) requestAnimationFrame(redraw);
     known = frame.clientWidth;

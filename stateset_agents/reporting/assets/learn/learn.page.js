@@ -57,19 +57,19 @@ function live(make, tag = "p", attributes = {}) {
 
 // --------------------------------------------------------------------------------------------- controls
 
-/** A slider of a setting; `log`: the slider moves its logarithm. `text` says the value. */
-function slider(name, label, { min, max, step, log = false, text = (value) => minus(String(value)), when = null }) {
+/** A slider of a setting, or of what `read` and `write` make of one; `log`: it moves the logarithm. `text` says the value. */
+function slider(name, label, { min, max, step, log = false, text = (value) => minus(String(value)), when = null, read = () => view[name], write = (value) => ({ [name]: value }) }) {
   const to = (value) => (log ? Math.log10(value) : value);
   const from = (value) => (log ? Number((10 ** value).toPrecision(3)) : value);
-  const input = h("input", { type: "range", name, min: to(min), max: to(max), step, oninput: () => set({ [name]: from(Number(input.value)) }) });
+  const input = h("input", { type: "range", name, min: to(min), max: to(max), step, oninput: () => set(write(from(Number(input.value)))) });
   const said = h("output", { "aria-live": "off" });
   const place = h("label", { class: "slider" }, h("span", {}, label), input, said);
   drawers.push(() => {
     const high = typeof max === "function" ? max() : max;
     input.max = to(high);
-    input.value = to(view[name]);
-    said.textContent = text(view[name]);
-    input.setAttribute("aria-valuetext", text(view[name]));
+    input.value = to(read());
+    said.textContent = text(read());
+    input.setAttribute("aria-valuetext", text(read()));
     place.hidden = when !== null && !when();
   });
   return place;

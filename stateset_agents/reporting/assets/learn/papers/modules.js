@@ -1,11 +1,11 @@
 // Soft modularization: Yang et al., arXiv 2003.13661.
 
-settings({ lean: [0.4, -0.3], temperature: 1, slopes: [0.5, 0.2], targets: [1, -1], steps: 60, rate: 0.3, routed: true });
+settings({ lean: [0.4, -0.3], temperature: 1, slopes: [0.5, 0.2], targets: [1, -1], steps: 60, rate: 0.3, routed: true, shift: 0.5, little: 0.001 });
 
-const begun = () => ({ slopes: view.slopes, logits: view.lean.map((lean) => [lean, -lean]) });
-function trained(routed, steps = view.steps) {
+const begun = (leanings = view.lean) => ({ slopes: [...view.slopes], logits: leanings.map((lean) => [lean, -lean]) });
+function trained(routed, steps = view.steps, leanings = view.lean) {
   const history = [];
-  let now = begun();
+  let now = begun(leanings);
   for (let step = 0; step <= steps; step += 1) {
     const next = moduleStep(now, view.targets, { rate: view.rate, temperature: view.temperature, routed });
     history.push({ ...now, loss: next.loss, outputs: next.outputs, weights: next.weights });
@@ -70,5 +70,56 @@ section("training", "2. With and without routing", [
   },
   says: () => `Learned ${number(trained(true).at(-1).loss)}, fixed ${number(trained(false).at(-1).loss)}.`,
 })]);
+// 3. The derivation, over the page's two modules and two tasks at their start
+const item = (name, at, value) => ({ [name]: view[name].map((old, i) => (i === at ? value : old)) });
+const itemSlider = (name, at, words, [min, max]) => slider(`${name}-${at}`, words, { min, max, step: 0.05, read: () => view[name][at], write: (value) => item(name, at, value) });
+const LEAN = (task) => itemSlider("lean", task, `Leaning of task ${task + 1}`, [-3, 3]);
+const SLOPE = (module) => itemSlider("slopes", module, `Slope of module ${module + 1}`, [-2, 2]);
+const TARGET = (task) => itemSlider("targets", task, `Target of task ${task + 1}`, [-1.5, 1.5]);
+const TAU = () => slider("temperature", "Temperature τ", { min: 0.1, max: 5, step: 0.02, log: true });
+const certainty = () => { const [own] = firstWeights()[0]; return (own * (1 - own)) / view.temperature; };
+/** The loss at the start, with one slope or one number of a task moved by `by`. */
+const lossWith = (name, at, by) => {
+  const { slopes, logits } = begun();
+  if (name === "slopes") slopes[at] += by;
+  else logits[at][0] += by;
+  return moduleStep({ slopes, logits }, view.targets, { rate: 0, temperature: view.temperature }).loss;
+};
+/** A step of the page, and the gradient that it took: of slopes [2], and of each task's numbers [2][2]. */
+function gradientAt(rate = 1) {
+  const from = begun(), to = moduleStep(from, view.targets, { rate, temperature: view.temperature });
+  return { loss: to.loss, next: to, slopes: from.slopes.map((slope, j) => (slope - to.slopes[j]) / rate), logits: from.logits.map((own, k) => own.map((value, j) => (value - to.logits[k][j]) / rate)) };
+}
+derivation("3. The derivation, step by step", [text("From shares to the gradients that teach modules and routes, one claim at a time. mⱼ is a module's slope, yₖ = Σⱼ p̂ₖⱼ mⱼ a task's output, tₖ its target, and L = ½ Σₖ (yₖ − tₖ)². The left side is found by moving one number a little, the right one by the formula.")], [
+  { claim: "Shares are positive and depend on differences alone: the same added to all numbers of a task changes nothing.", shows: "p̂₁ = exp((p₁ + c) / τ) / Σⱼ exp((pⱼ + c) / τ) = 1 / (1 + exp(−(p₁ − p₂) / τ))", knobs: [slider("shift", "Added to both: c", { min: -3, max: 3, step: 0.1 }), LEAN(0), TAU()],
+    sides: () => ({ left: ["share of module 1 in task 1", softmax(begun().logits[0].map((value) => value + view.shift), view.temperature)[0]], right: ["by the difference", 1 / (1 + Math.exp((-2 * view.lean[0]) / view.temperature))] }) },
+  { claim: "A number moves its share most where the choice is open, and hardly where it is made.", shows: "∂p̂₁ / ∂p₁ = p̂₁ (1 − p̂₁) / τ", knobs: [LEAN(0), TAU()],
+    sides: () => ({ left: ["slope of the share", slopeOf((value) => softmax([value, -view.lean[0]], view.temperature)[0], view.lean[0])], right: ["p̂₁ (1 − p̂₁) / τ", certainty()] }) },
+  { claim: "A module learns from each task by the share with which that task uses it: where shares differ, tasks pull at different modules.", shows: "∂L / ∂m₁ = Σₖ (yₖ − tₖ) p̂ₖ₁", knobs: [LEAN(0), LEAN(1), SLOPE(0), TARGET(0), TARGET(1)],
+    sides: () => ({ left: ["slope of L by m₁", slopeOf((by) => lossWith("slopes", 0, by), 0)], right: ["what a step takes", gradientAt().slopes[0]], more: ["Of that task 1 gives ", num("pull-0", (gradientAt().next.outputs[0] - view.targets[0]) * firstWeights()[0][0]), " and task 2 ", num("pull-1", (gradientAt().next.outputs[1] - view.targets[1]) * firstWeights()[1][0]), "."] }) },
+  { claim: "A route learns by how much its module would have helped: its slope less the mixture, times the error.", shows: "∂L / ∂p₁₁ = (y₁ − t₁) p̂₁₁ (m₁ − y₁) / τ", knobs: [LEAN(0), SLOPE(0), SLOPE(1), TARGET(0), TAU()],
+    sides: () => ({ left: ["slope of L by p₁₁", slopeOf((by) => lossWith("logits", 0, by), 0)], right: ["what a step takes", gradientAt().logits[0][0]] }) },
+  { claim: "A small step along both lowers the loss by its size times the squared length of the gradient.", shows: "( L(before) − L(after) ) / η → ‖∇L‖²", knobs: [slider("little", "Step size η", { min: 0.001, max: 3, step: 0.05, log: true }), LEAN(0), SLOPE(0), TARGET(0)],
+    sides: () => { const { loss, next, slopes, logits } = gradientAt(view.little); return { left: ["fall of L, over η", (loss - moduleStep(next, view.targets, { rate: 0, temperature: view.temperature }).loss) / view.little], right: ["‖∇L‖²", sum([...slopes, ...logits.flat()].map((value) => value ** 2))], within: 0.01, otherwise: "the step is too long." }; } },
+]);
+
+// 4. Pitfalls
+pitfalls("4. Pitfalls", [
+  { wrong: "Modules that are alike cannot be told apart.", show: { slopes: [0.5, 0.5], targets: [1, -1], lean: [0.4, -0.3] },
+    here: () => ["the slopes are ", num("pit-slope-0", view.slopes[0]), " and ", num("pit-slope-1", view.slopes[1]), "; the first task's error is ", num("pit-error", gradientAt().next.outputs[0] - view.targets[0]), ", and the gradient of its route ", num("pit-route", gradientAt().logits[0][0]), "."],
+    cure: ["begin with modules that differ, by random weights."] },
+  { wrong: "Equal shares at the start: for long both tasks are one function.", show: { lean: [0, 0], targets: [1, -1], slopes: [0.5, 0.2], steps: 10, routed: true, temperature: 1 },
+    here: () => ["after ", num("pit-steps", view.steps, 0), " steps the outputs are ", num("pit-output-0", trained(view.routed).at(-1).outputs[0]), " and ", num("pit-output-1", trained(view.routed).at(-1).outputs[1]), ", the loss ", num("pit-loss", trained(view.routed).at(-1).loss), "; begun with leanings of .4 and −.3 it would be ", num("pit-apart", trained(view.routed, view.steps, [0.4, -0.3]).at(-1).loss), "."],
+    cure: ["give each task a routing of its own from the start; a curve that is flat at first need not stay so: raise the steps."] },
+  { wrong: "A cold softmax freezes its routes.", show: { temperature: 0.1, lean: [1.5, 1.5], targets: [1, -1] },
+    here: () => ["at τ = ", num("pit-tau", view.temperature), " task 1 uses ", num("pit-share", firstWeights()[0][0], 5), " of module 1, and a change of its number by 1 would move that by ", num("pit-certainty", certainty(), 5), "."],
+    cure: ["begin warm, with small numbers; cool only when routes have been found."] },
+  { wrong: "The task with the large error owns the shared module.", show: { targets: [1.5, -0.1], lean: [0, 0], slopes: [0.5, 0.2], temperature: 1 },
+    here: () => { const pulls = [0, 1].map((k) => Math.abs((gradientAt().next.outputs[k] - view.targets[k]) * firstWeights()[k][0])); return ["of the pull at module 1 task 1 has ", share("pit-pull", sum(pulls) > 0 ? pulls[0] / sum(pulls) : null), "."]; },
+    cure: ["bring tasks to one scale (docs/grouping.md). The paper weighs its tasks, too, beside routing."] },
+  { wrong: "Without fixed routes beside it a gain proves nothing.", show: { lean: [0.4, -0.3], targets: [1, -1], slopes: [0.5, 0.2], steps: 300, rate: 0.3, temperature: 1, routed: true },
+    here: () => ["after ", num("pit-steps-2", view.steps, 0), " steps the loss is ", num("pit-learned", trained(true).at(-1).loss, 5), " with learned routes and ", num("pit-fixed", trained(false).at(-1).loss, 5), " with those of the start, never changed."],
+    cure: ["train fixed, different routes as well, for as long."] },
+]);
 document.getElementById("foot").append(text("The paper's figures come from robot tasks (Meta-World); none is repeated here. The toy is toys.module_step in Python; a test compares the numbers."));
 begin();

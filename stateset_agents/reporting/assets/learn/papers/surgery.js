@@ -1,6 +1,6 @@
 // Gradient surgery: Yu et al., arXiv 2001.06782.
 
-settings({ first: [1.6, 0.4], second: [-0.9, 0.9], surgery: true, adam: false, steps: 60, start: [2, 0.5], steep: 2, rate: 0.05 });
+settings({ first: [1.6, 0.4], second: [-0.9, 0.9], surgery: true, adam: false, steps: 60, start: [2, 0.5], steep: 2, rate: 0.05, eta: 0.001, bend: 2, third: 200 });
 
 const both = () => pcgrad([view.first, view.second]);
 const size = (vector) => Math.sqrt(dot(vector, vector));
@@ -77,5 +77,60 @@ section("landscape", "2. A ball on two tasks", [
   },
   says: () => `Sum with PCGrad ${number(sum(descent(true).at(-1).losses))}, without ${number(sum(descent(false).at(-1).losses))}.`,
 })]);
+// 3. The derivation, over the two arrows of part 1; the knobs turn and stretch them
+const degrees = (vector) => (Math.atan2(vector[1], vector[0]) * 180) / Math.PI;
+const polar = (length, angle) => [length * Math.cos((angle * Math.PI) / 180), length * Math.sin((angle * Math.PI) / 180)].map((value) => rounded(value, 0.0001));
+const between = () => { const apart = Math.abs(degrees(view.second) - degrees(view.first)) % 360; return Math.min(apart, 360 - apart); };
+const KNOBS = () => [
+  slider("angle", "Angle between them", { min: 0, max: 180, step: 1, text: (value) => `${Math.round(value)}°`, read: between, write: (angle) => ({ second: polar(size(view.second) || 1, degrees(view.first) + angle) }) }),
+  ...[["first", "Length of g₁"], ["second", "Length of g₂"]].map(([name, words]) => slider(`length-${name}`, words, { min: 0.1, max: 2, step: 0.05, text: (value) => String(rounded(value, 0.01)), read: () => size(view[name]), write: (length) => ({ [name]: polar(length, degrees(view[name])) }) })),
+];
+const along = () => dot(view.first, view.second);
+const conflict = () => along() < 0;
+const plainSum = () => view.first.map((value, i) => value + view.second[i]);
+/** What is left of the square of g1's length at right angles to g2, in a conflict. */
+const across = () => dot(view.first, view.first) * (conflict() ? 1 - cosine() ** 2 : 1);
+/** A loss with gradient g1 at 0, and curvature alike in all directions. */
+const bowl = (at) => dot(view.first, at) + (view.bend / 2) * dot(at, at);
+/** The cosine of PCGrad's sum and the plain one, by the vectors and by the formula; null where one of them is 0. */
+function kept() {
+  const { total } = both(), plain = plainSum(), lengths = size(total) * size(plain), [a, b] = [dot(view.first, view.first), dot(view.second, view.second)];
+  if (lengths < 1e-9) return [null, null];
+  return [dot(total, plain) / lengths, conflict() ? (Math.sqrt(1 - cosine() ** 2) * (a + b)) / Math.sqrt((a + b) ** 2 - 4 * along() ** 2) : 1];
+}
+derivation("3. The derivation, step by step", [text("From two losses that share parameters to the projection, one claim at a time. φ is the angle between the gradients; the left side is computed from vectors, the right one by the formula.")], [
+  { claim: "A small step against the other's gradient changes my loss by −g₁·g₂ times its size: in a conflict it rises.", shows: "( L₁(θ − η g₂) − L₁(θ) ) / η → −g₁·g₂", knobs: [slider("eta", "Step size η", { min: 0.001, max: 1, step: 0.05, log: true }), slider("bend", "Curvature of L₁", { min: 0, max: 5, step: 0.1 }), ...KNOBS()],
+    sides: () => ({ left: ["change of L₁ by the step, over η", (bowl(view.second.map((value) => -view.eta * value)) - bowl([0, 0])) / view.eta], right: ["−g₁·g₂", -along()], within: 0.01, scale: size(view.first) * size(view.second), otherwise: "the step is too long for its curvature." }) },
+  { claim: "The projection takes just that away: what is left of g₁ is at right angles to g₂.", shows: "g₁^PC·g₂ = max(0, g₁·g₂)", knobs: KNOBS(),
+    sides: () => ({ left: ["projected g₁, times g₂", dot(both().projected[0], view.second)], right: ["max(0, g₁·g₂)", Math.max(0, along())] }) },
+  { claim: "It shortens g₁ by sin φ: the nearer to opposite, the less is left.", shows: "‖g₁^PC‖² = ‖g₁‖² sin² φ   if cos φ < 0", knobs: KNOBS(),
+    sides: () => ({ left: ["squared length of the projected g₁", dot(both().projected[0], both().projected[0])], right: [conflict() ? "‖g₁‖² sin² φ" : "‖g₁‖²: no conflict", across()] }) },
+  { claim: "So a small step along the sum of both projections raises neither loss.", shows: "g₁·(g₁^PC + g₂^PC) = ‖g₁‖² sin² φ ≥ 0", knobs: KNOBS(),
+    sides: () => ({ left: ["g₁ times PCGrad's sum", dot(view.first, both().total)], right: [conflict() ? "‖g₁‖² sin² φ" : "‖g₁‖² + g₁·g₂", conflict() ? across() : dot(view.first, view.first) + along()], more: ["The plain sum would have ", num("plain-rate", dot(view.first, plainSum())), " for task 1 and ", num("plain-rate-2", dot(view.second, plainSum())), " for task 2; below 0 a loss rises."] }) },
+  { claim: "The sum pays with direction: of the steepest way down both losses together the share cos ψ is kept, all of it where both gradients are of one length.", shows: "cos ψ = sin φ (‖g₁‖² + ‖g₂‖²) / √( (‖g₁‖² + ‖g₂‖²)² − 4 (g₁·g₂)² )", knobs: KNOBS(),
+    sides: () => ({ left: ["cosine of both sums", kept()[0]], right: ["by the formula", kept()[1]], otherwise: "one of the sums is 0." }) },
+]);
+
+// 4. Pitfalls
+const third = () => polar(1, view.third);
+const orders = () => [[1, 2], [2, 1]].map((order) => pcgrad([view.first, view.second, third()], order).projected[0]);
+const signs = () => both().total.map((value) => Math.sign(rounded(value, 1e-6)));
+pitfalls("4. Pitfalls", [
+  { wrong: "Opposite gradients stop the training.", show: { first: [1.5, 0], second: [-0.8, 0] },
+    here: () => ["PCGrad's sum has length ", num("pit-total", size(both().total)), ", the plain sum ", num("pit-plain", size(plainSum())), "."],
+    cure: ["watch the length of the sum; where it nears 0 while both losses are high, only weighing the tasks goes on."] },
+  { wrong: "A large gradient stays large.", show: { first: [2, 0.2], second: [-0.25, 0.3] },
+    here: () => ["before, g₁ is ", num("pit-before", size(view.first) / (size(view.second) || NaN)), " times as long as g₂, and ", num("pit-after", size(both().projected[0]) / (size(both().projected[1]) || NaN)), " times after: both shrink by sin φ."],
+    cure: ["bring the tasks' rewards and values to one scale first (docs/grouping.md: advantages and critic by task)."] },
+  { wrong: "Adam steps in another direction, which may raise a loss.", show: { first: [2, 0.4], second: [-1, 0.1] },
+    here: () => ["along PCGrad's sum the losses change by ", num("pit-sum-1", -dot(view.first, both().total)), " and ", num("pit-sum-2", -dot(view.second, both().total)), "; along Adam's first step, the signs of that sum, by ", num("pit-adam-1", -dot(view.first, signs())), " and ", num("pit-adam-2", -dot(view.second, signs())), ". Above 0 a loss rises."],
+    cure: ["count on less conflict, not on none; compare with plain Adam on your tasks."] },
+  { wrong: "With three tasks the order decides, and a conflict may come back.", show: { first: [1.6, 0.4], second: [-0.9, 0.9], third: 250 },
+    here: () => { const [one, other] = orders(); return ["cut by g₂ and then by a third gradient at ", num("pit-third", view.third, 0), "°, g₁ is (", num("pit-order-x", one[0]), ", ", num("pit-order-y", one[1]), "), the other way round (", num("pit-other-x", other[0]), ", ", num("pit-other-y", other[1]), "); with g₂ the first still has ", num("pit-again", dot(one, view.second)), "."]; }, knobs: slider("third", "Third gradient", { min: 0, max: 360, step: 5, text: (value) => `${value}°` }),
+    cure: ["take the others in a new random order each time, as the paper does."] },
+  { wrong: "Often there is no conflict to cut.", show: { first: [1.5, 0], second: [-0.075, 1.5] },
+    here: () => ["at a cosine of ", num("pit-cosine", cosine()), " PCGrad takes ", share("pit-taken", conflict() ? 1 - Math.sqrt(1 - cosine() ** 2) : 0), " of g₁'s length. Our mix of CartPole and Acrobot has cosines of −.02 to .05 (docs/studies.md)."],
+    cure: ["measure before you cut: ", h("code", {}, "gradient_cosines_every"), " writes them to the metrics, and tasks.html shows them. The trainer has no PCGrad."] },
+]);
 document.getElementById("foot").append(text("The projection is gradient surgery's algorithm 1 (toys.pcgrad in Python). A test compares the numbers."));
 begin();

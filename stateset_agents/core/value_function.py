@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -152,22 +152,44 @@ class ValueFunction:
             final_value=final_value,
         )
 
+    @overload
+    def compute_grpo_advantages(
+        self,
+        group_rewards: Sequence[float | None],
+        baseline_type: str = "group_mean",
+        *,
+        advantage_normalization: Scaling | bool = "population",
+    ) -> list[float | None]: ...
+
+    @overload
     def compute_grpo_advantages(
         self,
         group_rewards: Sequence[Sequence[float | None]],
         baseline_type: str = "group_mean",
         *,
         advantage_normalization: Scaling | bool = "population",
-    ) -> list[list[float | None]]:
-        """Advantages without a critic: each reward against its group, [groups][members].
+    ) -> list[list[float | None]]: ...
 
-        [[.8, .5, .9, .6]] has the baseline .7 and, not normalised, [[.1, -.2, .2, -.1]]. True stands for
+    def compute_grpo_advantages(
+        self,
+        group_rewards: Sequence[Any],
+        baseline_type: str = "group_mean",
+        *,
+        advantage_normalization: Scaling | bool = "population",
+    ) -> list[Any]:
+        """Advantages without a critic: each reward against its group; [members] of one group, or
+        [groups][members], and the result alike.
+
+        [.8, .5, .9, .6] has the baseline .7 and, not normalised, [.1, -.2, .2, -.1]. True stands for
         "population", False for "none".
         """
         scaling = advantage_normalization
         if isinstance(scaling, bool):
             scaling = "population" if scaling else "none"
-        return group_advantages(group_rewards, baseline=baseline_type, scaling=scaling)
+        is_single = not any(hasattr(rewards, "__len__") for rewards in group_rewards)
+        groups = [group_rewards] if is_single else group_rewards
+        advantages = group_advantages(groups, baseline=baseline_type, scaling=scaling)
+        return advantages[0] if is_single else advantages
 
     # ------------------------------------------------------------------------------ learning
 
@@ -252,9 +274,9 @@ class ValueFunction:
 
 def create_value_function(
     model: nn.Module,
-    *,
     gamma: float = 0.99,
     gae_lambda: float = 0.95,
+    *,
     hidden_size: int | None = None,
     inner_size: int | None = None,
     dropout: float = 0.1,

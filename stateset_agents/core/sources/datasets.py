@@ -324,6 +324,23 @@ def chat_scenarios(
     return with_shares(scenarios, shares or {}, [bool(row.get("split")) for _, row in located])
 
 
+def with_drawn_split(scenarios: Sequence[Scenario], split: Split, *, share: float = 0.1) -> list[Scenario]:
+    """The same scenarios, about this share of them in `split`, at least one of them and never all: those of
+    the lowest hash."""
+    hashes = [_split_hash(scenario) for scenario in scenarios]
+    number = sum(value < share for value in hashes)
+    bound = sorted(hashes)[min(max(number, 1), len(hashes) - 1) - 1]
+    return [
+        replace(scenario, split=split) if value <= bound else scenario
+        for scenario, value in zip(scenarios, hashes, strict=True)
+    ]
+
+
+def _split_hash(scenario: Scenario) -> float:
+    """From 0 to 1, by the id alone."""
+    return derive(0, "split", scenario.id) / 2**63
+
+
 def with_shares(
     scenarios: Sequence[Scenario], shares: Mapping[str, float], named: Sequence[bool]
 ) -> list[Scenario]:
@@ -339,7 +356,7 @@ def with_shares(
         )
     divided = []
     for scenario, has_split in zip(scenarios, named, strict=True):
-        position = derive(0, "split", scenario.id) / 2**63
+        position = _split_hash(scenario)
         below = 0.0
         for split in _HELD_OUT:
             share = shares.get(split, 0.0)

@@ -24,7 +24,7 @@ from stateset_agents.training.loop.metrics import (
     why_nothing_trained,
 )
 from stateset_agents.training.loop.rollouts import EventSink, Played, RolloutSource, check_staleness
-from stateset_agents.training.update.batch import CreditedBatch
+from stateset_agents.training.update.batch import CreditedBatch, given_credit
 from stateset_agents.training.update.protocol import PolicyLearner
 from stateset_agents.training.update.teacher import Teacher
 from stateset_agents.types.errors import PROGRAMMING_ERRORS, StatesetError
@@ -82,13 +82,15 @@ async def update_policy(
     event: EventSink,
     *,
     teacher: Teacher | None = None,
+    advantages: Sequence[Sequence[float]] | None = None,
     step: int,
     temperature: float,
     versions: Sequence[int],
 ) -> Update:
     """Credit the groups, let the teacher add its word, then learn from them.
 
-    `temperature`: of the rollouts; `versions`: of the policies so far. Raises TrainingStopped for a token
+    `advantages`: [groups][members] to learn from in place of the estimator's; `temperature`: of the rollouts;
+    `versions`: of the policies so far. Raises TrainingStopped for a token
     that is older than `max_staleness` allows, BackendError where the teacher does not answer.
     """
     event("update begun", groups=list(played.batch.selected))
@@ -96,7 +98,10 @@ async def update_policy(
     learner.set_temperature(temperature)
     if config.rollout_sleep:
         await backend.sleep()
-    batch = await worker.run(partial(learner.credit, played.selected))
+    if advantages is None:
+        batch = await worker.run(partial(learner.credit, played.selected))
+    else:
+        batch = given_credit(played.selected, advantages)
     metrics = await worker.run(rollout_metrics, played.all_groups)  # thousands of turns: not in the loop
     if isinstance(backend, TrainableBackend) and backend.trained_tokens is not None:
         metrics |= await worker.run(untrained_tokens, played.all_groups, backend.trained_tokens)
@@ -118,7 +123,9 @@ async def update_policy(
     metrics |= learned.metrics
     metrics |= overlap()
     event("update ended")
-    failure = learned.failure or why_nothing_trained(played.all_groups, config)
+    failure = learned.failure
+    if failure is None and advantages is None:
+        failure = why_nothing_trained(played.all_groups, config)
     return Update(metrics, batch, learned.logprobs, failure)
 
 

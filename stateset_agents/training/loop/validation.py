@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.environment import Environment
@@ -11,6 +13,7 @@ from stateset_agents.evaluation.evaluator import Divide, Evaluation, evaluate, h
 from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.loop.run_state import RunState
+from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.seeds import derive
 
 
@@ -36,14 +39,23 @@ class Validation:
         self._deterministic = deterministic
 
     async def evaluate(
-        self, split: str = "validation", *, episodes: int | None = None, temperature: float = 1.0
+        self,
+        split: str | Sequence[Scenario | Mapping[str, Any]] = "validation",
+        *,
+        episodes: int | None = None,
+        temperature: float = 1.0,
     ) -> Evaluation:
-        """The agent on held-out scenarios (at most `eval_episodes`, or `episodes` of them), with users of its
-        own seed."""
+        """The agent on held-out scenarios of a split (at most `eval_episodes`, or `episodes` of them), or on
+        all of a list, with users of its own seed."""
         config = self.config
-        scenarios = await in_thread(held_out, self._environment, split, episodes)
-        if episodes is None:
-            scenarios = spread(scenarios, config.eval_episodes)
+        scenarios: Sequence[Scenario | Mapping[str, Any]]
+        if not isinstance(split, str):
+            scenarios, split = split, "given"
+        elif episodes is not None:
+            scenarios = await in_thread(held_out, self._environment, split, episodes)
+        else:
+            every = await in_thread(held_out, self._environment, split, None)
+            scenarios = spread(every, config.eval_episodes)
         return await evaluate(
             self._agent,
             self._environment,

@@ -17,7 +17,7 @@ from stateset_agents.core.environment import ConversationEnvironment, Environmen
 from stateset_agents.core.reward import Reward, as_reward
 from stateset_agents.core.rollout.endpoint_agent import EndpointAgent
 from stateset_agents.core.rollout.limits import RolloutLimits
-from stateset_agents.core.sources.scenario_files import load_scenarios, read_scenarios
+from stateset_agents.core.sources.scenario_files import as_scenarios, load_scenarios, read_scenarios
 from stateset_agents.evaluation.evaluator import OnProgress, evaluate, spread
 from stateset_agents.evaluation.kept_conversations import KeptConversations
 from stateset_agents.rewards.reasoning import MathAnswerReward
@@ -35,7 +35,7 @@ from stateset_agents.training.sft.trainer import SFTTrainer
 from stateset_agents.training.update.teacher import weights_of
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
-from stateset_agents.types.scenario import Scenario, Split, expect_scenarios
+from stateset_agents.types.scenario import Scenario, Split
 from stateset_agents.types.settings import expect
 from stateset_agents.types.trajectory import Trajectory
 
@@ -261,8 +261,7 @@ class ReasoningDistillation:
 
     def _held_out(self, scenarios: Sequence[Scenario] | None) -> Sequence[Scenario]:
         if scenarios is not None:
-            expect_scenarios(scenarios)
-            return scenarios
+            return as_scenarios(scenarios)
         return [] if self.environment is None else spread(self.environment.scenarios("test"), _MEASURED)
 
     async def _measured(self, scenarios: Sequence[Scenario], limits: RolloutLimits | None) -> Measured | None:

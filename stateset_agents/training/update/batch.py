@@ -30,6 +30,7 @@ from stateset_agents.training.estimators import (
     tokens_per_turn,
 )
 from stateset_agents.training.rows.layout import Layout
+from stateset_agents.types.settings import expect_that
 from stateset_agents.types.trajectory import Row, Trajectory, TrajectoryGroup, Turn
 
 _T = TypeVar("_T")
@@ -211,6 +212,28 @@ def trainable(groups: Sequence[TrajectoryGroup], config: TrainingConfig) -> list
         for member, trajectory in enumerate(group.trajectories)
         if trajectory.reward is not None and trajectory.num_agent_tokens
     ]
+
+
+def given_credit(groups: Sequence[TrajectoryGroup], advantages: Sequence[Sequence[float]]) -> CreditedBatch:
+    """The batch of [groups][members] advantages that somebody else computed, one for a whole conversation;
+    its rewards are not read.
+
+    Raises ConfigurationError for other shapes.
+    """
+    sizes = [len(group.trajectories) for group in groups]
+    shape = [len(numbers) for numbers in advantages]
+    expect_that(shape == sizes, "advantages", f"be one for each trajectory, {sizes} in groups", shape)
+    credit: list[list[tuple[float, ...] | None]] = [
+        [(float(number),) * member.num_agent_tokens or None for member, number in zip(*pair, strict=True)]
+        for pair in zip((group.trajectories for group in groups), advantages, strict=True)
+    ]
+    samples = [
+        Sample(trajectory=member, advantages=numbers)
+        for group, of_group in zip(groups, credit, strict=True)
+        for member, numbers in zip(group.trajectories, of_group, strict=True)
+        if numbers is not None
+    ]
+    return CreditedBatch(samples, 0, credit)
 
 
 def assign_credit(

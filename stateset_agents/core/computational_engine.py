@@ -26,7 +26,7 @@ from stateset_agents.runtime.pending_calls import awaitable
 from stateset_agents.runtime.tasks import gather_or_cancel
 from stateset_agents.runtime.user_code import RateLimitedWarnings
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.scenario import Scenario, Scenarios
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.settings import expect, expect_that
 from stateset_agents.types.trajectory import UNANSWERED, Branch, Span, Status, Trajectory, TrajectoryGroup
@@ -155,7 +155,7 @@ class ComputationalEngine:
 
     async def rollout(
         self,
-        scenarios: Sequence[Scenario | Mapping[str, Any]],
+        scenarios: Scenarios,
         *,
         seed: int,
         step: int,

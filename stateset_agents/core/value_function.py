@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -151,24 +151,6 @@ class ValueFunction:
             terminated=terminated,
             final_value=final_value,
         )
-
-    @overload
-    def compute_grpo_advantages(
-        self,
-        group_rewards: Sequence[float | None],
-        baseline_type: str = "group_mean",
-        *,
-        advantage_normalization: Scaling | bool = "population",
-    ) -> list[float | None]: ...
-
-    @overload
-    def compute_grpo_advantages(
-        self,
-        group_rewards: Sequence[Sequence[float | None]],
-        baseline_type: str = "group_mean",
-        *,
-        advantage_normalization: Scaling | bool = "population",
-    ) -> list[list[float | None]]: ...
 
     def compute_grpo_advantages(
         self,

@@ -21,7 +21,7 @@ from stateset_agents.evaluation.scripted_agents import DEGENERATE, AgentFactory,
 from stateset_agents.runtime.named_code import wanted_arguments
 from stateset_agents.runtime.tasks import gather_or_cancel, in_thread
 from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
-from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.scenario import Scenario, Scenarios
 from stateset_agents.types.settings import expect_that, nearest
 from stateset_agents.types.trajectory import Status, TrajectoryGroup
 
@@ -178,7 +178,7 @@ def _ignoring_tools(make: Callable[[], ScriptedAgent]) -> AgentFactory:
 async def audit(
     environment: Environment,
     reward_fn: Reward,
-    scenarios: Sequence[Scenario | Mapping[str, Any]],
+    scenarios: Scenarios,
     *,
     policies: Mapping[str, AgentFactory] | None = None,
     seed: int = 0,

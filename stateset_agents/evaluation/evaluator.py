@@ -18,7 +18,7 @@ from stateset_agents.core.rollout.limits import RolloutLimits
 from stateset_agents.core.sources.scenario_files import as_scenarios
 from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
-from stateset_agents.types.scenario import Scenario, expect_split
+from stateset_agents.types.scenario import Scenario, Scenarios, expect_split
 from stateset_agents.types.settings import expect, expect_that, is_whole
 from stateset_agents.types.trajectory import UNANSWERED, Status, Trajectory, TrajectoryGroup
 
@@ -329,7 +329,7 @@ async def evaluate(
     agent: MultiTurnAgent | EndpointAgent,
     environment: Environment,
     reward_fn: Reward,
-    scenarios: Sequence[Scenario | Mapping[str, Any]],
+    scenarios: Scenarios,
     *,
     tries: int = 1,
     temperature: float = 1.0,

@@ -42,9 +42,6 @@ class PendingCall(Coroutine[Any, Any, T]):
     def __len__(self) -> int:
         self._refuse()
 
-    def __float__(self) -> float:
-        self._refuse()
-
     def _refuse(self, use: str = "") -> NoReturn:
         self.close()
         call = f"await {self._name}(...)"
@@ -64,11 +61,11 @@ def awaitable(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Pend
     return call
 
 
-def awaitable_or_blocking(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Any]:
+def awaitable_or_blocking(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, PendingCall[T]]:
     """An async function that plain scripts call, too: where no event loop runs, the call blocks and returns
     the result; in one it is awaited, as any other.
 
-    All blocking calls of a program share one event loop, in a thread of its own, since engines stay on theirs.
+    All blocking calls of a program share one event loop, in its own thread, as engines stay on theirs.
     """
 
     @functools.wraps(function)

@@ -61,9 +61,9 @@ from stateset_agents.training.update.protocol import PolicyLearner
 from stateset_agents.training.update.teacher import Teacher, load_teacher
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
-from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.scenario import Scenario, Scenarios
 from stateset_agents.types.settings import expect
-from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup, as_groups
+from stateset_agents.types.trajectory import Groups, Trajectory, TrajectoryGroup, as_groups
 
 if TYPE_CHECKING:
     from stateset_agents.training.memory_plan import MemoryPlan
@@ -461,9 +461,7 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
         return await self._step()
 
     async def training_step(
-        self,
-        groups: Sequence[TrajectoryGroup] | Sequence[Trajectory],
-        advantages: Sequence[Sequence[float]] | None = None,
+        self, groups: Groups, advantages: Sequence[Sequence[float]] | None = None
     ) -> dict[str, float]:
         """A step on groups that are there already, as `generate_trajectories` gives them; trajectories of one
         scenario are a group.
@@ -471,23 +469,20 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
         `advantages`: [groups][members] of your own in place of the estimator's; the rewards then count for
         nothing, and a critic learns nothing.
         """
-        return await self._step(groups=as_groups(groups), advantages=advantages)
+        played = Played.by_hand(as_groups(groups), self._state.frontier, self.config, advantages)
+        return await self._step(played=played)
 
     async def _take_step(self, trajectories: Sequence[Trajectory], advantages: Sequence[float]) -> float:
         """A step of the engine's `_update_policy`."""
         group = TrajectoryGroup(key="given", trajectories=tuple(trajectories))
-        metrics = await self._step(groups=[group], advantages=[advantages])
+        metrics = await self.training_step([group], [advantages])
         return metrics.get("loss/policy", 0.0)
 
     async def _step(
-        self,
-        source: RolloutSource | None = None,
-        *,
-        groups: Sequence[TrajectoryGroup] | None = None,
-        advantages: Sequence[Sequence[float]] | None = None,
+        self, source: RolloutSource | None = None, *, played: Played | None = None
     ) -> dict[str, float]:
         """One step at a time, and none after the last. `source`: of the groups, those played just now when
-        absent; `groups`: learn from these instead, with these `advantages` where there are any."""
+        absent; `played`: learn from these instead."""
         self._worker.refuse_stopped()
         self._refuse_in_callback("a step")
         parts = ready(self._parts)
@@ -502,26 +497,17 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
                 started = time.perf_counter()
                 async with measure_loop_lag() as lag:
                     watch = StepWatch(self.agent.backend, lag)
-                    if groups is None:
+                    if played is None:
                         played = await source.next(self._state)
-                    else:
-                        played = Played.by_hand(groups, self._state.frontier, self.config)
                     # Once the update has begun, a cancellation waits for its end.
-                    learning = self._learn(parts, source, played, watch, started, advantages)
-                    finished = await shielded(learning)
+                    finished = await shielded(self._learn(parts, source, played, watch, started))
                 await self._announce_step(finished.metrics, finished.findings, finished.failure)
                 return finished.metrics
             finally:
                 self._is_stepping = False
 
     async def _learn(
-        self,
-        parts: Parts,
-        source: RolloutSource,
-        played: Played,
-        watch: StepWatch,
-        started: float,
-        advantages: Sequence[Sequence[float]] | None,
+        self, parts: Parts, source: RolloutSource, played: Played, watch: StepWatch, started: float
     ) -> Update:
         """Update the policy, push its weights, show the reward its scores, record the step."""
         rolled_out = time.perf_counter()
@@ -530,7 +516,7 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
             repeatable = all(await self._group.barrier("the update", parts.engine.repeatable))
             with self.processes.updating():
                 stage = self._state.curriculum.stage
-                update = await self._update(parts, source, played, advantages, repeatable=repeatable)
+                update = await self._update(parts, source, played, repeatable=repeatable)
                 self._write_group_ends(plan, played, stage_before=stage)
                 if update.batch.samples:
                     await parts.weights.push(self._state)
@@ -562,13 +548,7 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
         return replace(update, metrics=metrics, findings=findings, failure=failure)
 
     async def _update(
-        self,
-        parts: Parts,
-        source: RolloutSource,
-        played: Played,
-        advantages: Sequence[Sequence[float]] | None,
-        *,
-        repeatable: bool,
+        self, parts: Parts, source: RolloutSource, played: Played, *, repeatable: bool
     ) -> Update:
         """Groups -> advantages -> batch -> loss -> optimiser step; the state is then one step further."""
         step = self.step_number + 1
@@ -581,7 +561,6 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
             self._worker,
             self._step_event,
             teacher=parts.teacher,
-            advantages=advantages,
             step=step,
             temperature=self.temperature,
             versions=parts.weights.versions,
@@ -616,18 +595,14 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
 
     # ------------------------------------------------------------------------------ parts of a step
 
-    async def generate_trajectories(
-        self, scenarios: Sequence[Scenario | Mapping[str, Any]]
-    ) -> list[TrajectoryGroup]:
+    async def generate_trajectories(self, scenarios: Scenarios) -> list[TrajectoryGroup]:
         """One scored group per scenario, sampled from the current policy."""
         chosen = as_scenarios(scenarios)
         self._refuse_in_callback("generate_trajectories")
         return await ready(self._parts).rollouts.play(chosen, self._state)
 
     @awaitable
-    async def compute_grpo_loss(
-        self, groups: Sequence[TrajectoryGroup] | Sequence[Trajectory]
-    ) -> dict[str, Tensor]:
+    async def compute_grpo_loss(self, groups: Groups) -> dict[str, Tensor]:
         """The policy's loss on these groups under the weights as they are, without a KL term; nothing steps.
 
         Scalars: total_loss carries the gradient; policy_loss, kl_penalty (0 here), entropy, approx_kl (to
@@ -639,9 +614,7 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
         return await self._loss(as_groups(groups), 0.0)
 
     @awaitable
-    async def compute_enhanced_grpo_loss(
-        self, trajectories: Sequence[TrajectoryGroup] | Sequence[Trajectory], beta: float = 0.1
-    ) -> dict[str, Tensor]:
+    async def compute_enhanced_grpo_loss(self, trajectories: Groups, beta: float = 0.1) -> dict[str, Tensor]:
         """`compute_grpo_loss` plus `beta` times the KL to the reference, kl_penalty.
 
         Raises ConfigurationError, too, for a `beta` without a reference model.
@@ -649,9 +622,7 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
         return await self._loss(as_groups(trajectories), beta)
 
     @awaitable
-    async def _compute_group_policy_loss(
-        self, group: TrajectoryGroup, advantages: Sequence[float]
-    ) -> Tensor:
+    async def _compute_group_policy_loss(self, group: TrajectoryGroup, advantages: Sequence[float]) -> Tensor:
         """`compute_grpo_loss`'s total_loss of one group with these advantages [G] in place of its own."""
         return (await self._loss([group], 0.0, [advantages]))["total_loss"]
 
@@ -676,11 +647,7 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
     # ------------------------------------------------------------------------------ evaluation
 
     async def evaluate(
-        self,
-        split: str | Sequence[Scenario | Mapping[str, Any]] = "validation",
-        *,
-        episodes: int | None = None,
-        temperature: float = 1.0,
+        self, split: str | Scenarios = "validation", *, episodes: int | None = None, temperature: float = 1.0
     ) -> Evaluation:
         """The current policy on held-out scenarios of a split (at most `eval_episodes`, or `episodes` of
         them), or on all of a list, with users of its own seed."""

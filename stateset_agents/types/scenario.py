@@ -122,6 +122,10 @@ class Scenario:
         )
 
 
+Scenarios = Sequence[Scenario | Mapping[str, Any]]
+"""Scenarios, or plain dicts in their place."""
+
+
 def expect_split(split: object, name: str = "split") -> Split:
     """The split. Raises ConfigurationError for an unknown one."""
     for known in _SPLITS:

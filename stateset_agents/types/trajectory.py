@@ -338,7 +338,11 @@ class TrajectoryGroup:
         return [trajectory for trajectory in self.trajectories if trajectory.reward is not None]
 
 
-def as_groups(played: Sequence[TrajectoryGroup] | Sequence[Trajectory]) -> list[TrajectoryGroup]:
+Groups = Sequence[TrajectoryGroup] | Sequence[Trajectory]
+"""Groups, or trajectories of which those of one scenario are a group."""
+
+
+def as_groups(played: Groups) -> list[TrajectoryGroup]:
     """Groups as they are; of trajectories one group per scenario, groups and members in their order."""
     groups = [item for item in played if isinstance(item, TrajectoryGroup)]
     members: dict[str, list[Trajectory]] = {}

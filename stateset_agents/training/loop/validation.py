@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.environment import Environment
@@ -13,7 +11,7 @@ from stateset_agents.evaluation.evaluator import Divide, Evaluation, evaluate, h
 from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.loop.run_state import RunState
-from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.scenario import Scenarios
 from stateset_agents.types.seeds import derive
 
 
@@ -39,30 +37,22 @@ class Validation:
         self._deterministic = deterministic
 
     async def evaluate(
-        self,
-        split: str | Sequence[Scenario | Mapping[str, Any]] = "validation",
-        *,
-        episodes: int | None = None,
-        temperature: float = 1.0,
+        self, split: str | Scenarios = "validation", *, episodes: int | None = None, temperature: float = 1.0
     ) -> Evaluation:
         """The agent on held-out scenarios of a split (at most `eval_episodes`, or `episodes` of them), or on
         all of a list, with users of its own seed."""
         config = self.config
-        scenarios: Sequence[Scenario | Mapping[str, Any]]
-        if not isinstance(split, str):
-            scenarios, split = split, "given"
-        elif episodes is not None:
-            scenarios = await in_thread(held_out, self._environment, split, episodes)
-        else:
-            every = await in_thread(held_out, self._environment, split, None)
-            scenarios = spread(every, config.eval_episodes)
+        name, chosen = "given", split
+        if isinstance(chosen, str):
+            name, every = chosen, await in_thread(held_out, self._environment, chosen, episodes)
+            chosen = every if episodes is not None else spread(every, config.eval_episodes)
         return await evaluate(
             self._agent,
             self._environment,
             self._reward_fn,
-            scenarios,
+            chosen,
             temperature=temperature,
-            seed=derive(config.seed, "evaluate", split),
+            seed=derive(config.seed, "evaluate", name),
             deterministic=self._deterministic,
             limits=config.rollout_limits(),
             divide=self._divide,

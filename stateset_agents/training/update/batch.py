@@ -220,20 +220,15 @@ def given_credit(groups: Sequence[TrajectoryGroup], advantages: Sequence[Sequenc
 
     Raises ConfigurationError for other shapes.
     """
-    sizes = [len(group.trajectories) for group in groups]
-    shape = [len(numbers) for numbers in advantages]
+    sizes, shape = [len(group.trajectories) for group in groups], [len(numbers) for numbers in advantages]
     expect_that(shape == sizes, "advantages", f"be one for each trajectory, {sizes} in groups", shape)
-    credit: list[list[tuple[float, ...] | None]] = [
-        [(float(number),) * member.num_agent_tokens or None for member, number in zip(*pair, strict=True)]
-        for pair in zip((group.trajectories for group in groups), advantages, strict=True)
-    ]
-    samples = [
-        Sample(trajectory=member, advantages=numbers)
-        for group, of_group in zip(groups, credit, strict=True)
-        for member, numbers in zip(group.trajectories, of_group, strict=True)
-        if numbers is not None
-    ]
-    return CreditedBatch(samples, 0, credit)
+    members = [member for group in groups for member in group.trajectories]
+    numbers = [float(number) for of_group in advantages for number in of_group]
+    credit = [(number,) * member.num_agent_tokens for number, member in zip(numbers, members, strict=True)]
+    pairs = zip(members, credit, strict=True)
+    samples = [Sample(trajectory=member, advantages=tokens) for member, tokens in pairs if tokens]
+    left = iter(credit)
+    return CreditedBatch(samples, 0, [[next(left) or None for _ in range(size)] for size in sizes])
 
 
 def assign_credit(

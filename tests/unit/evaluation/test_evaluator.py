@@ -262,5 +262,7 @@ def test_an_unknown_split_is_named_and_a_list_is_none() -> None:
 )
 async def test_what_is_no_list_of_scenarios_is_one_line(wrong: Any, said: str) -> None:
     async with MultiTurnAgent(AgentConfig(), backend=ScriptedBackend(lambda request: "ok")) as agent:
-        with pytest.raises(ConfigurationError, match=f"^scenarios must be a list of Scenarios or dicts, {said}"):
+        with pytest.raises(
+            ConfigurationError, match=f"^scenarios must be a list of Scenarios or dicts, {said}"
+        ):
             await evaluate(agent, ChattyEnvironment(), EnvironmentReward(), wrong)

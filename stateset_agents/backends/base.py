@@ -281,12 +281,6 @@ def weights_token(backend: Backend) -> object:
     return _tokens.setdefault(backend, object())
 
 
-def change_count(model: Any) -> int:
-    """How often a torch module's parameters were written in their place, by an optimiser or a load; 0 for
-    what is no module."""
-    return sum(parameter._version for parameter in model.parameters()) if hasattr(model, "parameters") else 0
-
-
 def new_weights(backend: Backend) -> object:
     """Note that a trainer has pushed other weights; returns their token."""
     _tokens[backend] = token = object()

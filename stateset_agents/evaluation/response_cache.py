@@ -11,7 +11,7 @@ from dataclasses import fields
 from functools import partial
 from typing import Any
 
-from stateset_agents.backends.base import change_count, is_training, weights_token
+from stateset_agents.backends.base import is_training, weights_token
 from stateset_agents.core.agent import ChatInput, MultiTurnAgent, as_messages
 from stateset_agents.runtime.pending_calls import awaitable_or_blocking
 from stateset_agents.runtime.user_code import call_user_code
@@ -21,30 +21,28 @@ from stateset_agents.types.settings import expect, expect_that, is_whole
 
 _SAMPLING = frozenset(field.name for field in fields(SamplingParams))
 _Key = tuple[object, int, str]
-"""What stands for the weights, how often they changed, and a digest of the question."""
+"""What stands for the weights, their version, and a digest of the question."""
 
 
 _TRAINED = "a ResponseCache gives the same reply again, and this model is being trained on what it samples"
 
 
-def _question(
-    prompt: Any, model: Any, kwargs: dict[str, Any]
-) -> tuple[_Key, Callable[[], Awaitable[Any]]]:
+def _question(prompt: Any, model: Any, kwargs: dict[str, Any]) -> tuple[_Key, Callable[[], Awaitable[Any]]]:
     """The key of a question to any object with `generate`, and what asks it."""
     generate: Any = getattr(model, "generate", None)
     if not callable(generate) or isinstance(model, type):
         expect("model", model, MultiTurnAgent, "give an agent, or an object with generate(prompt, ...)")
     if getattr(model, "training", False):
         raise ConfigurationError(f"{_TRAINED}, or its dropout is on: call model.eval() first")
+    weights = [float(p.flatten()[p.numel() // 2]) for p in getattr(model, "parameters", tuple)() if p.numel()]
     try:
-        content = json.dumps([prompt, kwargs], sort_keys=True).encode()
+        content = json.dumps([prompt, kwargs, weights], sort_keys=True).encode()
     except TypeError as error:
         raise ConfigurationError(
             f"a question must be text and its settings plain JSON values, to be known again ({error})"
         ) from None
-    version = change_count(model) + int(getattr(model, "version", 0))
     # A bound method holds its object, and is equal for no other.
-    key = (generate, version, hashlib.sha256(content).hexdigest())
+    key = (generate, getattr(model, "version", 0), hashlib.sha256(content).hexdigest())
     return key, partial(call_user_code, generate, prompt, **kwargs)
 
 
@@ -80,7 +78,8 @@ class ResponseCache:
             prompt: A text, which is one user message, or a conversation's messages.
             model: An initialised agent, which gives a `Completion`; or any object with a method
                 `generate(prompt, **kwargs)`, sync or async, which gives what that returns. A torch module is
-                another model after each change of its weights, any other object after one of its `version`.
+                another model once its weights have changed (one number of each tensor is read), any object
+                once its `version` has.
             **kwargs: Fields of `SamplingParams` in place of the agent's settings. Several replies to one
                 question need a `stream` each. Of another model, the arguments of its `generate`.
 
@@ -95,7 +94,9 @@ class ResponseCache:
                 f"{unknown[0]} is no setting of sampling: give some of {', '.join(sorted(_SAMPLING))}"
             )
         elif is_training(model.backend):
-            raise ConfigurationError(f"{_TRAINED}: ask before or after the training, or call the agent itself")
+            raise ConfigurationError(
+                f"{_TRAINED}: ask before or after the training, or call the agent itself"
+            )
         else:
             messages = model.with_system_prompt(as_messages(prompt))
             key = self._key(model, [message.to_record() for message in messages], kwargs)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from stateset_agents.algorithms.advantages import group_advantages
 from stateset_agents.algorithms.kl_settings import create_kl_controller
-from stateset_agents.backends.base import Session, change_count, exclusive, new_weights
+from stateset_agents.backends.base import Session, exclusive, new_weights
 from stateset_agents.backends.local.backend import HuggingFaceBackend
 from stateset_agents.backends.pretrained.loading import eos_ids_of
 from stateset_agents.backends.pretrained.pictures import PictureReader, with_pictures
@@ -323,7 +323,8 @@ class GRPOTrainer:
         """Takes over `policy_model`, whose weights it trains in their place, in fp32 (or wider).
 
         Args:
-            policy_model: A causal language model of transformers. The engine samples from a copy of it.
+            policy_model: A causal language model of transformers. The engine samples from a copy of it. With
+                its gradient checkpointing enabled before, the update recomputes activations.
             ref_model: What the policy stays near: another one of the same shape, frozen in its place. None
                 takes a copy of the policy as it is now; with a `kl_coef` of 0 there must be none.
             tokenizer: transformers' own.
@@ -381,6 +382,7 @@ class GRPOTrainer:
             importance_cap=_WEIGHT_CAP if self._sampling.truncates else None,
             seed=seed,
             freeze_vision=freeze_vision,
+            gradient_checkpointing=bool(getattr(policy_model, "is_activation_checkpointing", False)),
         )
         self._tokenizer = adapted(tokenizer, policy_model)
         self.pictures = None if processor is None else PictureReader(processor, policy_model)
@@ -398,8 +400,9 @@ class GRPOTrainer:
         self._worker = Worker()
         self._num_batches = 0
         self._step = 0
-        self._num_changes = change_count(self.policy_model)
-        """That of the weights that the engine has."""
+        self._is_ahead = False
+        """True while the policy has made a step that the engine does not have."""
+        self.optimizer.register_step_post_hook(self._note_step)
 
     async def __aenter__(self) -> Self:
         await self._ensure_engine()
@@ -497,16 +500,19 @@ class GRPOTrainer:
         ]
 
     async def _ensure_engine(self) -> None:
-        """Start the engine, and give it weights that the caller has changed, by a step of `optimizer`."""
+        """Start the engine, and give it the weights of a step that the caller made by `optimizer`."""
         self._worker.refuse_stopped()
         await self._backend.start()
-        if change_count(self.policy_model) != self._num_changes:
+        if self._is_ahead:
             await self._push_weights()
+
+    def _note_step(self, *_: object) -> None:
+        self._is_ahead = True
 
     async def _push_weights(self) -> None:
         await self._backend.update_weights(self.learner.weights(), self._step)
         new_weights(self._backend)
-        self._num_changes = change_count(self.policy_model)
+        self._is_ahead = False
 
     def _pixels(self, prompts: Sequence[Prompt]) -> list[tuple[PixelValues, ...]]:
         """The pictures of each prompt, as the processor reads them."""

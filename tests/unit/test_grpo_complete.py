@@ -1,6 +1,6 @@
 """The whole of GRPO in 17 tests, part by part and then together, on real components: nothing here is mocked.
 
-    pytest tests/unit/test_grpo_complete.py -v
+pytest tests/unit/test_grpo_complete.py -v
 """
 
 from __future__ import annotations

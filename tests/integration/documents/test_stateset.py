@@ -253,7 +253,7 @@ async def test_trl_takes_a_reward_model(tmp_path: Path) -> None:
     await agent.close()
 
 
-PROGRAM = '''
+PROGRAM = """
 import asyncio
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.environment import ConversationEnvironment
@@ -283,7 +283,7 @@ async def train():
     return trained_agent
 
 trained = asyncio.run(train())
-'''
+"""
 """The minimal example."""
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from stateset_agents.algorithms.kl_settings import (
-    SteppedKLController,
     FixedKLController,
+    SteppedKLController,
     ZieglerKLController,
     allowed_weightings,
     create_kl_controller,

@@ -323,9 +323,7 @@ async def test_a_skip_leaves_out_exactly_the_replies_near_0() -> None:
         group["advantages"] = [None, 0.05, 0.05, 1.0]
         assert float(trainer.compute_loss(group)[0]) == pytest.approx(-math.exp(0.1) / 3, abs=1e-4)
         group["advantages"] = [None, 0.15, 0.05, 1.0]
-        assert float(trainer.compute_loss(group)[0]) == pytest.approx(
-            -1.15 * math.exp(0.1) / 3, abs=1e-4
-        )
+        assert float(trainer.compute_loss(group)[0]) == pytest.approx(-1.15 * math.exp(0.1) / 3, abs=1e-4)
 
 
 @pytest.mark.parametrize("truncation", [{"top_k": 50}, {"top_p": 0.95}, {"top_k": 50, "top_p": 0.9}])

@@ -400,6 +400,8 @@ class ConversationEnvironment(OptionalMembers):
         if not isinstance(system_prompt, str | None):
             raise ConfigurationError(f"system_prompt must be text, got {system_prompt!r:.60}")
         expect_that(isinstance(local, bool | None), "local", "be true, false or absent", local, length=60)
+        rows = scenarios if isinstance(scenarios, list | tuple) else ()
+        self._names_split = any(isinstance(row, Mapping) and row.get("split") for row in rows)
         self._scenarios = tuple(read_any_scenarios(scenarios, needs_opening=user in (None, default_user)))
         self._toolbox = RecordedToolbox(tools, scenarios=self._scenarios, max_result_chars=max_result_chars)
         self._toolbox.refuse_shared_objects()
@@ -437,12 +439,13 @@ class ConversationEnvironment(OptionalMembers):
         return [scenario for scenario in self._scenarios if scenario.split == split]
 
     def hold_out(self, split: Split) -> None:
-        """Take about a tenth of the scenarios, one at least, into `split`, where all are of train: by a hash
-        of each, so that every run takes the same. A warning says how many.
+        """Take about a tenth of the scenarios, one at least, into `split`, where none names a split: by a
+        hash of each, so that every run takes the same. A warning says how many.
 
-        Nothing happens where a scenario is of another split, and where there is only one.
+        Nothing happens where a scenario names one, and where there is only one.
         """
-        if len(self._scenarios) < 2 or any(scenario.split != "train" for scenario in self._scenarios):
+        is_split = self._names_split or any(scenario.split != "train" for scenario in self._scenarios)
+        if is_split or len(self._scenarios) < 2:
             return
         self._scenarios = tuple(with_drawn_split(self._scenarios, split))
         drawn = [scenario.id for scenario in self._scenarios if scenario.split == split]

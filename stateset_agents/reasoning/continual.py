@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -106,10 +107,7 @@ class ContinualGRPO:
         """Close the agent."""
         await self.agent.close()
 
-    @property
-    def model(self) -> MultiTurnAgent:
-        """The agent that learns."""
-        return self.agent
+    model = property(attrgetter("agent"))
 
     @awaitable_or_blocking
     async def learn_new_domain(

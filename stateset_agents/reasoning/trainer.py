@@ -155,26 +155,17 @@ async def batch_generate_responses(
     group_size: int = 8,
     batch_size: int = 32,
     *,
-    max_length: int = 2048,
-    temperature: float = 0.8,
-    top_k: int = 0,
-    top_p: float = 1.0,
     seed: int = 0,
+    **settings: Any,
 ) -> list[list[str]]:
     """GRPO's groups of replies: `group_size` independent samples of each prompt, regrouped by prompt.
 
-    At most `batch_size` are sampled at once, and as one ends the next begins. Model and tokenizer are
+    At most `batch_size` are sampled at once, and as one ends the next begins. `settings`: `max_length` (2048
+    tokens of prompt and reply), `temperature` (.8), `top_k`, `top_p`, of `Sampling`. Model and tokenizer are
     transformers' own; the model is not changed. Returns [prompts][group_size] texts, without the tokens that
     ended them. Raises ConfigurationError for a prompt over half of `max_length` tokens, or empty.
     """
-    sampling = Sampling(
-        group_size=group_size,
-        batch_size=batch_size,
-        max_length=max_length,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-    )
+    sampling = Sampling(group_size=group_size, batch_size=batch_size, **settings)
     tokenizer = adapted(tokenizer, model)
     ids = encoded_prompts(tokenizer, prompts, sampling)
     backend = HuggingFaceBackend(model, tokenizer)
@@ -427,13 +418,8 @@ class GRPOTrainer:
         """Raises ConfigurationError for every setting that differs: the learner was made with them."""
         changed_settings(self._config, config, may_change=())
 
-    @property
-    def policy_model(self) -> Any:
-        """The live model, with the weights of now."""
-        return self.learner.base
-
-    # The same under the names of the paper's readers.
-    policy = property(attrgetter("learner.base"))
+    # The live objects, and the settings under the names of the paper's readers.
+    policy = policy_model = property(attrgetter("learner.base"))
     ref_policy = property(lambda self: self.learner.reference and self.learner.reference.model)
     tokenizer = property(attrgetter("_tokenizer.hf"))
     optimizer = property(attrgetter("learner.optimization.optimizer"))

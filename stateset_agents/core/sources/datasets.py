@@ -324,16 +324,13 @@ def chat_scenarios(
     return with_shares(scenarios, shares or {}, [bool(row.get("split")) for _, row in located])
 
 
-def with_drawn_split(scenarios: Sequence[Scenario], split: Split, *, share: float = 0.1) -> list[Scenario]:
-    """The same scenarios, about this share of them in `split`, at least one of them and never all: those of
-    the lowest hash."""
-    hashes = [_split_hash(scenario) for scenario in scenarios]
-    number = sum(value < share for value in hashes)
-    bound = sorted(hashes)[min(max(number, 1), len(hashes) - 1) - 1]
-    return [
-        replace(scenario, split=split) if value <= bound else scenario
-        for scenario, value in zip(scenarios, hashes, strict=True)
-    ]
+def with_drawn_split(scenarios: Sequence[Scenario], split: Split) -> list[Scenario]:
+    """The same scenarios, about a tenth of them in `split`, at least one of them and never all: those of the
+    lowest hash."""
+    by_hash = sorted(scenarios, key=_split_hash)
+    number = sum(_split_hash(scenario) < 0.1 for scenario in scenarios)
+    drawn = {scenario.id for scenario in by_hash[: min(max(number, 1), len(by_hash) - 1)]}
+    return [replace(each, split=split) if each.id in drawn else each for each in scenarios]
 
 
 def _split_hash(scenario: Scenario) -> float:

@@ -36,8 +36,8 @@ class ProblemFiles(ProblemEnvironment):
         self, path: str | Path | Sequence[Mapping[str, Any]], *, form: Form = "value", **settings: Any
     ) -> None:
         """`path` of the file, or its rows; `form` is that of `math_agreement`, `settings` are those of
-        `ProblemEnvironment`. Raises ConfigurationError for a file that cannot be read, and for a problem whose own answer would be
-        wrong."""
+        `ProblemEnvironment`. Raises ConfigurationError for a file that cannot be read, and for a problem
+        whose own answer would be wrong."""
         super().__init__(**settings)
         self._form: Form = form
         self._problems = read_problems(path, form=form)

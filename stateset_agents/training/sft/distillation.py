@@ -139,8 +139,7 @@ class ReasoningDistillation:
         Raises ConfigurationError for a prompt that is held out, and where nothing can be kept.
         """
         environment, scenarios = await in_thread(self._prompts, prompts)
-        are_texts = isinstance(prompts, Sequence) and all(isinstance(prompt, str) for prompt in prompts)
-        is_verified = self._has_verifier or not are_texts
+        is_verified = self._has_verifier or any(scenario.context for scenario in scenarios)
         if not is_verified:
             _log.warning(
                 f"nothing says what is right for {len(scenarios)} texts: the replies are kept by their "

@@ -34,7 +34,8 @@ def _question(prompt: Any, model: Any, kwargs: dict[str, Any]) -> tuple[_Key, Ca
         expect("model", model, MultiTurnAgent, "give an agent, or an object with generate(prompt, ...)")
     if getattr(model, "training", False):
         raise ConfigurationError(f"{_TRAINED}, or its dropout is on: call model.eval() first")
-    weights = [float(p.flatten()[p.numel() // 2]) for p in getattr(model, "parameters", tuple)() if p.numel()]
+    parts = [part.detach().flatten() for part in getattr(model, "parameters", tuple)() if part.numel()]
+    weights = [float(part[len(part) // 2]) for part in parts]
     try:
         content = json.dumps([prompt, kwargs, weights], sort_keys=True).encode()
     except TypeError as error:

@@ -336,7 +336,7 @@ def test_a_new_domain_is_learned_from_data(tmp_path: Path) -> None:
 
 def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=900, check=False
     )
 
 

@@ -124,7 +124,7 @@ async def play(folder: Path, seed: int, chosen: argparse.Namespace) -> dict[str,
     async with learner(folder / "model", 0.0) as first:
         first.add_domain(second, both[second])  # to be measured
         began = time.process_time()
-        learned = await first.learn_new_domain(FIRST, both[FIRST], training("first"))
+        learned = await first.learn_new_domain(both[FIRST], FIRST, training("first"))
         record["first"] = {"before": success(learned.before), "after": success(learned.after)}
         record["first_cpu_seconds"] = time.process_time() - began
         memory, trained = first.memory, await first.agent.save_pretrained(folder / "first")
@@ -133,7 +133,7 @@ async def play(folder: Path, seed: int, chosen: argparse.Namespace) -> dict[str,
             later.memory = memory
             later.add_domain(FIRST, both[FIRST])
             began = time.process_time()
-            learned = await later.learn_new_domain(second, both[second], training(f"share-{share:g}"))
+            learned = await later.learn_new_domain(both[second], second, training(f"share-{share:g}"))
             record["shares"][str(share)] = {
                 "before": success(learned.before),
                 "after": success(learned.after),

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import expect_that
 
 SMALLEST, LARGEST = 4, 16
 """Bounds of groups that are sized by success: fewer than 4 say little, and at p = .98 even 16 are alike three
@@ -21,8 +22,9 @@ times in four."""
 _FACTORS: Mapping[object, float] = {"easy": 0.75, "medium": 1.0, "hard": 1.5}
 
 
-def adaptive_group_size(difficulty: object, base: int = 8) -> int:
-    """Members of a group by a label: easy three quarters of `base`, hard one and a half times; else `base`.
+def adaptive_group_size(problem_difficulty: object, base_size: int = 8) -> int:
+    """Members of a group by a label: easy three quarters of `base_size`, hard one and a half times; else
+    `base_size`. Fractions are cut off, down to 1.
 
     A rule of thumb without a paper. It takes conversations from scenarios that nearly always succeed, where a
     group is as rarely mixed as where they nearly always fail; `group_sizes` treats both alike.
@@ -30,10 +32,9 @@ def adaptive_group_size(difficulty: object, base: int = 8) -> int:
     >>> [adaptive_group_size(label) for label in ("easy", "medium", "hard", "unknown")]
     [6, 8, 12, 8]
     """
-    if base < 1:
-        raise ConfigurationError(f"the base of a group's size must be at least 1, got {base!r}")
-    factor = _FACTORS.get(difficulty, 1.0) if isinstance(difficulty, str) else 1.0
-    return max(1, int(base * factor + 0.5))
+    expect_that(base_size >= 1, "base_size", "be at least 1", base_size)
+    factor = _FACTORS.get(problem_difficulty, 1.0) if isinstance(problem_difficulty, str) else 1.0
+    return max(1, int(base_size * factor))
 
 
 def mixed_probability(success: float, size: int) -> float:

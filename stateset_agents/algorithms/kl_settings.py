@@ -28,7 +28,7 @@ class FixedKLController:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdaptiveKLController:
+class SteppedKLController:
     """beta in steps: KL more than half above its target, beta times 1.5; more than half below, beta / 1.5.
 
     The rule of PPO's adaptive penalty (https://arxiv.org/abs/1707.06347, section 4) with 1.5 both for
@@ -78,7 +78,7 @@ class ZieglerKLController:
         return replace(self, beta=self.beta * (1 + error * min(num_episodes / self.horizon, 1.0)))
 
 
-KLController = FixedKLController | AdaptiveKLController | ZieglerKLController
+KLController = FixedKLController | SteppedKLController | ZieglerKLController
 """A controller holds beta; `updated` returns it with the beta after a step that measured `observed_kl` (nats
 per token)."""
 KLControllerKind = Literal["fixed", "adaptive", "ziegler"]
@@ -92,7 +92,7 @@ def create_kl_controller(
         case "fixed":
             return FixedKLController(beta=beta)
         case "adaptive":
-            return AdaptiveKLController(beta=beta, target=target)
+            return SteppedKLController(beta=beta, target=target)
         case "ziegler":
             return ZieglerKLController(beta=beta, target=target, horizon=horizon)
     raise ConfigurationError(

@@ -20,11 +20,13 @@ from stateset_agents.core.rollout.episode import EpisodeSeeds, Fork, Forks, Play
 from stateset_agents.core.rollout.limits import RolloutLimits
 from stateset_agents.core.rollout.time_limited_environment import TimeLimitedEnvironment
 from stateset_agents.core.scoring.base import with_score
+from stateset_agents.core.sources.scenario_files import as_scenarios
 from stateset_agents.runtime.circuit_breakers import FaultTolerance
+from stateset_agents.runtime.pending_calls import awaitable
 from stateset_agents.runtime.tasks import gather_or_cancel
 from stateset_agents.runtime.user_code import RateLimitedWarnings
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.scenario import Scenario, Scenarios
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.settings import expect, expect_that
 from stateset_agents.types.trajectory import UNANSWERED, Branch, Span, Status, Trajectory, TrajectoryGroup
@@ -63,6 +65,8 @@ class Kept(Protocol):
         ...
 
 
+TakeStep = Callable[[Sequence[Trajectory], Sequence[float]], Awaitable[float]]
+"""(trajectories, an advantage of each) -> the policy's mean loss before the gradient step on them."""
 J = TypeVar("J", bound=_Job | _BranchJob)
 
 
@@ -124,6 +128,8 @@ class ComputationalEngine:
             environment, self.limits.turn_timeout, self.fault_tolerance
         )
         self._warnings = RateLimitedWarnings()
+        self.take_step: TakeStep | None = None
+        """Updates the policy; the trainer of these weights sets it."""
 
     @property
     def agent(self) -> MultiTurnAgent:
@@ -149,7 +155,7 @@ class ComputationalEngine:
 
     async def rollout(
         self,
-        scenarios: Sequence[Scenario],
+        scenarios: Scenarios,
         *,
         seed: int,
         step: int,
@@ -172,6 +178,7 @@ class ComputationalEngine:
 
         Raises ConfigurationError, before anything is played, for a scenario that the reward cannot score by.
         """
+        scenarios = as_scenarios(scenarios)
         for scenario in scenarios:
             self.reward_fn.check_scenario(scenario)
         sizes = [self.num_generations] * len(scenarios) if sizes is None else sizes
@@ -241,6 +248,20 @@ class ComputationalEngine:
         jobs = self._members(0, episode, scenario, seed, step, times, self.num_generations)
         played = await gather_or_cancel(member(job) for job in jobs)
         return TrajectoryGroup(key=f"{step}/{scenario.id}", trajectories=tuple(await self._rewarded(played)))
+
+    @awaitable
+    async def _update_policy(self, trajectories: Sequence[Trajectory], advantages: Sequence[float]) -> float:
+        """One gradient step on sampled trajectories, each weighted by its advantage; the policy's mean loss.
+
+        The learner takes it, with its loss, masks, clipping and optimiser, and the agent has the new weights.
+        Raises ConfigurationError for an engine of no trainer, and for another number of advantages.
+        """
+        if self.take_step is None:
+            raise ConfigurationError(
+                "this engine plays conversations and has no learner to update: take trainer.engine of an "
+                "initialised MultiTurnGRPOTrainer"
+            )
+        return await self.take_step(trajectories, advantages)
 
     def flush_warnings(self) -> None:
         """Say how often the warnings of groups that were played one by one have come, and begin anew."""

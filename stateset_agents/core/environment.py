@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from stateset_agents.core.sources.datasets import read_any_scenarios
+from stateset_agents.core.sources.datasets import read_any_scenarios, with_drawn_split
 from stateset_agents.core.tools import RecordedToolbox, Tools
 from stateset_agents.core.users.simulated_user import User, UserFactory, default_user
 from stateset_agents.runtime.named_code import NamedCall, wanted_arguments
@@ -26,11 +26,13 @@ from stateset_agents.types.errors import (
     EnvironmentFailure,
     StatesetError,
 )
+from stateset_agents.types.logs import get_logger
 from stateset_agents.types.messages import Completion, Message
-from stateset_agents.types.scenario import Scenario, expect_split
+from stateset_agents.types.scenario import Scenario, Split, expect_split
 from stateset_agents.types.settings import expect_that, is_whole
 from stateset_agents.types.trajectory import Outcome
 
+_log = get_logger(__name__)
 StateFactory = Callable[..., Any]
 """Makes the state of one conversation; may ask for `scenario` and `seed` by name. The members of a group
 share both, and must start from equal states."""
@@ -314,6 +316,8 @@ class OptionalMembers:
     floor_agents: Mapping[str, Callable[[], Any]] | None = None
     """Name -> function that makes a scripted agent that knows nothing; its results stand beside every
     evaluation."""
+    hold_out: Callable[[Split], None] | None = None
+    """Takes some scenarios of train into a split that has none, for good, where no scenario names a split."""
 
 
 def optional_member(environment: Environment, name: str) -> Any:
@@ -396,6 +400,8 @@ class ConversationEnvironment(OptionalMembers):
         if not isinstance(system_prompt, str | None):
             raise ConfigurationError(f"system_prompt must be text, got {system_prompt!r:.60}")
         expect_that(isinstance(local, bool | None), "local", "be true, false or absent", local, length=60)
+        rows = scenarios if isinstance(scenarios, list | tuple) else ()
+        self._names_split = any(isinstance(row, Mapping) and row.get("split") for row in rows)
         self._scenarios = tuple(read_any_scenarios(scenarios, needs_opening=user in (None, default_user)))
         self._toolbox = RecordedToolbox(tools, scenarios=self._scenarios, max_result_chars=max_result_chars)
         self._toolbox.refuse_shared_objects()
@@ -431,6 +437,23 @@ class ConversationEnvironment(OptionalMembers):
         one another."""
         expect_split(split)
         return [scenario for scenario in self._scenarios if scenario.split == split]
+
+    def hold_out(self, split: Split) -> None:
+        """Take about a tenth of the scenarios, one at least, into `split`, where none names a split: by a
+        hash of each, so that every run takes the same. A warning says how many.
+
+        Nothing happens where a scenario names one, and where there is only one.
+        """
+        is_split = self._names_split or any(scenario.split != "train" for scenario in self._scenarios)
+        if is_split or len(self._scenarios) < 2:
+            return
+        self._scenarios = tuple(with_drawn_split(self._scenarios, split))
+        drawn = [scenario.id for scenario in self._scenarios if scenario.split == split]
+        _log.warning(
+            f"no scenario names a split: {len(drawn)} of {len(self._scenarios)} are held out as {split}, "
+            f"drawn by a hash of each ({', '.join(drawn[:3])}{', ...' if len(drawn) > 3 else ''}); "
+            "give scenarios a `split` to choose"
+        )
 
     def may_judge(self, scenario: Scenario) -> bool:
         """Might a conversation of this scenario get a verdict? None does without `success` and a goal."""

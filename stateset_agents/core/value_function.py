@@ -154,20 +154,24 @@ class ValueFunction:
 
     def compute_grpo_advantages(
         self,
-        group_rewards: Sequence[Sequence[float | None]],
+        group_rewards: Sequence[Any],
         baseline_type: str = "group_mean",
         *,
         advantage_normalization: Scaling | bool = "population",
-    ) -> list[list[float | None]]:
-        """Advantages without a critic: each reward against its group, [groups][members].
+    ) -> list[Any]:
+        """Advantages without a critic: each reward against its group; [members] of one group, or
+        [groups][members], and the result alike.
 
-        [[.8, .5, .9, .6]] has the baseline .7 and, not normalised, [[.1, -.2, .2, -.1]]. True stands for
+        [.8, .5, .9, .6] has the baseline .7 and, not normalised, [.1, -.2, .2, -.1]. True stands for
         "population", False for "none".
         """
         scaling = advantage_normalization
         if isinstance(scaling, bool):
             scaling = "population" if scaling else "none"
-        return group_advantages(group_rewards, baseline=baseline_type, scaling=scaling)
+        is_single = not any(hasattr(rewards, "__len__") for rewards in group_rewards)
+        groups = [group_rewards] if is_single else group_rewards
+        advantages = group_advantages(groups, baseline=baseline_type, scaling=scaling)
+        return advantages[0] if is_single else advantages
 
     # ------------------------------------------------------------------------------ learning
 
@@ -252,9 +256,9 @@ class ValueFunction:
 
 def create_value_function(
     model: nn.Module,
-    *,
     gamma: float = 0.99,
     gae_lambda: float = 0.95,
+    *,
     hidden_size: int | None = None,
     inner_size: int | None = None,
     dropout: float = 0.1,

@@ -15,12 +15,13 @@ from stateset_agents.core.environment import Environment, optional_member
 from stateset_agents.core.reward import Reward, as_reward, score_trajectories
 from stateset_agents.core.rollout.limits import RolloutLimits
 from stateset_agents.core.scoring.base import with_score
+from stateset_agents.core.sources.scenario_files import as_scenarios
 from stateset_agents.evaluation.evaluator import Evaluation, measured
 from stateset_agents.evaluation.scripted_agents import DEGENERATE, AgentFactory, ScriptedAgent, player
 from stateset_agents.runtime.named_code import wanted_arguments
 from stateset_agents.runtime.tasks import gather_or_cancel, in_thread
 from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
-from stateset_agents.types.scenario import Scenario, expect_scenarios
+from stateset_agents.types.scenario import Scenario, Scenarios
 from stateset_agents.types.settings import expect_that, nearest
 from stateset_agents.types.trajectory import Status, TrajectoryGroup
 
@@ -177,7 +178,7 @@ def _ignoring_tools(make: Callable[[], ScriptedAgent]) -> AgentFactory:
 async def audit(
     environment: Environment,
     reward_fn: Reward,
-    scenarios: Sequence[Scenario],
+    scenarios: Scenarios,
     *,
     policies: Mapping[str, AgentFactory] | None = None,
     seed: int = 0,
@@ -188,8 +189,8 @@ async def audit(
     Raises ConfigurationError for no scenario or no agent, and EnvironmentFailure where none of an agent's
     conversations could be played.
     """
-    expect_scenarios(scenarios)
-    if not scenarios:
+    tasks = as_scenarios(scenarios)
+    if not tasks:
         raise ConfigurationError("there is no scenario to play: give at least one")
     chosen = degenerate_agents_of(environment) if policies is None else dict(policies)
     if not chosen:
@@ -206,7 +207,7 @@ async def audit(
         return TrajectoryGroup(key=scenario.id, trajectories=(played,))
 
     async def evaluate(name: str, make_for: Callable[[Scenario], AgentFactory]) -> Evaluation:
-        groups = await gather_or_cancel(play_one(make_for(scenario), scenario) for scenario in scenarios)
+        groups = await gather_or_cancel(play_one(make_for(scenario), scenario) for scenario in tasks)
         errors = [group.trajectories[0].error for group in groups]
         if all(group.trajectories[0].status is Status.FAILED for group in groups):
             raise EnvironmentFailure(

@@ -15,9 +15,10 @@ from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import Reward
 from stateset_agents.core.rollout.limits import RolloutLimits
+from stateset_agents.core.sources.scenario_files import as_scenarios
 from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
-from stateset_agents.types.scenario import Scenario, expect_scenarios, expect_split
+from stateset_agents.types.scenario import Scenario, Scenarios, expect_split
 from stateset_agents.types.settings import expect, expect_that, is_whole
 from stateset_agents.types.trajectory import UNANSWERED, Status, Trajectory, TrajectoryGroup
 
@@ -328,7 +329,7 @@ async def evaluate(
     agent: MultiTurnAgent | EndpointAgent,
     environment: Environment,
     reward_fn: Reward,
-    scenarios: Sequence[Scenario],
+    scenarios: Scenarios,
     *,
     tries: int = 1,
     temperature: float = 1.0,
@@ -350,7 +351,7 @@ async def evaluate(
     Raises ConfigurationError for an empty list, for an agent with `top_k` or `top_p` set, and where what is
     kept is of another evaluation; EnvironmentFailure where no conversation could be played at all.
     """
-    expect_scenarios(scenarios)
+    scenarios = as_scenarios(scenarios)
     if not scenarios:
         raise ConfigurationError("there is no scenario to evaluate: give at least one")
     expect_that(is_whole(tries, 1), "tries", "be a whole number of at least 1", tries)

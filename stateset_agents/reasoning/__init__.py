@@ -4,6 +4,7 @@ The names here are those that readers of DeepSeek's papers know; what they do is
 losses and learner. Whole trainings, with run folders and checkpoints, are `training.trainer`'s.
 """
 
+from stateset_agents.algorithms.group_sizes import adaptive_group_size
 from stateset_agents.answers.agreement import math_agreement
 from stateset_agents.core.chat.replies.thoughts import (
     Reasoned,
@@ -12,8 +13,10 @@ from stateset_agents.core.chat.replies.thoughts import (
     read_reasoned,
     split_reasoning,
 )
+from stateset_agents.evaluation.response_cache import ResponseCache
 from stateset_agents.reasoning.continual import ContinualGRPO
 from stateset_agents.reasoning.hierarchical import HierarchicalGRPO
+from stateset_agents.reasoning.kl_controller import AdaptiveKLController
 from stateset_agents.reasoning.multimodal import MultiModalGRPO, PictureProblem
 from stateset_agents.reasoning.trainer import (
     Group,
@@ -22,10 +25,14 @@ from stateset_agents.reasoning.trainer import (
     normalize_rewards_per_group,
     setup_distributed_grpo,
 )
+from stateset_agents.rewards.reasoning import DeepSeekRewardFunction
+from stateset_agents.training.loop.step import TemperatureScheduler
 from stateset_agents.training.sft.distillation import ReasoningDistillation
 
 __all__ = [
+    "AdaptiveKLController",
     "ContinualGRPO",
+    "DeepSeekRewardFunction",
     "GRPOTrainer",
     "Group",
     "HierarchicalGRPO",
@@ -33,6 +40,9 @@ __all__ = [
     "PictureProblem",
     "Reasoned",
     "ReasoningDistillation",
+    "ResponseCache",
+    "TemperatureScheduler",
+    "adaptive_group_size",
     "answer_of",
     "batch_generate_responses",
     "math_agreement",

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from stateset_agents.algorithms.intervals import interval_text
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.core.environment import Environment
+from stateset_agents.core.environment import Environment, expect_environment
 from stateset_agents.core.reward import EnvironmentReward, Reward
 from stateset_agents.environments.domains import Domains
+from stateset_agents.environments.problems import ProblemFiles
 from stateset_agents.evaluation.evaluator import Evaluation, evaluate, held_out
+from stateset_agents.runtime.pending_calls import awaitable_or_blocking
 from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.training.config import TrainingConfig
@@ -19,7 +23,7 @@ from stateset_agents.training.loop.curriculum.prompt_memory import PromptMemory
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import table
-from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.scenario import Scenario, expect_split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +51,8 @@ class ContinualGRPO:
     """Teaches an agent domain after domain by GRPO, and replays prompts of the earlier ones.
 
     >>> async with ContinualGRPO(agent, memory_size=10_000, replay_share=0.25) as continual:
-    ...     await continual.learn_new_domain("arithmetic", ArithmeticProblems(), config)
-    ...     learned = await continual.learn_new_domain("equations", EquationProblems(), config)
+    ...     await continual.learn_new_domain(ArithmeticProblems(), "arithmetic", config)
+    ...     learned = await continual.learn_new_domain(EquationProblems(), "equations", config)
     ...     print(learned.kept)
 
     The memory has prompts and no replies, so that a replay is on-policy: the policy of the day answers them
@@ -98,28 +102,36 @@ class ContinualGRPO:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    @awaitable_or_blocking
     async def close(self) -> None:
         """Close the agent."""
         await self.agent.close()
 
+    model = property(attrgetter("agent"))
+
+    @awaitable_or_blocking
     async def learn_new_domain(
         self,
-        name: str,
-        environment: Environment,
+        new_data: Environment | Sequence[Mapping[str, Any]] | str | Path,
+        name: str | None = None,
         config: TrainingConfig | None = None,
         *,
         resume: str | Path | None = None,
     ) -> LearnedDomain:
         """Train on a domain, replaying the earlier ones, and measure all of them before and after.
 
-        `config`: of the training; its `replay_share` and `track_success` are set here. `resume`: the folder
-        of a run that was stopped, which goes on from its newest checkpoint, bit by bit. The domains before
+        `new_data`: an environment; or problems with their answers, as rows or a file that `ProblemFiles`
+        reads, of which some are held out. `name`: "domain 1" and so on where it is left out. `config`: of
+        the training; its `replay_share` and `track_success` are set here. `resume`: the folder of a run that
+        was stopped, which goes on from its newest checkpoint, bit by bit. The domains before
         it must be those of that run, learned or restored with `add_domain`, and the same memory.
 
         Raises ConfigurationError for a domain that has been learned.
         """
+        name = name or f"domain {len(self._environments) + 1}"
         if name in self._environments:
             raise ConfigurationError(f"{name} has been learned: a domain needs a name of its own")
+        environment = await in_thread(_as_environment, new_data, self._eval[0])
         environments = {**self._environments, name: environment}
         replayed = self._replayed()
         config = (config or TrainingConfig()).model_copy(
@@ -188,6 +200,17 @@ class ContinualGRPO:
             )
             for name, environment in environments.items()
         }
+
+
+def _as_environment(
+    data: Environment | Sequence[Mapping[str, Any]] | str | Path, eval_split: str
+) -> Environment:
+    if not isinstance(data, str | Path | Sequence):
+        expect_environment(data)
+        return data
+    problems = ProblemFiles(data, system_prompt="")
+    problems.hold_out(expect_split(eval_split, "eval_split"))
+    return problems
 
 
 def retention(before: Evaluation, after: Evaluation) -> float:

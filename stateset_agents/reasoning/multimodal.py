@@ -10,6 +10,7 @@ from typing import Any, Self
 from stateset_agents.backends.pretrained.pictures import vision_tower
 from stateset_agents.core.reward import RewardFunction
 from stateset_agents.reasoning.trainer import Group, GRPOTrainer, PicturePrompt
+from stateset_agents.runtime.pending_calls import awaitable_or_blocking
 from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.types.images import Image
 from stateset_agents.types.scenario import Scenario
@@ -20,11 +21,11 @@ Picture = Image | bytes | Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PictureProblem:
-    """A text and a picture that belong together."""
+    """A text and a picture that belong together, or a text alone."""
 
     text: str
     """The question, as a user says it."""
-    image: Picture
+    image: Picture | None = None
     context: Mapping[str, Any] = field(default_factory=dict)
     """The truth, for the reward."""
 
@@ -79,27 +80,31 @@ class MultiModalGRPO:
         return vision_tower(self.trainer.policy_model)
 
     def fuse_modalities(
-        self, text: str, image: Picture, context: Mapping[str, Any] | None = None
+        self, text: str, image: Picture | None = None, context: Mapping[str, Any] | None = None
     ) -> PicturePrompt:
         """The prompt of both: the picture, then the text, as the processor's chat template writes a user's
-        message; without a template they stand behind one another. Blocking where `image` is a path."""
+        message; without a template they stand behind one another, and without a picture the text stands
+        alone. Blocking where `image` is a path."""
         if isinstance(image, Path):
             image = image.read_bytes()
-        picture = Image(data=image) if isinstance(image, bytes) else image
+        pictures = () if image is None else (Image(data=image) if isinstance(image, bytes) else image,)
         if self._processor.chat_template:
-            parts = [{"type": "image"}, {"type": "text", "text": text}]
+            parts = [*({"type": "image"} for _ in pictures), {"type": "text", "text": text}]
             prompt = self._processor.apply_chat_template(
                 [{"role": "user", "content": parts}], add_generation_prompt=True, tokenize=False
             )
         else:
-            prompt = f"{self._processor.image_token}{text}"
-        scenario = Scenario(id=f"picture-{picture.digest}", opening=prompt, context=dict(context or {}))
-        return PicturePrompt(scenario=scenario, images=(picture,))
+            prompt = f"{self._processor.image_token * len(pictures)}{text}"
+        name = f"picture-{pictures[0].digest}" if pictures else ""  # of a text the trainer makes the id
+        scenario = Scenario(id=name, opening=prompt, context=dict(context or {}))
+        return PicturePrompt(scenario=scenario, images=pictures)
 
+    @awaitable_or_blocking
     async def process_problem(
-        self, text: str, image: Picture, context: Mapping[str, Any] | None = None
+        self, text: str, image: Picture | None, context: Mapping[str, Any] | None = None
     ) -> Group:
         """A group of replies to one problem, with rewards, and advantages in their group; nothing trains.
+        `image` is None for a problem of words alone.
 
         Raises ConfigurationError for a picture that cannot be read.
         """
@@ -107,6 +112,7 @@ class MultiModalGRPO:
         (group,) = await self.trainer.generate_groups([prompt])
         return group
 
+    @awaitable_or_blocking
     async def train_step(self, problems: Sequence[PictureProblem]) -> dict[str, float]:
         """One step of GRPO on these problems; returns what `GRPOTrainer.train_step` does."""
         prompts = [

@@ -11,11 +11,14 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any, NotRequired, Self, TypedDict
 
+import numpy as np
 from torch import Tensor
 
 from stateset_agents.algorithms.advantages import group_advantages
+from stateset_agents.algorithms.kl_settings import create_kl_controller
 from stateset_agents.backends.base import Session, exclusive, new_weights
 from stateset_agents.backends.local.backend import HuggingFaceBackend
 from stateset_agents.backends.pretrained.loading import eos_ids_of
@@ -25,6 +28,7 @@ from stateset_agents.core.reward import RewardFunction, RewardResult, as_reward,
 from stateset_agents.core.scoring.base import as_result, with_score
 from stateset_agents.runs.settings import changed_settings
 from stateset_agents.runtime.named_code import NamedCall
+from stateset_agents.runtime.pending_calls import awaitable_or_blocking
 from stateset_agents.runtime.tasks import Worker, gather_or_cancel, in_thread
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.processes import Processes
@@ -143,6 +147,7 @@ async def sampled(
     return [replies[start : start + size] for start in range(0, len(replies), size)]
 
 
+@awaitable_or_blocking
 async def batch_generate_responses(
     model: Any,
     tokenizer: Any,
@@ -150,26 +155,17 @@ async def batch_generate_responses(
     group_size: int = 8,
     batch_size: int = 32,
     *,
-    max_length: int = 2048,
-    temperature: float = 0.8,
-    top_k: int = 0,
-    top_p: float = 1.0,
     seed: int = 0,
+    **settings: Any,
 ) -> list[list[str]]:
     """GRPO's groups of replies: `group_size` independent samples of each prompt, regrouped by prompt.
 
-    At most `batch_size` are sampled at once, and as one ends the next begins. Model and tokenizer are
+    At most `batch_size` are sampled at once, and as one ends the next begins. `settings`: `max_length` (2048
+    tokens of prompt and reply), `temperature` (.8), `top_k`, `top_p`, of `Sampling`. Model and tokenizer are
     transformers' own; the model is not changed. Returns [prompts][group_size] texts, without the tokens that
     ended them. Raises ConfigurationError for a prompt over half of `max_length` tokens, or empty.
     """
-    sampling = Sampling(
-        group_size=group_size,
-        batch_size=batch_size,
-        max_length=max_length,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-    )
+    sampling = Sampling(group_size=group_size, batch_size=batch_size, **settings)
     tokenizer = adapted(tokenizer, model)
     ids = encoded_prompts(tokenizer, prompts, sampling)
     backend = HuggingFaceBackend(model, tokenizer)
@@ -204,17 +200,18 @@ class Group(TypedDict):
     """The prompt's pictures, in order; missing where it has none."""
 
 
-def normalize_rewards_per_group(
-    rewards: Sequence[Sequence[float | None]], *, clip: float | None = 3.0
-) -> list[list[float | None]]:
+def normalize_rewards_per_group(rewards: Any, *, clip: float | None = 3.0) -> Any:
     """GRPO's advantages: each reward less its group's mean, over its population deviation, within ±clip.
 
-    [[1, 0]] -> [[1, -1]]. A group whose rewards are all equal gets 0, an unscored member None. Of G rewards
-    none is further than sqrt(G - 1) deviations from its own mean, so a clip of 3 acts only in groups of more
-    than 10. Raises RewardFailure on a reward that is not finite, ConfigurationError on a clip that is not
-    above 0.
+    An array [G] of one group, [1, 0] -> [1, -1]; or groups as lists, [[1, 0]] -> [[1, -1]], of any sizes and
+    with None for an unscored member. A group whose rewards are all equal gets 0. Of G rewards none is further
+    than sqrt(G - 1) deviations from its own mean, so a clip of 3 acts only in groups of more than 10. Raises
+    RewardFailure on a reward that is not finite, ConfigurationError on a clip that is not above 0.
     """
-    return group_advantages(rewards, clip=clip)
+    rows = rewards.tolist() if isinstance(rewards, np.ndarray) else rewards
+    is_single = not any(hasattr(row, "__len__") for row in rows)
+    advantages = group_advantages([rows] if is_single else rows, clip=clip)
+    return np.array(advantages[0], dtype=np.float64) if is_single else advantages
 
 
 def trajectory_of(
@@ -277,6 +274,11 @@ class GRPOTrainer:
     ...     for batch in batches:
     ...         print(await trainer.train_step(batch))
 
+    A script without an event loop calls the same methods without `await`, and they block:
+
+    >>> trainer = GRPOTrainer(model, reference, tokenizer, reward)
+    >>> print(trainer.train_step(batch))
+
     It differs from the paper where the package does: token ratios are to the policy that sampled, never to
     the reference; the KL has the gradient of the reverse KL (k3 times the live ratio); a group that ties
     has advantages of exactly 0. Without run folder, checkpoints and evaluation: those are
@@ -312,7 +314,8 @@ class GRPOTrainer:
         """Takes over `policy_model`, whose weights it trains in their place, in fp32 (or wider).
 
         Args:
-            policy_model: A causal language model of transformers. The engine samples from a copy of it.
+            policy_model: A causal language model of transformers. The engine samples from a copy of it. With
+                its gradient checkpointing enabled before, the update recomputes activations.
             ref_model: What the policy stays near: another one of the same shape, frozen in its place. None
                 takes a copy of the policy as it is now; with a `kl_coef` of 0 there must be none.
             tokenizer: transformers' own.
@@ -370,6 +373,7 @@ class GRPOTrainer:
             importance_cap=_WEIGHT_CAP if self._sampling.truncates else None,
             seed=seed,
             freeze_vision=freeze_vision,
+            gradient_checkpointing=bool(getattr(policy_model, "is_activation_checkpointing", False)),
         )
         self._tokenizer = adapted(tokenizer, policy_model)
         self.pictures = None if processor is None else PictureReader(processor, policy_model)
@@ -387,14 +391,18 @@ class GRPOTrainer:
         self._worker = Worker()
         self._num_batches = 0
         self._step = 0
+        self._is_ahead = False
+        """True while the policy has made a step that the engine does not have."""
+        self.optimizer.register_step_post_hook(self._note_step)
 
     async def __aenter__(self) -> Self:
-        await self._backend.start()
+        await self._ensure_engine()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
+    @awaitable_or_blocking
     async def close(self) -> None:
         """End the engine's thread and the update's. The policy model keeps what it learned."""
         await self._backend.close()
@@ -410,18 +418,48 @@ class GRPOTrainer:
         """Raises ConfigurationError for every setting that differs: the learner was made with them."""
         changed_settings(self._config, config, may_change=())
 
+    # The live objects, and the settings under the names of the paper's readers.
+    policy = policy_model = property(attrgetter("learner.base"))
+    ref_policy = property(lambda self: self.learner.reference and self.learner.reference.model)
+    tokenizer = property(attrgetter("_tokenizer.hf"))
+    optimizer = property(attrgetter("learner.optimization.optimizer"))
+    group_size = property(attrgetter("_sampling.group_size"))
+    max_length = property(attrgetter("_sampling.max_length"))
+    clip_epsilon = property(attrgetter("_config.clip_ratio"))
+
     @property
-    def policy_model(self) -> Any:
-        """The live model, with the weights of now."""
-        return self.learner.base
+    def kl_coef(self) -> float:
+        """Weight of the KL; it may be set between steps, by an `AdaptiveKLController` for example."""
+        return self.learner.kl.beta
+
+    @kl_coef.setter
+    def kl_coef(self, value: float) -> None:
+        """Raises ConfigurationError for a negative one, and without a reference for any but 0."""
+        is_usable = value == 0 or self.learner.reference is not None
+        expect_that(is_usable, "kl_coef", "be 0 in a training that began with 0", value)
+        self.learner.kl = create_kl_controller("fixed", beta=value)
+
+    @property
+    def temperature(self) -> float:
+        """Temperature of the next replies and of the update; it may be set between steps, by a
+        `TemperatureScheduler` for example."""
+        return self._sampling.temperature
+
+    @temperature.setter
+    def temperature(self, value: float) -> None:
+        """Raises ConfigurationError for one that is not above 0."""
+        self._sampling = replace(self._sampling, temperature=value)
+        self.learner.set_temperature(value)
 
     # ------------------------------------------------------------------------------ rollouts
 
+    @awaitable_or_blocking
     async def generate_groups(self, prompts: Sequence[Prompt]) -> list[Group]:
         """GRPO's rollouts: `group_size` replies to each prompt, with rewards, and advantages in their group.
 
         Raises ConfigurationError for a prompt over half of `max_length` tokens.
         """
+        await self._ensure_engine()
         scenarios = [_as_scenario(prompt, index) for index, prompt in enumerate(prompts)]
         texts = [scenario.opening for scenario in scenarios]
         pixels = await in_thread(self._pixels, prompts)
@@ -447,6 +485,21 @@ class GRPOTrainer:
             )
         ]
 
+    async def _ensure_engine(self) -> None:
+        """Start the engine, and give it the weights of a step that the caller made by `optimizer`."""
+        self._worker.refuse_stopped()
+        await self._backend.start()
+        if self._is_ahead:
+            await self._push_weights()
+
+    def _note_step(self, *_: object) -> None:
+        self._is_ahead = True
+
+    async def _push_weights(self) -> None:
+        await self._backend.update_weights(self.learner.weights(), self._step)
+        new_weights(self._backend)
+        self._is_ahead = False
+
     def _pixels(self, prompts: Sequence[Prompt]) -> list[tuple[PixelValues, ...]]:
         """The pictures of each prompt, as the processor reads them."""
         images = [prompt.images if isinstance(prompt, PicturePrompt) else () for prompt in prompts]
@@ -469,23 +522,25 @@ class GRPOTrainer:
 
     # ------------------------------------------------------------------------------ updates
 
-    def compute_loss(self, group: Group) -> dict[str, Tensor]:
+    def compute_loss(self, group_data: Group) -> tuple[Tensor, dict[str, float]]:
         """GRPO's loss of one group under the weights as they are: clipped surrogate plus `kl_coef` times KL.
 
         Token ratios are to the stored `old_logprobs`, averaged over each reply's tokens, then over replies.
-        Returns `loss`, which carries the gradient (zero, still a tensor, where every reply is skipped), and
-        without: `pg_loss`, `kl_penalty` (kl_coef times the KL), `clip_fraction`, `mean_reward`. Dropout is
-        off. Nothing steps: `train_step` does. Raises ConfigurationError for a group in which no reply trains.
+        Returns the loss, which carries the gradient (zero, still a tensor, where every reply is skipped), and
+        `pg_loss`, `kl_penalty` (kl_coef times the KL), `clip_fraction` (0 for replies of these very weights)
+        and `mean_reward`. Dropout is off. Nothing steps: `train_step` does, or `loss.backward()` and
+        `optimizer.step()`. Raises ConfigurationError for a group in which no reply trains.
         """
-        losses = self.learner.losses(samples_of(group))
-        return {
-            "loss": losses["total_loss"],
-            "pg_loss": losses["policy_loss"],
-            "kl_penalty": losses["kl_penalty"],
-            "clip_fraction": losses["clip_fraction"],
-            "mean_reward": losses["total_loss"].new_tensor(_mean_reward([group])),
+        losses = self.learner.losses(samples_of(group_data))
+        metrics = {
+            "pg_loss": float(losses["policy_loss"]),
+            "kl_penalty": float(losses["kl_penalty"]),
+            "clip_fraction": float(losses["clip_fraction"]),
+            "mean_reward": _mean_reward([group_data]),
         }
+        return losses["total_loss"], metrics
 
+    @awaitable_or_blocking
     async def train_step(self, prompts: Sequence[Prompt]) -> dict[str, float]:
         """One step of GRPO: groups of replies, `num_iterations` updates on all of them, new weights.
 
@@ -507,8 +562,7 @@ class GRPOTrainer:
                 update = partial(self.learner.update, samples, step=self._step)
                 metrics = await self._worker.run(update)
             self._step += 1
-            await self._backend.update_weights(self.learner.weights(), self._step)
-            new_weights(self._backend)
+            await self._push_weights()
         pg_loss, kl_penalty = metrics.get("loss/policy", 0.0), metrics.get("loss/kl", 0.0)
         sides = ("policy/clip_fraction_low", "policy/clip_fraction_high")
         return {

@@ -230,16 +230,23 @@ class DeepSeekRewardFunction:
         """`settings` are those of `create_reasoning_reward`."""
         self._reward = create_reasoning_reward(**settings)
 
-    def compute_reward(self, prompt: str, response: str, *, truth: object) -> float:
+    def compute_reward(self, prompt: str, response: str, truth: object = None) -> float:
         """Return what the response earns.
 
         Args:
             prompt: Text that the chat template rendered. One that ends with `<think>` has opened the thought.
             response: Text that was sampled behind it.
-            truth: The right answer, or a mapping as a scenario's context has it, {"tests": ...} say.
+            truth: The right answer, or a mapping as a scenario's context has it, {"tests": ...} say. It
+                comes from your data and is never read out of the prompt, which may say anything.
 
         Raises RewardFailure where it cannot be scored, and ConfigurationError for a truth that is none.
         """
+        if truth is None:
+            raise ConfigurationError(
+                "what is right comes from your data, not from the prompt: write compute_reward(prompt, "
+                "response, truth=answer), or give GRPOTrainer Scenario(id=..., opening=prompt, "
+                'context={"answer": ...}) in the place of the prompt'
+            )
         score = self.explain(prompt, response, truth=truth).score
         if score is None:
             raise ConfigurationError(

@@ -610,14 +610,17 @@ def _reference(history: History) -> Finding | None:
 
 
 def _inner_passes(history: History) -> Finding | None:
-    """Passes over a batch must not be too many. With one pass there is no finding."""
+    """Passes over a batch must not be too many; below the band they hardly move the policy, which is no
+    fault. With one pass there is no finding: no weight has moved when the ratio is taken."""
     passes = int(history.training.get("num_iterations", 1))
     low, high = history.end("policy/clip_fraction_low"), history.end("policy/clip_fraction_high")
     moved = history.end("kl/old")
     if passes == 1 or low is None or high is None or moved is None:
         return None
+    side = "below" if low + high < 0.1 else "above" if low + high > 0.3 else "within"
     numbers = (
-        f"{low + high:.1%} of the {history.units().choice}s clipped, KL {moved:.3g} to the policy before them"
+        f"{low + high:.1%} of the {history.units().choice}s clipped, {side} the usual 10 to 30 %, "
+        f"KL {moved:.3g} to the policy before them"
     )
     return graded("inner passes", max((low + high) / 0.3, moved / 0.1), numbers)
 

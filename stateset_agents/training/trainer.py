@@ -19,8 +19,9 @@ from torch import Tensor
 from stateset_agents.backends.base import RunningBackend, TrainableBackend, exclusive
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
-from stateset_agents.core.environment import Environment, expect_environment
+from stateset_agents.core.environment import Environment, expect_environment, optional_member
 from stateset_agents.core.reward import Reward, RewardFunction, as_reward
+from stateset_agents.core.sources.scenario_files import as_scenarios
 from stateset_agents.evaluation.evaluator import Evaluation, PlayPart, held_out, refuse_truncated_sampling
 from stateset_agents.runs.checkpoint_files import best_checkpoint, load_checkpoint
 from stateset_agents.runs.compatibility import Identity
@@ -30,6 +31,7 @@ from stateset_agents.runs.session import one_line, platform_line
 from stateset_agents.runs.trackers import check_installed
 from stateset_agents.runtime.event_loop import measure_loop_lag
 from stateset_agents.runtime.machine import gpu_memory
+from stateset_agents.runtime.pending_calls import awaitable
 from stateset_agents.runtime.tasks import in_thread, shielded
 from stateset_agents.tracking.monitors import graded
 from stateset_agents.tracking.run_folder import RunFolder
@@ -53,14 +55,15 @@ from stateset_agents.training.loop.step import (
 from stateset_agents.training.loop.validation import Validation
 from stateset_agents.training.loop.weight_sync import WeightSync, initial_tokens
 from stateset_agents.training.processes import PeerFailed, Processes
+from stateset_agents.training.update.batch import given_credit
 from stateset_agents.training.update.factory import LearnerFactory, is_quantized_training
 from stateset_agents.training.update.protocol import PolicyLearner
 from stateset_agents.training.update.teacher import Teacher, load_teacher
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
-from stateset_agents.types.scenario import Scenario, expect_scenarios
+from stateset_agents.types.scenario import Scenario, Scenarios
 from stateset_agents.types.settings import expect
-from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup, by_scenario
+from stateset_agents.types.trajectory import Groups, Trajectory, TrajectoryGroup, as_groups
 
 if TYPE_CHECKING:
     from stateset_agents.training.memory_plan import MemoryPlan
@@ -232,6 +235,9 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
         check_reward(self.reward_fn, self.config)
         self._factory.check(self.agent, self.config)
         await in_thread(check_installed, self.callbacks)
+        hold_out = optional_member(self.environment, "hold_out")
+        if self.config.eval_steps and hold_out is not None:
+            await in_thread(hold_out, "validation")
         scenarios = await in_thread(self.environment.scenarios, "train")
         for scenario in scenarios:
             self.reward_fn.check_scenario(scenario)
@@ -324,6 +330,7 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
                 limits=config.rollout_limits(),
             )
             engine.fault_tolerance.on_event = self._fault_event
+            engine.take_step = self._take_step
             settings = self._settings()
             compared = {name: settings[name] for name in settings if name not in ("evaluation", "made_by")}
             if teacher is not None:
@@ -453,15 +460,29 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
         """
         return await self._step()
 
-    async def training_step(self, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
-        """A step on groups that are there already, as `generate_trajectories` gives them."""
-        return await self._step(groups=groups)
+    async def training_step(
+        self, groups: Groups, advantages: Sequence[Sequence[float]] | None = None
+    ) -> dict[str, float]:
+        """A step on groups that are there already, as `generate_trajectories` gives them; trajectories of one
+        scenario are a group.
+
+        `advantages`: [groups][members] of your own in place of the estimator's; the rewards then count for
+        nothing, and a critic learns nothing.
+        """
+        played = Played.by_hand(as_groups(groups), self._state.frontier, self.config, advantages)
+        return await self._step(played=played)
+
+    async def _take_step(self, trajectories: Sequence[Trajectory], advantages: Sequence[float]) -> float:
+        """A step of the engine's `_update_policy`."""
+        group = TrajectoryGroup(key="given", trajectories=tuple(trajectories))
+        metrics = await self.training_step([group], [advantages])
+        return metrics.get("loss/policy", 0.0)
 
     async def _step(
-        self, source: RolloutSource | None = None, *, groups: Sequence[TrajectoryGroup] | None = None
+        self, source: RolloutSource | None = None, *, played: Played | None = None
     ) -> dict[str, float]:
         """One step at a time, and none after the last. `source`: of the groups, those played just now when
-        absent; `groups`: learn from these instead."""
+        absent; `played`: learn from these instead."""
         self._worker.refuse_stopped()
         self._refuse_in_callback("a step")
         parts = ready(self._parts)
@@ -476,10 +497,8 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
                 started = time.perf_counter()
                 async with measure_loop_lag() as lag:
                     watch = StepWatch(self.agent.backend, lag)
-                    if groups is None:
+                    if played is None:
                         played = await source.next(self._state)
-                    else:
-                        played = Played.by_hand(groups, self._state.frontier, self.config)
                     # Once the update has begun, a cancellation waits for its end.
                     finished = await shielded(self._learn(parts, source, played, watch, started))
                 await self._announce_step(finished.metrics, finished.findings, finished.failure)
@@ -576,39 +595,49 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
 
     # ------------------------------------------------------------------------------ parts of a step
 
-    async def generate_trajectories(self, scenarios: Sequence[Scenario]) -> list[TrajectoryGroup]:
+    async def generate_trajectories(self, scenarios: Scenarios) -> list[TrajectoryGroup]:
         """One scored group per scenario, sampled from the current policy."""
-        expect_scenarios(scenarios)
+        chosen = as_scenarios(scenarios)
         self._refuse_in_callback("generate_trajectories")
-        return await ready(self._parts).rollouts.play(scenarios, self._state)
+        return await ready(self._parts).rollouts.play(chosen, self._state)
 
-    async def compute_grpo_loss(self, groups: Sequence[TrajectoryGroup]) -> dict[str, Tensor]:
+    @awaitable
+    async def compute_grpo_loss(self, groups: Groups) -> dict[str, Tensor]:
         """The policy's loss on these groups under the weights as they are, without a KL term; nothing steps.
 
         Scalars: total_loss carries the gradient; policy_loss, kl_penalty (0 here), entropy, approx_kl (to
         pi_old) and clip_fraction do not. `training_step` makes the same loss, with `beta` times the KL to the
-        reference, and steps on it.
+        reference, and steps on it. Trajectories of one scenario are a group.
 
         Raises ConfigurationError where no group has `min_group_size` scored members.
         """
-        return await self._loss(groups, 0.0)
+        return await self._loss(as_groups(groups), 0.0)
 
-    async def compute_enhanced_grpo_loss(
-        self, trajectories: Sequence[Trajectory], beta: float = 0.1
-    ) -> dict[str, Tensor]:
+    @awaitable
+    async def compute_enhanced_grpo_loss(self, trajectories: Groups, beta: float = 0.1) -> dict[str, Tensor]:
         """`compute_grpo_loss` plus `beta` times the KL to the reference, kl_penalty.
 
-        Trajectories of one scenario are a group. Raises ConfigurationError, too, for a `beta` without a
-        reference model.
+        Raises ConfigurationError, too, for a `beta` without a reference model.
         """
-        return await self._loss(by_scenario(trajectories), beta)
+        return await self._loss(as_groups(trajectories), beta)
 
-    async def _loss(self, groups: Sequence[TrajectoryGroup], beta: float) -> dict[str, Tensor]:
+    @awaitable
+    async def _compute_group_policy_loss(self, group: TrajectoryGroup, advantages: Sequence[float]) -> Tensor:
+        """`compute_grpo_loss`'s total_loss of one group with these advantages [G] in place of its own."""
+        return (await self._loss([group], 0.0, [advantages]))["total_loss"]
+
+    async def _loss(
+        self,
+        groups: Sequence[TrajectoryGroup],
+        beta: float,
+        advantages: Sequence[Sequence[float]] | None = None,
+    ) -> dict[str, Tensor]:
         learner = self.learner
 
         def loss() -> dict[str, Tensor]:
             learner.set_temperature(self.temperature)
-            return learner.losses(learner.credit(groups).samples, beta=beta)
+            credited = learner.credit(groups) if advantages is None else given_credit(groups, advantages)
+            return learner.losses(credited.samples, beta=beta)
 
         if self.config.parallelism == "fsdp2":
             self._refuse_in_callback("the loss of shards")
@@ -618,10 +647,10 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
     # ------------------------------------------------------------------------------ evaluation
 
     async def evaluate(
-        self, split: str = "validation", *, episodes: int | None = None, temperature: float = 1.0
+        self, split: str | Scenarios = "validation", *, episodes: int | None = None, temperature: float = 1.0
     ) -> Evaluation:
-        """The current policy on held-out scenarios (at most `eval_episodes`, or `episodes` of them), with
-        users of its own seed."""
+        """The current policy on held-out scenarios of a split (at most `eval_episodes`, or `episodes` of
+        them), or on all of a list, with users of its own seed."""
         self._refuse_in_callback("evaluate")
         validation = self._make_validation() if self._parts is None else self._parts.validation
         return await validation.evaluate(split, episodes=episodes, temperature=temperature)

@@ -1,6 +1,6 @@
 """Training by TRL's GRPOTrainer: our conversations, rewards, credit and run folder, TRL's update.
 
-    agent = await train_with_trl_grpo(config, agent, environment, reward_fn)
+    agent = await train_with_trl_grpo(config, agent, environment, reward)
 
 TRL is imported when a training by it is made, and not before. See docs/trl.md.
 """
@@ -41,7 +41,7 @@ async def train_with_trl_grpo(
     config: TrainingConfig,
     agent: MultiTurnAgent,
     environment: Environment,
-    reward_fn: Reward,
+    reward_model: Reward,
     *,
     trl: TrlSettings | None = None,
     callbacks: Sequence[object] = (),
@@ -49,11 +49,13 @@ async def train_with_trl_grpo(
     """Train an agent by TRL's GRPOTrainer; the agent that comes back speaks with the trained weights.
 
     >>> config = TrainingConfig(num_episodes=100, lora={"rank": 16})
-    >>> agent = await train_with_trl_grpo(config, agent, environment, reward_fn)
+    >>> agent = await train_with_trl_grpo(config, agent, environment, reward_model=reward)
+
+    `reward_model` is any reward, of a model or not.
 
     Raises ConfigurationError where TRL is missing, and for settings that it cannot follow.
     """
-    trainer = TrlGRPOTrainer(agent, environment, reward_fn, config, trl=trl, callbacks=callbacks)
+    trainer = TrlGRPOTrainer(agent, environment, reward_model, config, trl=trl, callbacks=callbacks)
     try:
         return await trainer.train()
     finally:

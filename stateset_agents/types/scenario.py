@@ -122,6 +122,10 @@ class Scenario:
         )
 
 
+Scenarios = Sequence[Scenario | Mapping[str, Any]]
+"""Scenarios, or plain dicts in their place."""
+
+
 def expect_split(split: object, name: str = "split") -> Split:
     """The split. Raises ConfigurationError for an unknown one."""
     for known in _SPLITS:
@@ -131,8 +135,8 @@ def expect_split(split: object, name: str = "split") -> Split:
 
 
 def expect_scenarios(value: object) -> None:
-    """Raises ConfigurationError for anything but a list of scenarios."""
-    expected = "scenarios must be a list of Scenarios"
+    """Raises ConfigurationError for anything but a list of scenarios, or of plain dicts in their place."""
+    expected = "scenarios must be a list of Scenarios or dicts"
     if isinstance(value, Scenario):
         raise ConfigurationError(f"{expected}, got one: write [scenario] (it is {value.id!r})")
     if isinstance(value, str):
@@ -142,7 +146,7 @@ def expect_scenarios(value: object) -> None:
     if isinstance(value, Mapping) or not isinstance(value, Sequence):
         raise ConfigurationError(f"{expected}, got {type(value).__name__} {value!r:.60}")
     for item in value:
-        if not isinstance(item, Scenario):
+        if not isinstance(item, Scenario | Mapping):
             raise ConfigurationError(
                 f"{expected}, got {type(item).__name__} {item!r:.60} in it: write load_scenarios(...)"
             )

@@ -338,9 +338,15 @@ class TrajectoryGroup:
         return [trajectory for trajectory in self.trajectories if trajectory.reward is not None]
 
 
-def by_scenario(trajectories: Sequence[Trajectory]) -> list[TrajectoryGroup]:
-    """One group per scenario, groups and members in the order of the trajectories."""
-    groups: dict[str, list[Trajectory]] = {}
-    for trajectory in trajectories:
-        groups.setdefault(trajectory.scenario.id, []).append(trajectory)
-    return [TrajectoryGroup(key=key, trajectories=tuple(members)) for key, members in groups.items()]
+Groups = Sequence[TrajectoryGroup] | Sequence[Trajectory]
+"""Groups, or trajectories of which those of one scenario are a group."""
+
+
+def as_groups(played: Groups) -> list[TrajectoryGroup]:
+    """Groups as they are; of trajectories one group per scenario, groups and members in their order."""
+    groups = [item for item in played if isinstance(item, TrajectoryGroup)]
+    members: dict[str, list[Trajectory]] = {}
+    for item in played:
+        if isinstance(item, Trajectory):
+            members.setdefault(item.scenario.id, []).append(item)
+    return groups + [TrajectoryGroup(key=key, trajectories=tuple(of)) for key, of in members.items()]

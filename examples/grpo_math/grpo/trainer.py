@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from stateset_agents.runs.trackers import WandbTracker
+from stateset_agents.runs.trackers import WandbTracker, check_installed
 from stateset_agents.training.experiment import Experiment, load_experiment
 
 
@@ -15,6 +15,7 @@ async def train(config: str, output_dir: str, wandb_project: str | None, **chang
     `changes`: settings by their dotted names, such as `{"training.max_steps": 3}`.
     """
     callbacks = [WandbTracker(project=wandb_project)] if wandb_project else []
+    check_installed(callbacks)  # before anything is measured
     settings = load_experiment(config, {**changes, "training.output_dir": output_dir})
     final = Path(output_dir) / "final"
     async with Experiment(settings, callbacks=callbacks) as experiment:

@@ -7,7 +7,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from stateset_agents import AgentConfig, MultiTurnAgent
+from stateset_agents import AgentConfig, MultiTurnAgent, StatesetError
 from stateset_agents.reasoning import ReasoningDistillation
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -42,7 +42,10 @@ def main() -> None:
     parser.add_argument("--dataset-path", default=str(PROJECT / "data" / "math_problems.json"))
     parser.add_argument("--output-dir", default="runs/grpo-math-student")
     parser.add_argument("--max-steps", type=int, default=60)
-    asyncio.run(distill(parser.parse_args()))
+    try:
+        asyncio.run(distill(parser.parse_args()))
+    except StatesetError as error:
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

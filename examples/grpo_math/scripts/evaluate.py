@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from stateset_agents import AgentConfig, MultiTurnAgent
+from stateset_agents import AgentConfig, MultiTurnAgent, StatesetError
 from stateset_agents.evaluation.evaluator import evaluate
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -35,7 +35,11 @@ def main() -> None:
     parser.add_argument("--dataset-path", default=str(PROJECT / "data" / "math_problems.json"))
     parser.add_argument("--output-dir", type=Path, default=Path("runs/grpo-math"))
     chosen = parser.parse_args()
-    result = json.dumps(asyncio.run(measure(chosen.model_path, chosen.dataset_path)), indent=2)
+    try:
+        measured = asyncio.run(measure(chosen.model_path, chosen.dataset_path))
+    except StatesetError as error:
+        sys.exit(f"error: {error}")
+    result = json.dumps(measured, indent=2)
     chosen.output_dir.mkdir(parents=True, exist_ok=True)
     (chosen.output_dir / "evaluation.json").write_text(result, encoding="utf-8")
     print(result)

@@ -7,6 +7,8 @@ import asyncio
 import sys
 from pathlib import Path
 
+from stateset_agents import StatesetError
+
 PROJECT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(PROJECT))
 
@@ -22,7 +24,10 @@ def main() -> None:
     parser.add_argument("--max-steps", type=int)
     chosen = parser.parse_args()
     changes = {} if chosen.max_steps is None else {"training.max_steps": chosen.max_steps}
-    final = asyncio.run(train(chosen.config, chosen.output_dir, chosen.wandb_project, **changes))
+    try:
+        final = asyncio.run(train(chosen.config, chosen.output_dir, chosen.wandb_project, **changes))
+    except StatesetError as error:  # a setting or a library that is missing: one line, no traceback
+        sys.exit(f"error: {error}")
     print(f"model: {final}")
 
 

@@ -324,6 +324,20 @@ def chat_scenarios(
     return with_shares(scenarios, shares or {}, [bool(row.get("split")) for _, row in located])
 
 
+def with_drawn_split(scenarios: Sequence[Scenario], split: Split) -> list[Scenario]:
+    """The same scenarios, about a tenth of them in `split`, at least one of them and never all: those of the
+    lowest hash."""
+    by_hash = sorted(scenarios, key=_split_hash)
+    number = sum(_split_hash(scenario) < 0.1 for scenario in scenarios)
+    drawn = {scenario.id for scenario in by_hash[: min(max(number, 1), len(by_hash) - 1)]}
+    return [replace(each, split=split) if each.id in drawn else each for each in scenarios]
+
+
+def _split_hash(scenario: Scenario) -> float:
+    """From 0 to 1, by the id alone."""
+    return derive(0, "split", scenario.id) / 2**63
+
+
 def with_shares(
     scenarios: Sequence[Scenario], shares: Mapping[str, float], named: Sequence[bool]
 ) -> list[Scenario]:
@@ -339,7 +353,7 @@ def with_shares(
         )
     divided = []
     for scenario, has_split in zip(scenarios, named, strict=True):
-        position = derive(0, "split", scenario.id) / 2**63
+        position = _split_hash(scenario)
         below = 0.0
         for split in _HELD_OUT:
             share = shares.get(split, 0.0)

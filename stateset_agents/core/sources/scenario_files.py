@@ -16,7 +16,7 @@ from stateset_agents.core.sources.row_shapes import DataRow, expect_chat, read_r
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.messages import Message, calls_answered
-from stateset_agents.types.scenario import OPENING_COLUMNS, Scenario
+from stateset_agents.types.scenario import OPENING_COLUMNS, Scenario, expect_scenarios
 
 _log = get_logger(__name__)
 _OURS = ("id", "family", "topic", "split", "context")
@@ -37,6 +37,16 @@ def load_scenarios(
         raise ConfigurationError("scenarios is empty: give at least one scenario")
     located = [(f"scenario {number}", item) for number, item in enumerate(items, start=1)]
     return located_scenarios(located, of="scenarios", needs_opening=needs_opening)
+
+
+def as_scenarios(value: object) -> list[Scenario]:
+    """The scenarios of a list of scenarios and plain dicts; it may be empty, and one may come twice.
+
+    Raises ConfigurationError for anything else.
+    """
+    expect_scenarios(value)
+    items: Any = value
+    return [item if isinstance(item, Scenario) else _scenario(item, RowCounts(), False) for item in items]
 
 
 def read_scenarios(path: str | Path, *, needs_opening: bool = False) -> list[Scenario]:

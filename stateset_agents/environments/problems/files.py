@@ -1,4 +1,4 @@
-"""Problems from a file, each with its text and what is right.
+"""Problems from a file, or rows at hand, each with its text and what is right.
 
 [{"problem": "What is 6 times 7?", "answer": 42}, {"problem": "Write add(a, b).", "tests": [...]}]
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stateset_agents.answers.agreement import Form, check_truth, math_agreement
+from stateset_agents.core.sources.datasets import with_drawn_split
 from stateset_agents.core.sources.files import read_rows
 from stateset_agents.environments.problems.environment import ProblemEnvironment, Trace, split_of
 from stateset_agents.types.errors import ConfigurationError
@@ -31,16 +32,26 @@ class ProblemFiles(ProblemEnvironment):
     reward can tell: the environment gives no verdict on `tests`.
     """
 
-    def __init__(self, path: str | Path, *, form: Form = "value", **settings: Any) -> None:
-        """`form` is that of `math_agreement`, `settings` are those of `ProblemEnvironment`. Raises
-        ConfigurationError for a file that cannot be read, and for a problem whose own answer would be
-        wrong."""
+    def __init__(
+        self, path: str | Path | Sequence[Mapping[str, Any]], *, form: Form = "value", **settings: Any
+    ) -> None:
+        """`path` of the file, or its rows; `form` is that of `math_agreement`, `settings` are those of
+        `ProblemEnvironment`. Raises ConfigurationError for a file that cannot be read, and for a problem
+        whose own answer would be wrong."""
         super().__init__(**settings)
         self._form: Form = form
         self._problems = read_problems(path, form=form)
 
     def make(self, split: Split) -> Sequence[Scenario]:
         return [problem for problem in self._problems if problem.split == split]
+
+    def hold_out(self, split: Split) -> None:
+        """Take some problems of train, one at least, into a split that has none."""
+        train = self.make("train")
+        if len(train) > 1 and not self.make(split):
+            drawn = with_drawn_split(train, split)
+            self._problems = [problem for problem in self._problems if problem.split != "train"] + drawn
+            self._made.clear()
 
     def judge(self, scenario: Scenario, answer: str) -> float | None:
         if "answer" not in scenario.context:
@@ -56,19 +67,22 @@ class ProblemFiles(ProblemEnvironment):
         return Trace(steps=tuple(str(solution or "").splitlines()), answer=_as_text(answer))
 
 
-def read_problems(path: str | Path, *, form: Form = "value") -> list[Scenario]:
-    """The problems of a file as scenarios, in its order. Raises ConfigurationError with the problem's
-    number."""
-    rows = read_rows(path, of="problems")
+def read_problems(path: str | Path | Sequence[Mapping[str, Any]], *, form: Form = "value") -> list[Scenario]:
+    """The problems of a file, or of rows, as scenarios, in their order. Raises ConfigurationError with the
+    problem's number."""
+    rows: Any = path
+    of = ""
+    if isinstance(path, str | Path):
+        rows, of = [row for _, row in read_rows(path, of="problems")], f" of {path}"
     if not rows:
         raise ConfigurationError(f"{str(path)!r} has no problem: write a list of them")
     problems: list[Scenario] = []
     numbers: dict[str, int] = {}
-    for number, (_, entry) in enumerate(rows, start=1):
-        problem = _problem(entry, f"problem {number} of {path}", form)
+    for number, entry in enumerate(rows, start=1):
+        problem = _problem(entry, f"problem {number}{of}", form)
         if problem.opening in numbers:
             raise ConfigurationError(
-                f"problem {number} of {path} is problem {numbers[problem.opening]} again: take one out"
+                f"problem {number}{of} is problem {numbers[problem.opening]} again: take one out"
             )
         numbers[problem.opening] = number
         problems.append(problem)

@@ -231,15 +231,23 @@ class Played:
     groups: Mapping[int, TrajectoryGroup]
     """Groups by their place in the run, in order; those that were passed over too."""
     batch: Batch
+    advantages: Sequence[Sequence[float]] | None = None
+    """[groups][members] to learn from in place of the estimator's."""
 
     @classmethod
-    def by_hand(cls, groups: Sequence[TrajectoryGroup], first: int, config: TrainingConfig) -> Played:
+    def by_hand(
+        cls,
+        groups: Sequence[TrajectoryGroup],
+        first: int,
+        config: TrainingConfig,
+        advantages: Sequence[Sequence[float]] | None = None,
+    ) -> Played:
         """Groups that somebody else had played: all of them train."""
         ends = {
             place: End.FAILED if verdict_of(group, config) is Verdict.FAILED else End.TRAINED
             for place, group in enumerate(groups, start=first)
         }
-        return cls(dict(enumerate(groups, start=first)), Batch(tuple(ends), (), ends))
+        return cls(dict(enumerate(groups, start=first)), Batch(tuple(ends), (), ends), advantages)
 
     @property
     def all_groups(self) -> list[TrajectoryGroup]:

@@ -24,7 +24,7 @@ from stateset_agents.training.loop.metrics import (
     why_nothing_trained,
 )
 from stateset_agents.training.loop.rollouts import EventSink, Played, RolloutSource, check_staleness
-from stateset_agents.training.update.batch import CreditedBatch
+from stateset_agents.training.update.batch import CreditedBatch, given_credit
 from stateset_agents.training.update.protocol import PolicyLearner
 from stateset_agents.training.update.teacher import Teacher
 from stateset_agents.types.errors import PROGRAMMING_ERRORS, StatesetError
@@ -96,7 +96,10 @@ async def update_policy(
     learner.set_temperature(temperature)
     if config.rollout_sleep:
         await backend.sleep()
-    batch = await worker.run(partial(learner.credit, played.selected))
+    if played.advantages is None:
+        batch = await worker.run(partial(learner.credit, played.selected))
+    else:
+        batch = given_credit(played.selected, played.advantages)
     metrics = await worker.run(rollout_metrics, played.all_groups)  # thousands of turns: not in the loop
     if isinstance(backend, TrainableBackend) and backend.trained_tokens is not None:
         metrics |= await worker.run(untrained_tokens, played.all_groups, backend.trained_tokens)
@@ -118,7 +121,7 @@ async def update_policy(
     metrics |= learned.metrics
     metrics |= overlap()
     event("update ended")
-    failure = learned.failure or why_nothing_trained(played.all_groups, config)
+    failure = learned.failure or (None if batch.samples else why_nothing_trained(played.all_groups, config))
     return Update(metrics, batch, learned.logprobs, failure)
 
 
@@ -159,7 +162,7 @@ class TemperatureScheduler:
 
     An agent that is good enough samples closer to what it knows; one that falls back explores more.
 
-    >>> scheduler = TemperatureScheduler(1.0, minimum=0.3, decay=0.5)
+    >>> scheduler = TemperatureScheduler(1.0, min_temp=0.3, decay_rate=0.5)
     >>> scheduler.step(0.9)  # at or above the target of .7: times the decay
     0.5
     >>> scheduler.step(0.2)  # below it: 1 % warmer
@@ -169,24 +172,24 @@ class TemperatureScheduler:
     WARMING = 1.01
     """Factor while the reward is below the target."""
 
-    def __init__(self, initial: float = 1.0, *, minimum: float = 0.3, decay: float = 0.995) -> None:
-        """The temperature starts at `initial`, and stays between that and `minimum`."""
-        rule = f"be above 0 and at most the initial {initial!r}"
-        expect_that(0 < minimum <= initial, "the lowest temperature", rule, minimum)
-        expect_that(0 < decay <= 1, "the decay", "be above 0 and at most 1", decay)
-        self.initial = initial
-        self.minimum = minimum
-        self.decay = decay
-        self.temperature = initial
+    def __init__(self, initial_temp: float = 1.0, min_temp: float = 0.3, decay_rate: float = 0.995) -> None:
+        """The temperature starts at `initial_temp`, and stays between that and `min_temp`."""
+        rule = f"be above 0 and at most the initial {initial_temp!r}"
+        expect_that(0 < min_temp <= initial_temp, "min_temp", rule, min_temp)
+        expect_that(0 < decay_rate <= 1, "decay_rate", "be above 0 and at most 1", decay_rate)
+        self.initial_temp = initial_temp
+        self.min_temp = min_temp
+        self.decay_rate = decay_rate
+        self.current_temp = initial_temp
         """The present one; a resume sets it."""
 
-    def step(self, mean_reward: float, target: float = 0.7) -> float:
+    def step(self, mean_reward: float, target_reward: float = 0.7) -> float:
         """The temperature after a rollout with this mean reward."""
-        if mean_reward < target:
-            self.temperature = min(self.initial, self.temperature * self.WARMING)
+        if mean_reward < target_reward:
+            self.current_temp = min(self.initial_temp, self.current_temp * self.WARMING)
         else:
-            self.temperature = max(self.minimum, self.temperature * self.decay)
-        return self.temperature
+            self.current_temp = max(self.min_temp, self.current_temp * self.decay_rate)
+        return self.current_temp
 
 
 def next_temperature(config: TrainingConfig, temperature: float, mean_reward: float | None) -> float:
@@ -195,7 +198,7 @@ def next_temperature(config: TrainingConfig, temperature: float, mean_reward: fl
     if config.temperature_schedule == "none" or mean_reward is None:
         return temperature
     scheduler = TemperatureScheduler(
-        config.temperature, minimum=config.temperature_min, decay=config.temperature_decay
+        config.temperature, min_temp=config.temperature_min, decay_rate=config.temperature_decay
     )
-    scheduler.temperature = temperature
+    scheduler.current_temp = temperature
     return scheduler.step(mean_reward, config.temperature_target)

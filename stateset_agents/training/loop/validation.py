@@ -11,6 +11,7 @@ from stateset_agents.evaluation.evaluator import Divide, Evaluation, evaluate, h
 from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.loop.run_state import RunState
+from stateset_agents.types.scenario import Scenarios
 from stateset_agents.types.seeds import derive
 
 
@@ -36,21 +37,22 @@ class Validation:
         self._deterministic = deterministic
 
     async def evaluate(
-        self, split: str = "validation", *, episodes: int | None = None, temperature: float = 1.0
+        self, split: str | Scenarios = "validation", *, episodes: int | None = None, temperature: float = 1.0
     ) -> Evaluation:
-        """The agent on held-out scenarios (at most `eval_episodes`, or `episodes` of them), with users of its
-        own seed."""
+        """The agent on held-out scenarios of a split (at most `eval_episodes`, or `episodes` of them), or on
+        all of a list, with users of its own seed."""
         config = self.config
-        scenarios = await in_thread(held_out, self._environment, split, episodes)
-        if episodes is None:
-            scenarios = spread(scenarios, config.eval_episodes)
+        name, chosen = "given", split
+        if isinstance(chosen, str):
+            name, every = chosen, await in_thread(held_out, self._environment, chosen, episodes)
+            chosen = every if episodes is not None else spread(every, config.eval_episodes)
         return await evaluate(
             self._agent,
             self._environment,
             self._reward_fn,
-            scenarios,
+            chosen,
             temperature=temperature,
-            seed=derive(config.seed, "evaluate", split),
+            seed=derive(config.seed, "evaluate", name),
             deterministic=self._deterministic,
             limits=config.rollout_limits(),
             divide=self._divide,

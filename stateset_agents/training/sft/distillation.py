@@ -17,10 +17,11 @@ from stateset_agents.core.environment import ConversationEnvironment, Environmen
 from stateset_agents.core.reward import Reward, as_reward
 from stateset_agents.core.rollout.endpoint_agent import EndpointAgent
 from stateset_agents.core.rollout.limits import RolloutLimits
-from stateset_agents.core.sources.scenario_files import load_scenarios, read_scenarios
+from stateset_agents.core.sources.scenario_files import as_scenarios, load_scenarios, read_scenarios
 from stateset_agents.evaluation.evaluator import OnProgress, evaluate, spread
 from stateset_agents.evaluation.kept_conversations import KeptConversations
 from stateset_agents.rewards.reasoning import MathAnswerReward
+from stateset_agents.runtime.pending_calls import awaitable_or_blocking
 from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.training.sft.settings import SFTConfig
@@ -35,7 +36,7 @@ from stateset_agents.training.sft.trainer import SFTTrainer
 from stateset_agents.training.update.teacher import weights_of
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
-from stateset_agents.types.scenario import Scenario, Split, expect_scenarios
+from stateset_agents.types.scenario import Scenario, Split
 from stateset_agents.types.settings import expect
 from stateset_agents.types.trajectory import Trajectory
 
@@ -85,22 +86,25 @@ class ReasoningDistillation:
 
     def __init__(
         self,
-        teacher: MultiTurnAgent | EndpointAgent,
-        student: MultiTurnAgent,
+        teacher_model: MultiTurnAgent | EndpointAgent,
+        student_model: MultiTurnAgent,
         *,
         environment: Environment | None = None,
         reward: Reward | None = None,
     ) -> None:
         """`environment` asks the prompts, and has held-out ones to measure on; without it a prompt is one
         message of a user, answered once. `reward` verifies, `MathAnswerReward` unless another is given."""
-        if not isinstance(teacher, EndpointAgent):
-            expect("teacher", teacher, MultiTurnAgent, "write MultiTurnAgent(AgentConfig(...))")
-        expect("student", student, MultiTurnAgent, "write MultiTurnAgent(AgentConfig(...))")
-        self.teacher = teacher
-        self.student = student
+        hint = "write MultiTurnAgent(AgentConfig(...))"
+        if not isinstance(teacher_model, EndpointAgent):
+            expect("teacher_model", teacher_model, MultiTurnAgent, hint)
+        expect("student_model", student_model, MultiTurnAgent, hint)
+        self.teacher = teacher_model
+        self.student = student_model
         self.environment = environment
+        self._has_verifier = reward is not None or environment is not None
         self.reward = MathAnswerReward() if reward is None else as_reward(reward)
 
+    @awaitable_or_blocking
     async def generate_distillation_data(
         self,
         prompts: Prompts | None = None,
@@ -120,7 +124,8 @@ class ReasoningDistillation:
         Args:
             prompts: Texts, scenarios or rows, or the Path of a file (see `core.sources.row_shapes`); the
                 environment's train scenarios where they are left out. What is right stands in a scenario's
-                context: of a text alone only a reward that reads it can tell.
+                context. Texts alone, without environment and reward, are kept by their format, unverified,
+                and a warning says so.
             max_length: Most new tokens of a reply.
             temperature: With several samples set it to about 1, or they are all alike.
             samples: Replies to each prompt; equal ones are kept once.
@@ -134,6 +139,12 @@ class ReasoningDistillation:
         Raises ConfigurationError for a prompt that is held out, and where nothing can be kept.
         """
         environment, scenarios = await in_thread(self._prompts, prompts)
+        is_verified = self._has_verifier or any(scenario.context for scenario in scenarios)
+        if not is_verified:
+            _log.warning(
+                f"nothing says what is right for {len(scenarios)} texts: the replies are kept by their "
+                'format, right or wrong; give Scenario(..., context={"answer": ...}) to verify them'
+            )
         teacher = await self._teacher(max_length)
         evaluation = await evaluate(
             teacher,
@@ -152,13 +163,14 @@ class ReasoningDistillation:
         return verified_traces(
             zip(played, offered, strict=True),
             teacher=await self._identity(),
-            min_reward=min_reward,
+            min_reward=min_reward if is_verified else None,
             in_format=in_format,
         )
 
+    @awaitable_or_blocking
     async def train_student(
         self,
-        traces: Traces | Sequence[Trace],
+        distillation_data: Traces | Sequence[Trace],
         config: SFTConfig | None = None,
         *,
         measure_on: Sequence[Scenario] | None = None,
@@ -179,7 +191,7 @@ class ReasoningDistillation:
         if config is not None and settings:
             raise ConfigurationError("give train_student a config or settings, not both")
         config = config or SFTConfig(**{"run_name": "distill", **settings})
-        examples = traces.kept if isinstance(traces, Traces) else tuple(traces)
+        examples = list(distillation_data)
         if not examples:
             raise ConfigurationError("there is no trace to imitate: give at least one")
         scenarios = await in_thread(self._held_out, measure_on)
@@ -196,6 +208,7 @@ class ReasoningDistillation:
             await trainer.stop()
         after = await self._measured(scenarios, limits)
         reached = None if after is None else after.format
+        traces = distillation_data
         if isinstance(traces, Traces) and reached is not None and reached < traces.format - _FORMAT_KEPT:
             _log.warning(
                 "the student keeps the format less often than its teacher: train longer, or on more traces",
@@ -206,6 +219,7 @@ class ReasoningDistillation:
             agent=self.student, run=folder, model_folder=trainer.model_folder, before=before, after=after
         )
 
+    @awaitable_or_blocking
     async def close(self) -> None:
         """Close teacher and student."""
         for agent in (self.teacher, self.student):
@@ -261,8 +275,7 @@ class ReasoningDistillation:
 
     def _held_out(self, scenarios: Sequence[Scenario] | None) -> Sequence[Scenario]:
         if scenarios is not None:
-            expect_scenarios(scenarios)
-            return scenarios
+            return as_scenarios(scenarios)
         return [] if self.environment is None else spread(self.environment.scenarios("test"), _MEASURED)
 
     async def _measured(self, scenarios: Sequence[Scenario], limits: RolloutLimits | None) -> Measured | None:

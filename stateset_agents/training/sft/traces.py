@@ -5,7 +5,7 @@ Rejection sampling, as DeepSeek-R1's third stage has it (https://arxiv.org/abs/2
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, cast
@@ -33,7 +33,8 @@ class Trace(TypedDict):
     answer: str
     full_response: str
     """Thought and words, in tags."""
-    reward: float
+    reward: float | None
+    """None where nothing verified it."""
     teacher: Mapping[str, Any]
     """Identity of the model: its name, its weights' fingerprint or its endpoint."""
 
@@ -67,12 +68,21 @@ class Traces:
     """Share of its conversations that ended in the format, whatever they answered."""
     teacher: Mapping[str, Any] = field(default_factory=dict)
 
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    def __iter__(self) -> Iterator[Trace]:
+        return iter(self.kept)
+
+    def __getitem__(self, index: int) -> Trace:
+        return self.kept[index]
+
     def summary(self) -> dict[str, Any]:
         """The entries of `summary.json`."""
         return {"teacher": dict(self.teacher), **asdict(self.counts), "format": self.format}
 
 
-def write_traces(traces: Iterable[Trace], path: str | Path) -> None:
+def write_traces(traces: Iterable[Mapping[str, Any]], path: str | Path) -> None:
     """A file for `sft`, a trace a line. Raises ConfigurationError where it cannot be written."""
     lines = map(dump, traces)
     try:
@@ -85,13 +95,14 @@ def verified_traces(
     played: Iterable[tuple[Trajectory, tuple[Mapping[str, Any], ...]]],
     *,
     teacher: Mapping[str, Any],
-    min_reward: float = 1.0,
+    min_reward: float | None = 1.0,
     in_format: bool = True,
 ) -> Traces:
     """Keep what earned `min_reward`, was not judged a failure, ended by itself and, with `in_format`, is one
     thought and one answer.
 
-    `played`: scored conversations, each with the tools that it was offered.
+    `played`: scored conversations, each with the tools that it was offered. `min_reward` None: nothing
+    verifies them, and rewards are not asked.
 
     Raises ConfigurationError where none is left.
     """
@@ -133,15 +144,15 @@ def format_share(trajectories: Iterable[Trajectory]) -> float | None:
     return len(kept) / len(played) if played else None
 
 
-def _why_not(trajectory: Trajectory, min_reward: float, formatted: object) -> str | None:
+def _why_not(trajectory: Trajectory, min_reward: float | None, formatted: object) -> str | None:
     """The field of `Counts` that it belongs to; None for one that is kept."""
     if trajectory.status is Status.FAILED or not trajectory.turns:
         return "failed"
     if trajectory.turns[-1].completion.finish_reason == "length":
         return "cut"
-    if trajectory.reward is None:
+    if min_reward is not None and trajectory.reward is None:
         return "unscored"
-    if trajectory.success is False or trajectory.reward < min_reward:
+    if min_reward is not None and (trajectory.success is False or (trajectory.reward or 0.0) < min_reward):
         return "wrong"
     return "unformatted" if formatted is None else None
 
@@ -154,7 +165,6 @@ def _trace(
     teacher: Mapping[str, Any],
 ) -> Trace:
     questions = [message.content for message in trajectory.messages if message.role == "user"]
-    assert trajectory.reward is not None  # it was verified
     trace: Any = {
         **chat_of(trajectory, tools),
         "prompt": questions[-1] if questions else "",

@@ -30,6 +30,7 @@ from stateset_agents.training.estimators import (
     tokens_per_turn,
 )
 from stateset_agents.training.rows.layout import Layout
+from stateset_agents.types.settings import expect_that
 from stateset_agents.types.trajectory import Row, Trajectory, TrajectoryGroup, Turn
 
 _T = TypeVar("_T")
@@ -211,6 +212,23 @@ def trainable(groups: Sequence[TrajectoryGroup], config: TrainingConfig) -> list
         for member, trajectory in enumerate(group.trajectories)
         if trajectory.reward is not None and trajectory.num_agent_tokens
     ]
+
+
+def given_credit(groups: Sequence[TrajectoryGroup], advantages: Sequence[Sequence[float]]) -> CreditedBatch:
+    """The batch of [groups][members] advantages that somebody else computed, one for a whole conversation;
+    its rewards are not read.
+
+    Raises ConfigurationError for other shapes.
+    """
+    sizes, shape = [len(group.trajectories) for group in groups], [len(numbers) for numbers in advantages]
+    expect_that(shape == sizes, "advantages", f"be one for each trajectory, {sizes} in groups", shape)
+    members = [member for group in groups for member in group.trajectories]
+    numbers = [float(number) for of_group in advantages for number in of_group]
+    credit = [(number,) * member.num_agent_tokens for number, member in zip(numbers, members, strict=True)]
+    pairs = zip(members, credit, strict=True)
+    samples = [Sample(trajectory=member, advantages=tokens) for member, tokens in pairs if tokens]
+    left = iter(credit)
+    return CreditedBatch(samples, 0, [[next(left) or None for _ in range(size)] for size in sizes])
 
 
 def assign_credit(

@@ -20,10 +20,11 @@ from stateset_agents.types.errors import ConfigurationError
 def test_labels_have_the_sizes_of_the_table():
     labels = ("easy", "medium", "hard", "unknown", None, 3, ["easy"])
     assert [adaptive_group_size(label) for label in labels] == [6, 8, 12, 8, 8, 8, 8]
-    assert [adaptive_group_size(label, base=4) for label in labels[:3]] == [3, 4, 6]
-    assert adaptive_group_size("easy", base=1) == 1
+    assert [adaptive_group_size(label, base_size=4) for label in labels[:3]] == [3, 4, 6]
+    assert adaptive_group_size("easy", base_size=1) == 1
+    assert [adaptive_group_size(label, 6) for label in labels[:3]] == [4, 6, 9]  # 4.5 is cut off
     with pytest.raises(ConfigurationError, match="must be at least 1, got 0"):
-        adaptive_group_size("easy", base=0)
+        adaptive_group_size("easy", base_size=0)
 
 
 @pytest.mark.parametrize(

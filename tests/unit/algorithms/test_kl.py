@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from stateset_agents.algorithms.kl_settings import (
-    AdaptiveKLController,
     FixedKLController,
+    SteppedKLController,
     ZieglerKLController,
     allowed_weightings,
     create_kl_controller,
@@ -308,12 +308,12 @@ def test_token_sums_stay_within_their_trajectory():
     [(0.0151, 0.06), (0.015, 0.04), (0.01, 0.04), (0.005, 0.04), (0.0049, 0.04 / 1.5)],
 )
 def test_the_adaptive_controller_steps_past_half_the_target(observed, beta):
-    controller = AdaptiveKLController(tolerance=0.5 + 1e-9)
+    controller = SteppedKLController(tolerance=0.5 + 1e-9)
     assert controller.updated(observed).beta == pytest.approx(beta)
 
 
 def test_the_adaptive_controller_starts_as_documented_and_stays_in_bounds():
-    controller = AdaptiveKLController()
+    controller = SteppedKLController()
     assert (controller.beta, controller.target) == (0.04, 0.01)
     high, low = controller, controller
     for _ in range(30):

@@ -257,10 +257,12 @@ def test_an_unknown_split_is_named_and_a_list_is_none() -> None:
         ("test", r"got the text 'test': write environment\.scenarios\('test'\)"),
         (scenarios(1)[0], r"got one: write \[scenario\]"),
         ({"id": "a"}, "got dict {'id': 'a'}"),
-        ([{"id": "a"}], r"got dict {'id': 'a'} in it: write load_scenarios"),
+        ([3], "got int 3 in it: write load_scenarios"),
     ],
 )
 async def test_what_is_no_list_of_scenarios_is_one_line(wrong: Any, said: str) -> None:
     async with MultiTurnAgent(AgentConfig(), backend=ScriptedBackend(lambda request: "ok")) as agent:
-        with pytest.raises(ConfigurationError, match=f"^scenarios must be a list of Scenarios, {said}"):
+        with pytest.raises(
+            ConfigurationError, match=f"^scenarios must be a list of Scenarios or dicts, {said}"
+        ):
             await evaluate(agent, ChattyEnvironment(), EnvironmentReward(), wrong)

@@ -131,7 +131,7 @@ async def test_a_reply_without_a_reward_does_not_train() -> None:
         assert group["rewards"] == [None, 1.0, 2.0, 3.0]
         assert group["advantages"] == pytest.approx([None, -math.sqrt(1.5), 0.0, math.sqrt(1.5)])
         assert len(samples_of(group)) == 3
-        assert float(trainer.compute_loss(group)["mean_reward"]) == 2.0
+        assert trainer.compute_loss(group)[1]["mean_reward"] == 2.0
 
 
 @pytest.mark.long
@@ -241,24 +241,24 @@ async def test_the_loss_is_that_of_algorithms_on_the_same_numbers() -> None:
         reference = trainer.learner.reference
         assert reference is not None
         wanted = by_hand(trainer, reference.model, group)
-        losses = trainer.compute_loss(group)
-    assert losses.keys() == {"loss", "pg_loss", "kl_penalty", "clip_fraction", "mean_reward"}
+        loss, metrics = trainer.compute_loss(group)
+    assert metrics.keys() == {"pg_loss", "kl_penalty", "clip_fraction", "mean_reward"}
     assert wanted["clip_fraction"] > 0
     assert wanted["kl_penalty"] > 0
     for name, value in wanted.items():
-        assert float(losses[name].detach()) == pytest.approx(value, abs=2e-5), name
+        assert {**metrics, "loss": float(loss.detach())}[name] == pytest.approx(value, abs=2e-5), name
     rewards = [reward for reward in group["rewards"] if reward is not None]
-    assert float(losses["mean_reward"]) == pytest.approx(sum(rewards) / len(rewards))
-    assert losses["loss"].requires_grad
+    assert metrics["mean_reward"] == pytest.approx(sum(rewards) / len(rewards))
+    assert loss.requires_grad
 
 
 async def test_the_ratio_is_1_on_the_first_pass() -> None:
     async with trainer_of(kl_coef=0.0) as trainer:
         [group] = await trainer.generate_groups(["ab"])
-        losses = trainer.compute_loss(group)
+        _, metrics = trainer.compute_loss(group)
         # -A at ratio 1, averaged over tokens, then over replies whose advantages sum to 0
-        assert float(losses["pg_loss"].detach()) == pytest.approx(0.0, abs=1e-5)
-        assert float(losses["clip_fraction"]) == 0.0
+        assert metrics["pg_loss"] == pytest.approx(0.0, abs=1e-5)
+        assert metrics["clip_fraction"] == 0.0
         assert trainer.learner.update(samples_of(group), step=0)["policy/first_ratio_max"] == pytest.approx(
             1.0, abs=1e-4
         )
@@ -294,16 +294,16 @@ async def test_the_reference_is_the_model_that_was_given_or_a_copy_of_the_start(
 async def test_a_skip_of_0_skips_none_and_a_high_one_all() -> None:
     async with trainer_of() as trainer:
         [group] = await trainer.generate_groups(["ab"])
-        plain = trainer.compute_loss(group)
+        plain, _ = trainer.compute_loss(group)
         for skip, same in ((1e-9, True), (0.9, False)):
             copied = copy.copy(trainer.learner._objective)
             copied.config = trainer.config.model_copy(update={"advantage_skip": skip})
             trainer.learner._objective = copied
-            assert torch.equal(trainer.compute_loss(group)["loss"], plain["loss"]) is same
+            assert torch.equal(trainer.compute_loss(group)[0], plain) is same
     async with trainer_of(advantage_skip=100.0) as trainer:
         before = weights(trainer)
         [group] = await trainer.generate_groups(["ab"])
-        loss = trainer.compute_loss(group)["loss"]
+        loss, _ = trainer.compute_loss(group)
         assert isinstance(loss, torch.Tensor)
         assert float(loss.detach()) == 0.0
         loss.backward()  # type: ignore[no-untyped-call]  # torch's own
@@ -318,14 +318,12 @@ async def test_a_skip_leaves_out_exactly_the_replies_near_0() -> None:
     async with trainer_of(_Half(), kl_coef=0.0, advantage_skip=0.1) as trainer:
         [group] = await trainer.generate_groups(["ab"])  # advantages None, -1.22, 0, 1.22
         group["old_logprobs"] = [[value - 0.1 for value in row] for row in group["old_logprobs"]]
-        loss = float(trainer.compute_loss(group)["loss"].detach())
-        assert loss == pytest.approx(0.0, abs=1e-5)  # the two others, as far apart
+        loss = trainer.compute_loss(group)[0]
+        assert float(loss.detach()) == pytest.approx(0.0, abs=1e-5)  # the two others, as far apart
         group["advantages"] = [None, 0.05, 0.05, 1.0]
-        assert float(trainer.compute_loss(group)["loss"]) == pytest.approx(-math.exp(0.1) / 3, abs=1e-4)
+        assert float(trainer.compute_loss(group)[0]) == pytest.approx(-math.exp(0.1) / 3, abs=1e-4)
         group["advantages"] = [None, 0.15, 0.05, 1.0]
-        assert float(trainer.compute_loss(group)["loss"]) == pytest.approx(
-            -1.15 * math.exp(0.1) / 3, abs=1e-4
-        )
+        assert float(trainer.compute_loss(group)[0]) == pytest.approx(-1.15 * math.exp(0.1) / 3, abs=1e-4)
 
 
 @pytest.mark.parametrize("truncation", [{"top_k": 50}, {"top_p": 0.95}, {"top_k": 50, "top_p": 0.9}])
@@ -345,9 +343,9 @@ async def test_truncated_replies_have_their_own_log_probs_and_a_weight(truncatio
         reference = trainer.learner.reference
         assert reference is not None
         wanted = by_hand(trainer, reference.model, group, is_weighted=True)
-        losses = trainer.compute_loss(group)
+        loss, losses = trainer.compute_loss(group)
         for name, value in wanted.items():
-            assert float(losses[name].detach()) == pytest.approx(value, abs=2e-5), name
+            assert {**losses, "loss": float(loss.detach())}[name] == pytest.approx(value, abs=2e-5), name
         metrics = trainer.learner.update(samples_of(group), step=0)
         assert metrics["policy/first_ratio_max"] == pytest.approx(1.0, abs=1e-5)
         assert 0.5 < metrics["policy/weight"] < 1.0

@@ -191,6 +191,15 @@ def test_with_one_pass_nothing_is_said_about_clipping(tmp_path: Path) -> None:
     assert "inner passes" not in {finding.check for finding in diagnose(log)}
 
 
+@pytest.mark.parametrize(("clipped", "side"), [(0.05, "below"), (0.2, "within"), (0.4, "above")])
+def test_the_clip_fraction_of_several_passes_has_a_band(tmp_path: Path, clipped: float, side: str) -> None:
+    metrics = {**HEALTHY, "policy/clip_fraction_low": clipped, "policy/clip_fraction_high": 0.0}
+    log = record(tmp_path, metrics, {**TRAINING, "num_iterations": 2})
+    [finding] = [finding for finding in diagnose(log) if finding.check == "inner passes"]
+    assert f"{clipped:.1%} of the tokens clipped, {side} the usual 10 to 30 %" in finding.seen
+    assert finding.verdict == ("warn" if side == "above" else "ok")
+
+
 def test_a_solved_task_may_tie_its_groups_and_be_sure_of_itself(tmp_path: Path) -> None:
     solved: Mapping[str, Series] = {
         **HEALTHY,

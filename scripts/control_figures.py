@@ -92,7 +92,9 @@ def calls(network: GRPOPolicyNetwork, rows: int) -> list[tuple[str, nn.Module, s
     encoder = network.state_encoder
     lstms = enumerate(encoder.temporal_encoder)
     blocks: dict[str, nn.Module] = {f"state_encoder.temporal_encoder.{i}": lstm for i, lstm in lstms}
-    blocks |= {f"state_encoder.{name}": getattr(encoder, name) for name in ("attention", "current", "encoder")}
+    blocks |= {
+        f"state_encoder.{name}": getattr(encoder, name) for name in ("attention", "current", "encoder")
+    }
     blocks |= {f"transformer.{i}": layer for i, layer in enumerate(network.transformer)}
     blocks |= {"policy_head": network.policy_head}
     if network.value_head is not None:

@@ -224,7 +224,7 @@ async def test_what_does_not_fit_is_refused_in_one_line(tmp_path, monkeypatch) -
     wider = Signals()
     wider.spec = dataclasses.replace(wider.spec, observation_shape=(5,))
     with pytest.raises(
-        ConfigurationError, match="reads 3 metrics and signals has 5: make it with num_metrics=5"
+        ConfigurationError, match="reads num_metrics 3 and signals has 5: make it with num_metrics=5"
     ):
         await teacher.evaluate(wider)
     with pytest.raises(ConfigurationError, match="the policy has 3 actions and the action space 539"):

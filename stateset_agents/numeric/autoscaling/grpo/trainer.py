@@ -64,6 +64,10 @@ LEARNING = {
     "learning_rate": 2e-3,
     "kl_coefficient": 0.0,
     "gamma": 0.95,
+    "num_groups": 4,
+    "steps_per_rollout": None,
+    "num_epochs": 2,
+    "batch_size": 960,
 }
 """Settings under which the simulated cluster is learned; see docs/autoscaling.md."""
 
@@ -400,7 +404,7 @@ class GRPOTrainer:
     def _kept_reference(self) -> NetworkPolicy | None:
         """What the KL is to; None where it has no weight."""
         if self._reference is None and self.config.beta:
-            self._reference = copy.deepcopy(self._numeric).requires_grad_(False)
+            self._reference = copy.deepcopy(self._numeric).requires_grad_(False).train(False)
         return self._reference
 
     # ------------------------------------------------------------------------------ checkpoints
@@ -462,7 +466,7 @@ class GRPOTrainer:
         self.scheduler.load_state_dict(saved["scheduler_state_dict"])
         self._reference = None
         if saved.get("reference_state_dict") is not None:
-            self._reference = copy.deepcopy(self._numeric).requires_grad_(False)
+            self._reference = copy.deepcopy(self._numeric).requires_grad_(False).train(False)
             self._reference.network.load_state_dict(saved["reference_state_dict"])
         self._goes_on = True
 

@@ -3,10 +3,10 @@
     PYTHONPATH=. python scripts/infrastructure_trainer.py --jobs 2 --write
 
 Two environments of the document's protocol: a pole on a cart, and one simulated cluster whose replicas are
-scaled, paid by the simulator's money reward and by the document's own. Each is learned by `GRPOTrainer` with
-both settings, by seeds, and compared on held-out starts with doing nothing (MAINTAIN; for the pole, which has
-no such action, with the network before the training). What is there already (runs/infrastructure) is not made
-again. `--write` puts the table into docs/autoscaling.md.
+scaled, paid by the simulator's money reward. Each is learned by `GRPOTrainer` with both settings, by seeds,
+and compared on held-out starts with doing nothing (MAINTAIN; for the pole, which has no such action, with the
+network before the training). What is there already (runs/infrastructure) is not made again. `--write` puts
+the table into docs/autoscaling.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,7 +43,6 @@ from stateset_agents.numeric.autoscaling.grpo.environments import (
 )
 from stateset_agents.numeric.autoscaling.grpo.network import GRPOPolicyNetwork, NetworkPolicy
 from stateset_agents.numeric.autoscaling.grpo.trainer import LEARNING, GRPOTrainer
-from stateset_agents.numeric.autoscaling.rewards import InfrastructureRewardFunction
 from stateset_agents.numeric.evaluation import evaluate, evaluate_rule, evaluation_seeds, paired_difference
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -57,7 +56,6 @@ SIDES = InfrastructureActionSpace(
 TASKS: Mapping[str, str] = {
     "money": "cluster, money a step",
     "pole": "pole, steps of an episode",
-    "document": "cluster, the document's reward a step",
 }
 STEPS = 40_000
 
@@ -120,11 +118,8 @@ def measured(task: str, settings: str, seed: int, episodes: int) -> dict[str, An
     if task == "pole":
         horizon, space, env, reward = 200, SIDES, Pole(), Balanced()
     else:
-        horizon, space, own = 120, REPLICAS, InfrastructureRewardFunction()
-        kind: Literal["money", "document"] = "money" if task == "money" else "document"
-        simulator = InfrastructureEnv(actions=space, horizon=horizon, reward=kind, document=own)
-        env = ClusterEnvironment(space, simulator, history_length=WINDOW)
-        reward = Money() if task == "money" else own
+        horizon, space, reward = 120, REPLICAS, Money()
+        env = ClusterEnvironment(space, history_length=WINDOW, horizon=horizon)
     network = GRPOPolicyNetwork(
         state_dim=32,
         hidden_dim=64,
@@ -148,7 +143,7 @@ def measured(task: str, settings: str, seed: int, episodes: int) -> dict[str, An
         copies = EnvironmentCopies(env, space, reward, horizon=horizon)
         learned, before = (evaluate(NetworkPolicy(each), copies, starts) for each in (network, first))
     else:
-        rows = Rows(simulator, WINDOW)
+        rows = Rows(InfrastructureEnv(actions=space, horizon=horizon), WINDOW)
         idle = space.encode_action(ScalingAction.MAINTAIN, ConfigAction.NO_CHANGE)
         learned = evaluate(NetworkPolicy(network), rows, starts)
         before = evaluate_rule(lambda _: lambda: np.full(episodes, idle), rows, starts)
@@ -169,21 +164,19 @@ def measured(task: str, settings: str, seed: int, episodes: int) -> dict[str, An
 def table(results: Mapping[tuple[str, str], list[dict[str, Any]]]) -> list[str]:
     """A row per environment and settings; values by seed."""
     lines = [
-        "| environment, reward | settings | learned, by seed | doing nothing | difference, 95 % interval | CPU s |",
+        "| environment, reward | settings | learned | doing nothing | difference, 95 % interval | CPU s |",
         "|---|---|---|---|---|---|",
     ]
     for (task, settings), rows in results.items():
-        digits = {"pole": 0, "money": 2, "document": 3}[task]
+        digits = {"pole": 0, "money": 2}[task]
 
         def shown(value: float, sign: str = "", digits: int = digits) -> str:
             return f"{value:{sign}.{digits}f}"
 
         learned = ", ".join(shown(row["policy"]) for row in rows)
         without = ", ".join(dict.fromkeys(shown(row["before"]) for row in rows))
-        differences = "; ".join(
-            f"{shown(row['difference'], '+')} [{shown(row['interval'][0], '+')}, {shown(row['interval'][1], '+')}]"
-            for row in rows
-        )
+        triples = [[shown(value, "+") for value in (row["difference"], *row["interval"])] for row in rows]
+        differences = "; ".join(f"{mean} [{low}, {high}]" for mean, low, high in triples)
         seconds = sorted(row["seconds"] for row in rows)
         spent = f"{seconds[0]:.0f} to {seconds[-1]:.0f}"
         lines.append(f"| {TASKS[task]} | {settings} | {learned} | {without} | {differences} | {spent} |")

@@ -73,7 +73,7 @@ class InfrastructureActionSpace:
     ) -> int:
         """The index of an action; the inverse is `encode_action(**decode_action(index))`.
 
-        Without `traffic_weight` nothing goes to the canary. Raises ConfigurationError for what is not offered.
+        Without `traffic_weight` nothing goes to the canary. Raises ConfigurationError for what is not there.
         """
         if traffic_weight is None:
             traffic_weight = self.traffic_weights[0]

@@ -52,7 +52,7 @@ class InfrastructureMetricsNormalizer:
     def __init__(
         self, names: Iterable[str] | None = None, *, metric_ranges: Mapping[str, tuple[float, float]] = RANGES
     ) -> None:
-        """`names`: the metrics there will be, None to take the first ones; `metric_ranges`: both ends by name.
+        """`names`: the metrics there will be, None to take the first ones; `metric_ranges`: ends by name.
 
         Raises ConfigurationError for a repeated name, and for ends that do not rise.
         """

@@ -93,8 +93,8 @@ class InfrastructureRewardFunction:
         return _plain((latency + served) / 2)
 
     def compute_reliability_reward(self, error_rate: Any, availability: Any) -> Any:
-        """The mean of two parts, .5 within the SLA, else 1 - exp(excess) and -10 gap; from -2 to 1. Both are in
-        per cent."""
+        """The mean of two parts, .5 within the SLA, else 1 - exp(excess) and -10 gap; from -2 to 1. Both are
+        in per cent."""
         excess = np.asarray(error_rate) - self.sla["error_rate_percent"]
         gap = self.sla["availability_percent"] - np.asarray(availability)
         errors = np.where(excess <= 0, 0.5, 1 - np.exp(np.clip(excess, 0, 100)))

@@ -224,7 +224,8 @@ async def test_what_does_not_fit_is_refused_in_one_line(tmp_path, monkeypatch) -
     wider = Signals()
     wider.spec = dataclasses.replace(wider.spec, observation_shape=(5,))
     with pytest.raises(
-        ConfigurationError, match="reads num_metrics 3 and signals has 5: make it with num_metrics=5"
+        ConfigurationError,
+        match="steps of 3 metrics and signals has 3 of 5: give it history_length=3 and num_metrics=5",
     ):
         await teacher.evaluate(wider)
     with pytest.raises(ConfigurationError, match="the policy has 3 actions and the action space 539"):
@@ -232,7 +233,9 @@ async def test_what_does_not_fit_is_refused_in_one_line(tmp_path, monkeypatch) -
     with pytest.raises(ConfigurationError, match="reward_fn must have compute_reward, got <function"):
         GRPOTrainer(network(), reward_fn=lambda state: 1.0)
     paid = GRPOTrainer(network(), teacher.config, reward_fn=InfrastructureRewardFunction())
-    with pytest.raises(ConfigurationError, match="signals has rewards of its own and reward_fn would not act"):
+    with pytest.raises(
+        ConfigurationError, match="signals has rewards of its own and reward_fn would not act"
+    ):
         await paid.train(Signals())
     with pytest.raises(ConfigurationError, match="signals has no states to collect"):
         teacher.collect_experience(Signals())

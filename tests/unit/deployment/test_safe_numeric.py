@@ -288,7 +288,9 @@ def test_replicas_change_by_half_at_most(replicas: int, most: int) -> None:
 def test_two_replicas_are_left() -> None:
     for replicas, least in ((1, 1), (2, 0), (3, -1), (4, -2), (6, -4)):
         allowed = [
-            step for step in ScalingAction if min_replicas_constraint(action(step), {"replica_count": replicas})
+            step
+            for step in ScalingAction
+            if min_replicas_constraint(action(step), {"replica_count": replicas})
         ]
         assert min(allowed) == least
 

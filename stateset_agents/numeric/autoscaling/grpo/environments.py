@@ -12,10 +12,9 @@ import copy
 import inspect
 import pickle
 import random
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -43,7 +42,8 @@ PARTS = ("metrics_history", "current_metrics")
 class DictEnvironment(Protocol):
     """The document's protocol. `reset` may take a `seed`, and then is a function of it."""
 
-    def reset(self) -> State: ...
+    @property
+    def reset(self) -> Callable[..., State]: ...
     def step(self, action: dict[str, Any]) -> tuple[State, Mapping[str, Any]]: ...
 
 
@@ -112,10 +112,11 @@ class MetricsHistory:
 
 
 class Visit(NamedTuple):
-    """States of all rows around one step."""
+    """One step of all rows: the states around it, and the parts of each row's reward."""
 
     before: list[State]
     after: list[State]
+    parts: list[Mapping[str, float]]
 
 
 _KEPT_STARTS = 1000
@@ -125,8 +126,9 @@ class EnvironmentCopies:
     """Copies of an environment of dicts as one `BatchedEnvironment`, scored by a reward function.
 
     The rows of a group are deep copies of one start, with generators of their own copied: start and noise are
-    the same. Where `reset` takes a `seed`, a start follows from it. Where it takes none, a new seed's start is
-    what `reset()` gives next, and the last 1000 are remembered: such a training is not repeated bit by bit.
+    the same. Where `reset` takes a `seed`, a start follows from it. Where it takes none, the start of a new
+    seed is what `reset()` gives next, and the last 1000 are remembered: such a training is not repeated bit
+    by bit.
 
     An environment that draws from numpy's or Python's global generator has these seeded before each of its
     calls, by the row's seed and the step, and put back after them. Rows are stepped one after the other:
@@ -148,66 +150,58 @@ class EnvironmentCopies:
         """
         self.source, self.action_space, self.reward_fn = environment, action_space, reward_fn
         self.name = type(environment).__name__
+        self._shapes: Mapping[str, tuple[int, ...]] = {}
         self._takes_seed = "seed" in inspect.signature(environment.reset).parameters
+        self._start = lru_cache(_KEPT_STARTS)(self._begun)
         self._time = 0
-        self._draws_globally = self._touches_generators()
-        self._starts: OrderedDict[int, tuple[DictEnvironment, State]] = OrderedDict()
         self.visits: list[Visit] | None = None
         """Steps since the last `reset`, where it is set to a list."""
-        first = self._start(derive(0, "shape"))[1]
-        shapes = {part: np.shape(first[part]) for part in PARTS if part in first}
-        history, current = shapes.get("metrics_history", ()), shapes.get("current_metrics", ())
-        if len(history) != 2 or current != history[1:]:
-            raise ConfigurationError(
-                f"{self.name}: reset() must give a dict with metrics_history [T, M] and current_metrics [M], "
-                f"got {', '.join(f'{name} {list(shape)}' for name, shape in shapes.items()) or list(first)}"
-            )
+        probe, before = self._copied(environment), _generators()
+        first = self._checked(probe.reset())
+        probe.step(action_space.decode_action(0))
+        self._draws_globally = pickle.dumps(before) != pickle.dumps(_generators())
+        _put_back(before)
+        self._shapes = {part: first[part].shape for part in PARTS}
         number = action_space.total_actions
-        self.spec = Spec(name=self.name, observation_shape=shapes, num_actions=number, horizon=horizon)
+        self.spec = Spec(name=self.name, observation_shape=self._shapes, num_actions=number, horizon=horizon)
 
     def reset(self, seeds: Sequence[int]) -> Observations:
         """Copies of each seed's start; see `BatchedEnvironment`."""
-        self._time = 0
-        starts = {seed: self._start(seed) for seed in dict.fromkeys(seeds)}
-        self._seeds = list(seeds)
-        self._rows = [self._copied(starts[seed][0]) for seed in seeds]
-        self._states = [starts[seed][1] for seed in seeds]
+        self._time, self._seeds = 0, list(seeds)
+        starts = [self._start(seed) for seed in seeds]
+        self._rows = [self._copied(environment) for environment, _ in starts]
+        self._states = [state for _, state in starts]
         self._ended = np.zeros(len(seeds), dtype=np.bool_)
-        if self.visits is not None:
-            self.visits = []
+        self.visits = None if self.visits is None else []
         return self._observations()
 
     def step(self, actions: IntArray) -> Transition:
         """Each row that has not ended takes its action."""
         number, self._time = len(self._rows), self._time + 1
-        before, after = self._states, list(self._states)
         rewards, terminated = np.zeros(number), np.zeros(number, dtype=np.bool_)
-        components: dict[str, Any] = {}
+        visit = Visit(self._states, list(self._states), [{} for _ in range(number)])
         for row in np.flatnonzero(~self._ended):
             action = self.action_space.decode_action(int(actions[row]))
-            with self._global_draws(self._seeds[row]):
-                result = self._rows[row].step(action)
+            result = self._drawn(self._seeds[row], self._rows[row].step, action)
             if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
-                raise ConfigurationError(
-                    f"{self.name}: step must give (state, info), both dicts, got {type(result).__name__}"
-                    + (f" of {len(result)}" if isinstance(result, tuple) else "")
-                )
-            after[row] = self._checked(result[0])
-            rewards[row], parts = self.reward_fn.compute_reward(after[row], before[row], action)
+                raise ConfigurationError(f"{self.name}: step must give (state, info), got {result!r:.60}")
+            visit.after[row] = self._checked(result[0])
+            rewards[row], visit.parts[row] = self.reward_fn.compute_reward(
+                visit.after[row], visit.before[row], action
+            )
             terminated[row] = bool(result[1].get("done", False))
-            for name, value in parts.items():
-                components.setdefault(name, np.zeros(number))[row] = value
-        self._states = after
         if self.visits is not None:
-            self.visits.append(Visit(before, after))
-        self._ended = self._ended | terminated
-        cut = np.full(number, self._time >= self.spec.horizon) & ~self._ended
+            self.visits.append(visit)
+        names = dict.fromkeys(name for parts in visit.parts for name in parts)
+        self._states, self._ended = visit.after, self._ended | terminated
         return Transition(
             observations=self._observations(),
             rewards=rewards,
             terminated=terminated,
-            truncated=cut,
-            components=components,
+            truncated=(self._time >= self.spec.horizon) & ~self._ended,
+            components={
+                name: np.array([float(parts.get(name, 0)) for parts in visit.parts]) for name in names
+            },
         )
 
     def fork(self, rows: IntArray) -> Self:
@@ -222,21 +216,13 @@ class EnvironmentCopies:
         """Every action is always allowed."""
         return None
 
-    def _start(self, seed: int) -> tuple[DictEnvironment, State]:
+    def _begun(self, seed: int) -> tuple[DictEnvironment, State]:
         """The environment after the reset of this seed, and its state."""
-        if seed in self._starts:
-            self._starts.move_to_end(seed)
-            return self._starts[seed]
-        source = self._copied(self.source) if self._takes_seed else self.source
-        options: dict[str, Any] = {"seed": seed} if self._takes_seed else {}
-        with self._global_draws(seed):
-            state = self._checked(source.reset(**options))
         if self._takes_seed:
-            return source, state
-        self._starts[seed] = self._copied(source), state
-        if len(self._starts) > _KEPT_STARTS:
-            self._starts.popitem(last=False)
-        return self._starts[seed]
+            environment = self._copied(self.source)
+            return environment, self._checked(self._drawn(seed, partial(environment.reset, seed=seed)))
+        state = self._checked(self._drawn(seed, self.source.reset))
+        return self._copied(self.source), state
 
     def _copied(self, environment: DictEnvironment) -> DictEnvironment:
         try:
@@ -249,57 +235,46 @@ class EnvironmentCopies:
 
     def _checked(self, state: Any) -> State:
         """A copy, as an environment may go on writing in its own."""
-        if not isinstance(state, Mapping):
-            raise ConfigurationError(f"{self.name}: a state must be a dict, got {type(state).__name__}")
-        return {**state, **{part: np.array(state[part], dtype=np.float32) for part in PARTS if part in state}}
+        given = [part for part in PARTS if isinstance(state, Mapping) and part in state]
+        values = {part: np.array(state[part], dtype=np.float32) for part in given}
+        shapes = {part: value.shape for part, value in values.items()}
+        history = shapes.get("metrics_history", ())
+        if len(history) != 2 or shapes.get("current_metrics") != history[1:]:
+            raise ConfigurationError(
+                f"{self.name}: a state must be a dict with metrics_history [T, M] and current_metrics [M], "
+                f"got {shapes or type(state).__name__}"
+            )
+        if self._shapes and shapes != self._shapes:
+            raise ConfigurationError(
+                f"{self.name}: a state must have the shapes of the first one, {self._shapes}, got {shapes}: "
+                "fill a window that begins with its first entry"
+            )
+        return {**state, **values}
 
     def _observations(self) -> Observations:
-        rows = {part: [state.get(part) for state in self._states] for part in PARTS}
-        for part, shape in self.spec.observation_shape.items():  # type: ignore[union-attr]  # of parts
-            for value in rows[part]:
-                if np.shape(value) != shape:
-                    raise ConfigurationError(
-                        f"{self.name}: {part} must have the shape {list(shape)} of the first state, got "
-                        f"{list(np.shape(value))}: fill a window that begins with its first entry"
-                    )
-        return {part: np.stack(values) for part, values in rows.items()}
+        return {part: np.stack([state[part] for state in self._states]) for part in PARTS}
 
-    def _touches_generators(self) -> bool:
-        """Does a reset, or the first step, draw from a global generator?"""
-        probe = self._copied(self.source)
-        with _generators_put_back() as before:
-            probe.reset()
-            probe.step(self.action_space.decode_action(0))
-            return before != _generators()
-
-    @contextmanager
-    def _global_draws(self, seed: int) -> Iterator[None]:
-        """Draws from the global generators inside follow from the seed and the step."""
+    def _drawn(self, seed: int, call: Callable[..., Any], *arguments: Any) -> Any:
+        """The result of the call, whose draws from global generators follow from the seed and the step."""
         if not self._draws_globally:
-            yield
-            return
-        with _generators_put_back():
-            number = derive(seed, "global draws", self._time)
-            np.random.seed(number % 2**32)
-            random.seed(number)
-            yield
+            return call(*arguments)
+        before, number = _generators(), derive(seed, "global draws", self._time)
+        np.random.seed(number % 2**32)
+        random.seed(number)
+        try:
+            return call(*arguments)
+        finally:
+            _put_back(before)
 
 
-def _generators() -> bytes:
+def _generators() -> tuple[Any, Any]:
     """The state of numpy's and of Python's global generator."""
-    return pickle.dumps((np.random.get_state(), random.getstate()))
+    return np.random.get_state(), random.getstate()
 
 
-@contextmanager
-def _generators_put_back() -> Iterator[bytes]:
-    """Their state, to which they return at the end."""
-    before = _generators()
-    try:
-        yield before
-    finally:
-        numpy_state, python_state = pickle.loads(before)
-        np.random.set_state(numpy_state)
-        random.setstate(python_state)
+def _put_back(state: tuple[Any, Any]) -> None:
+    np.random.set_state(state[0])
+    random.setstate(state[1])
 
 
 # ------------------------------------------------------------------------------------------ a cluster
@@ -313,30 +288,21 @@ class ClusterEnvironment:
     ((60, 18), True)
 
     A state has the observations of `InfrastructureEnv`, the values that `InfrastructureRewardFunction` reads,
-    `replica_count`, and after a step `money`, the simulator's own reward of it. A row of `InfrastructureEnv`
-    costs a hundredth of this where a thousand are stepped together.
+    `replica_count`, and after a step `money`, the simulator's own reward of it. A step costs a millisecond:
+    a thousand rows of `InfrastructureEnv`, stepped together, cost two.
     """
 
     def __init__(
         self,
         action_space: InfrastructureActionSpace,
-        environment: InfrastructureEnv | None = None,
         *,
         history_length: int = 60,
         seed: int = 0,
+        **options: Any,
     ) -> None:
-        """`environment`: load, cluster and horizon, with the same action space; `seed`: of the starts of
-        resets without one."""
+        """`seed`: of the starts of resets without one; `options`: of `InfrastructureEnv`, such as horizon."""
         self.action_space, self.seed, self.num_resets = action_space, seed, 0
-        self.environment = environment or InfrastructureEnv(actions=action_space)
-        number = self.environment.spec.num_actions
-        expect_that(
-            number == action_space.total_actions,
-            "environment",
-            f"have the {action_space.total_actions} actions of action_space",
-            number,
-            "make it with actions=action_space",
-        )
+        self.environment = InfrastructureEnv(actions=action_space, **options)
         self._length = history_length
         self.reset(derive(seed, "reset"))
 

@@ -7,7 +7,6 @@ It is built whole and tested, and costs about a thousand times a small MLP of th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,16 +28,6 @@ from stateset_agents.types.settings import expect_that
 
 _LSTM_LAYERS = 2
 _HEADS = 4
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CarriedState:
-    """State that a live loop keeps between its steps in place of a window."""
-
-    memory: tuple[tuple[Tensor, Tensor], ...]
-    """Hidden and cell state of each LSTM, [1, B, hidden_dim]."""
-    outputs: Tensor  # [B, T, hidden_dim]
-    """Outputs of the last LSTM in at most the last `history_length` steps."""
 
 
 class InfrastructureStateEncoder(nn.Module):
@@ -89,38 +78,12 @@ class InfrastructureStateEncoder(nn.Module):
     def sequence(self, metrics_history: Tensor, current_state: Tensor) -> Tensor:
         """[B, T, M] and [B, M] -> [B, T, hidden_dim]; raises ConfigurationError for other shapes."""
         self._check(metrics_history, current_state)
-        outputs, _ = self._through_lstms(metrics_history, None)
-        return self._encoded(outputs, current_state)
-
-    def carry(
-        self, metrics: Tensor, current_state: Tensor, carried: CarriedState | None = None
-    ) -> tuple[Tensor, CarriedState]:
-        """One more step, [B, M] -> what `sequence` gives for the window with it, and what to carry on.
-
-        Equal to the window as long as that begins where the carrying began; later the LSTMs remember more
-        than a window has. It costs one LSTM step in place of T.
-        """
-        self._check(metrics[:, None], current_state)
-        outputs, memory = self._through_lstms(metrics[:, None], carried.memory if carried else None)
-        if carried is not None:
-            outputs = torch.cat([carried.outputs, outputs], dim=1)[:, -self.history_length :]
-        return self._encoded(outputs, current_state), CarriedState(memory, outputs)
-
-    def _through_lstms(
-        self, steps: Tensor, memory: tuple[tuple[Tensor, Tensor], ...] | None
-    ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], ...]]:
-        left = []
+        steps = metrics_history
         for index, lstm in enumerate(self.temporal_encoder):
-            steps, state = lstm(
-                steps if index == 0 else self.dropout(steps), memory[index] if memory else None
-            )
-            left.append(state)
-        return steps, tuple(left)
-
-    def _encoded(self, outputs: Tensor, current_state: Tensor) -> Tensor:
-        length = outputs.shape[1]
+            steps, _ = lstm(steps if index == 0 else self.dropout(steps))
+        length = steps.shape[1]
         attended, _ = self.attention(
-            outputs, outputs, outputs, attn_mask=causal_mask(length, outputs.device), need_weights=False
+            steps, steps, steps, attn_mask=causal_mask(length, steps.device), need_weights=False
         )
         now = self.current(current_state)[:, None].expand(-1, length, -1)
         encoded: Tensor = self.encoder(torch.cat([attended, now], dim=-1))
@@ -176,8 +139,8 @@ class GRPOPolicyNetwork(nn.Module):
         """
         Args:
             state_dim: Width of encoder and transformer, a multiple of num_heads and of 4.
-            action_dim: Number of actions, by default those of the action space: 539 where the document has 49,
-                which are its own action space without traffic.
+            action_dim: Number of actions, by default those of the action space: 539 where the document has
+                49, its own space without traffic.
             hidden_dim: Width of the heads and of the transformer's feed-forward layers.
             num_heads: Of the transformer.
             num_layers: Of the transformer.

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
+import itertools
 import math
 import pickle
 from collections import deque
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +31,7 @@ from stateset_agents.numeric.autoscaling.grpo.environments import (
     DictReward,
     EnvironmentCopies,
     MetricsHistory,
+    Visit,
 )
 from stateset_agents.numeric.autoscaling.grpo.network import GRPOPolicyNetwork, NetworkPolicy
 from stateset_agents.numeric.credit import StepCredit
@@ -46,8 +49,8 @@ from stateset_agents.types.seeds import derive
 from stateset_agents.types.settings import expect, expect_that
 
 Experience = dict[str, Any]
-"""One step of one copy: state, action (its index), log_prob, reward, reward_components, next_state, done, and
-`return`, the copy's own discounted return from this step on."""
+"""One step of one copy, by the names of `_ENTRIES`; `return` is the copy's discounted return from there."""
+_ENTRIES = ("state", "action", "log_prob", "reward", "reward_components", "next_state", "done", "return")
 
 _REMEMBERED = 1000
 """Updates in `metrics_history`."""
@@ -72,6 +75,26 @@ LEARNING = {
 """Settings under which the simulated cluster is learned; see docs/autoscaling.md."""
 
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def as_printed(function: Callable[_P, Coroutine[Any, Any, _T]]) -> Callable[_P, Any]:
+    """The async function as a script of the document calls it: blocking, with its result; where an event loop
+    runs it is to be awaited as any other."""
+
+    @functools.wraps(function)
+    def called(*arguments: _P.args, **options: _P.kwargs) -> Any:
+        work = function(*arguments, **options)
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(work)
+        return work
+
+    return called
+
+
 class GRPOTrainer:
     """Group-relative policy optimisation (https://arxiv.org/abs/2402.03300) of numeric actions.
 
@@ -82,8 +105,8 @@ class GRPOTrainer:
 
     A group is copies of one start, where the document takes successive steps of one episode; schedule,
     evaluations and checkpoints go by the environment steps that were taken. `train`, `evaluate`,
-    `save_checkpoint` and `load_checkpoint` are blocking in a script; where an event loop runs, await them.
-    The other methods block. The simulation stays on the CPU, the network is on `device`.
+    `save_checkpoint` and `load_checkpoint` block in a script; where an event loop runs, await them. The
+    other methods always block. The simulation stays on the CPU, the network is on `device`.
     """
 
     def __init__(
@@ -143,58 +166,43 @@ class GRPOTrainer:
         A step that not every copy of its group reached is left out, and so is what fills no group at the
         end: `num_steps` rounded down to whole groups is what it gives. Each call goes on with other starts.
 
-        Raises ConfigurationError for a `BatchedEnvironment`, whose rows have no states, and where no copy has
-        finite numbers.
+        Raises ConfigurationError for a `BatchedEnvironment`, whose rows have no states, and for numbers that
+        are not finite.
         """
-        self._refuse_work()
         batch, config = self._fitted(env), self.config
-        size, groups = config.group_size, []
+        size = config.group_size
+        groups: list[list[Experience]] = []
         expect_that(num_steps >= size, "num_steps", f"be at least group_size {size}", num_steps)
         if not isinstance(batch, EnvironmentCopies):
             raise ConfigurationError(
                 f"{batch.spec.name} has no states to collect: give an environment of dicts, or call train"
             )
         with self._working("collecting"):
-            batch.visits = []
-            while len(groups) < num_steps // size:
-                number = self.scheduler.state.episodes
+            while left := num_steps // size - len(groups):
+                batch.visits, number = [], self.scheduler.state.episodes
                 keys = action_keys(derive(config.seed, "collect"), number, 1, size)
-                seeds, left = [derive(config.seed, "collect", number)], num_steps // size - len(groups)
+                seeds = [derive(config.seed, "collect", number)]
                 self.policy.train(False)
                 rollout = collect(self._numeric, batch, seeds, group_size=size, keys=keys, max_steps=left)
                 if rollout.failed.any():
-                    raise ConfigurationError(
-                        f"{batch.spec.name} gave an observation or a reward that is no finite number: look at "
-                        "reset, step and the reward"
-                    )
+                    raise ConfigurationError(f"{batch.name} gave a number that is not finite: look at step")
                 self.scheduler.state = replace(self.scheduler.state, episodes=number + size)
-                groups += self._groups(rollout, batch)
+                groups += self._groups(rollout, batch.visits)
             batch.visits = None
-        self.group_buffer, self.experience_buffer = groups, [entry for group in groups for entry in group]
+        self.group_buffer, self.experience_buffer = groups, list(itertools.chain(*groups))
         return self.experience_buffer
 
-    def _groups(self, rollout: Rollout, batch: EnvironmentCopies) -> list[list[Experience]]:
+    def _groups(self, rollout: Rollout, visits: Sequence[Visit]) -> Iterator[list[Experience]]:
         returns = returns_to_go_array(rollout.rewards, rollout.alive, gamma=self.config.gamma)[0]
-        last = rollout.lengths - 1
-        return [
-            [
-                {
-                    "state": visit.before[row],
-                    "action": int(rollout.actions[step, row]),
-                    "log_prob": float(rollout.logprobs[step, row]),
-                    "reward": float(rollout.rewards[step, row]),
-                    "reward_components": {
-                        name: float(part[step, row]) for name, part in rollout.components.items()
-                    },
-                    "next_state": visit.after[row],
-                    "done": bool(rollout.terminated[row] and step == last[row]),
-                    "return": float(returns[step, row]),
-                }
-                for row in range(rollout.group_size)
-            ]
-            for step, visit in enumerate(batch.visits or ())
-            if rollout.alive[step].all()
-        ]
+        for step, visit in enumerate(visits):
+            if rollout.alive[step].all():
+                taken = (rollout.actions, rollout.logprobs, rollout.rewards, returns)
+                actions, logprobs, rewards, own = (part[step].tolist() for part in taken)
+                done = (rollout.terminated & (rollout.lengths == step + 1)).tolist()
+                rows = zip(
+                    visit.before, actions, logprobs, rewards, visit.parts, visit.after, done, own, strict=True
+                )
+                yield [dict(zip(_ENTRIES, row, strict=True)) for row in rows]
 
     def compute_returns_and_advantages(self, experiences: Sequence[Experience]) -> tuple[Tensor, Tensor]:
         """[N] each entry's own return (its reward where it has no `return`), and [N] the same compared within
@@ -202,9 +210,7 @@ class GRPOTrainer:
 
         Raises ConfigurationError for entries that fill no whole group.
         """
-        size = self.config.group_size
-        whole = len(experiences) > 0 and len(experiences) % size == 0
-        expect_that(whole, "experiences", f"be whole groups of {size}", f"{len(experiences)} entries")
+        size = self._check_groups(experiences)
         returns = torch.tensor([entry.get("return", entry["reward"]) for entry in experiences])
         advantages = self.grpo_loss.compute_group_advantages(returns.reshape(-1, size))
         return returns, advantages.reshape(-1)
@@ -215,28 +221,20 @@ class GRPOTrainer:
         """`num_epochs` passes in minibatches of whole groups; policy_loss, value_loss (0 without a critic),
         entropy and kl_div of the last pass. Blocking.
 
-        The KL is to the policy as it was at the first update, or in the checkpoint. The learning rate falls by
-        the entries learned from. Raises TrainingStopped where nothing could be learned.
+        The KL is to the policy as it was at the first update, or in the checkpoint. The learning rate falls
+        by the entries learned from. Raises TrainingStopped where nothing could be learned.
         """
-        self._refuse_work()
-        size, config, state = self.config.group_size, self.config, self.scheduler.state
-        number = len(experiences)
-        expect_that(number > 0 and number % size == 0, "experiences", f"be whole groups of {size}", number)
-        ended, now = np.ones(number, dtype=np.bool_), np.ones((1, number))
-        observations = {
-            part: np.stack([np.asarray(entry["state"][part], dtype=np.float32) for entry in experiences])
-            for part in PARTS
-        }
-
-        def row(name: str) -> Any:
-            return np.array([[entry[name] for entry in experiences]])
-
+        size, state, number = self._check_groups(experiences), self.scheduler.state, len(experiences)
+        ended, seen = np.ones(number, dtype=np.bool_), [entry["state"] for entry in experiences]
+        names = ("action", "log_prob", "reward")
+        actions, logprobs, rewards = (np.array([[entry[name] for entry in experiences]]) for name in names)
+        observations = {part: np.array([[state[part] for state in seen]], dtype=np.float32) for part in PARTS}
         rollout = Rollout(  # of single steps: a group is as many rows as it has members
-            observations={part: values[None] for part, values in observations.items()},
-            actions=row("action"),
-            logprobs=row("log_prob").astype(np.float32),
-            rewards=row("reward"),
-            alive=now > 0,
+            observations=observations,
+            actions=actions,
+            logprobs=logprobs.astype(np.float32),
+            rewards=rewards,
+            alive=ended[None],
             masks=None,
             components={},
             seeds=range(number),
@@ -245,7 +243,7 @@ class GRPOTrainer:
             terminated=ended,
             truncated=~ended,
             failed=~ended,
-            final_observations=observations,
+            final_observations={part: values[0] for part, values in observations.items()},
         )
         targets, credits = (part.detach().double().cpu().numpy()[None] for part in (returns, advantages))
         with self._working("updating"):
@@ -253,7 +251,7 @@ class GRPOTrainer:
                 self._numeric,
                 self._optimization,
                 rollout,
-                config,
+                self.config,
                 reference=self._kept_reference(),
                 credited=StepCredit(credits, rollout.alive, targets, {}),
                 position=state.step,
@@ -262,6 +260,12 @@ class GRPOTrainer:
             raise TrainingStopped(f"the update {result.failure}")
         self.scheduler.state = replace(state, step=state.step + number, updates=state.updates + 1)
         return _named(result.metrics)
+
+    def _check_groups(self, experiences: Sequence[Experience]) -> int:
+        """The size of their groups."""
+        size, number = self.config.group_size, len(experiences)
+        expect_that(number > 0 and number % size == 0, "experiences", f"be whole groups of {size}", number)
+        return size
 
     def _get_shuffled_group_indices(self, batch_size: int) -> Tensor:
         """[N] whole groups of a batch in the order of one pass."""
@@ -282,7 +286,8 @@ class GRPOTrainer:
             raise ConfigurationError("nothing was trained yet: call train(environment) first")
         return self._training
 
-    def train(
+    @as_printed
+    async def train(
         self,
         env: DictEnvironment | BatchedEnvironment,
         total_steps: int | None = None,
@@ -290,28 +295,18 @@ class GRPOTrainer:
         save_interval: int | None = None,
         *,
         callbacks: Sequence[object] = (),
-    ) -> Any:
-        """Train on `env`, from the weights as they are or from a checkpoint that was loaded; the policy, or
-        where an event loop runs something to await for it.
+    ) -> GRPOPolicyNetwork:
+        """Train on `env`, from the weights as they are or from a checkpoint that was loaded; the policy.
 
-        All three are in environment steps, by default the config's, whose defaults are the document's 1,000,000,
-        10,000 and 50,000; evaluations and checkpoints come after the update that passes a multiple. In the run
-        folder are `best_model.pt` and `checkpoint_<steps>.pt`. A call goes on with the optimiser of the last
-        one and counts its steps anew; after `load_checkpoint` it makes the steps that were left.
+        All three are in environment steps, by default the config's, whose defaults are the document's:
+        1,000,000, 10,000 and 50,000. Evaluations and checkpoints come after the update that passes a
+        multiple. In the run folder are `best_model.pt` and `checkpoint_<steps>.pt`. A call goes on with the
+        optimiser of the last one and counts its steps anew; after `load_checkpoint` it makes the steps that
+        were left.
 
         Raises ConfigurationError for an environment of other actions or another width than the policy's, and
         for one whose copies with equal seeds go different ways.
         """
-        return _finished(self._train(env, total_steps, eval_interval, save_interval, callbacks))
-
-    async def _train(
-        self,
-        env: DictEnvironment | BatchedEnvironment,
-        total_steps: int | None,
-        eval_interval: int | None,
-        save_interval: int | None,
-        callbacks: Sequence[object],
-    ) -> GRPOPolicyNetwork:
         self._refuse_work()
         environment = self._fitted(env)
         overrides = {"total_steps": total_steps, "eval_steps": eval_interval, "save_steps": save_interval}
@@ -352,33 +347,25 @@ class GRPOTrainer:
             return
         settings = ", ".join(f"{name}={value!r}" for name, value in LEARNING.items())
         self.logger.warning(
-            f"{begun}: with the document's defaults, whole returns of an episode, a simulated cluster is scaled "
-            f"worse than by doing nothing (docs/autoscaling.md); GRPOConfig({settings}) learns it"
+            f"{begun} by the document's defaults, with which a simulated cluster was scaled worse than by doing "
+            f"nothing: GRPOConfig({settings}) learned it"
         )
 
-    def evaluate(
+    @as_printed
+    async def evaluate(
         self,
         env: DictEnvironment | BatchedEnvironment,
         num_episodes: int = 10,
         *,
         seeds: Sequence[int] | None = None,
         deterministic: bool = True,
-    ) -> Any:
-        """The mean return, a float, of episodes of the policy as it is, to their ends or the horizon; where an
-        event loop runs something to await for it. Dropout is off, and the mode is afterwards what it was.
+    ) -> float:
+        """The mean return of episodes of the policy as it is, to their ends or the horizon. Dropout is off,
+        and the mode is afterwards what it was.
 
         `seeds`: their starts, by default `num_episodes` that no training of this seed plays;
         `deterministic`: always the likeliest action. Raises ConfigurationError where every episode failed.
         """
-        return _finished(self._evaluate(env, num_episodes, seeds, deterministic))
-
-    async def _evaluate(
-        self,
-        env: DictEnvironment | BatchedEnvironment,
-        num_episodes: int,
-        seeds: Sequence[int] | None,
-        deterministic: bool,
-    ) -> float:
         self._refuse_work()
         seed = self.config.seed
         starts = evaluation_seeds(seed, num_episodes) if seeds is None else seeds
@@ -394,6 +381,7 @@ class GRPOTrainer:
     @contextmanager
     def _working(self, work: str) -> Iterator[None]:
         """Refuse other calls meanwhile; afterwards the policy is in the mode in which it was."""
+        self._refuse_work()
         was_training, self._work = self.policy.training, work
         try:
             yield
@@ -409,19 +397,16 @@ class GRPOTrainer:
 
     # ------------------------------------------------------------------------------ checkpoints
 
-    def save_checkpoint(self, path: str | Path) -> Any:
-        """Write policy_state_dict, optimizer_state_dict, scheduler_state_dict (the progress), the config and the
-        KL's reference to one file that `torch.load(path, weights_only=True)` reads. Returns the path, or where
-        an event loop runs something to await for it.
+    @as_printed
+    async def save_checkpoint(self, path: str | Path) -> Path:
+        """Write policy_state_dict, optimizer_state_dict, scheduler_state_dict (the progress), the config and
+        the KL's reference to one file that `torch.load(path, weights_only=True)` reads.
 
         Raises CheckpointError where the disk cannot take it.
         """
-        return _finished(self._save_checkpoint(Path(path)))
-
-    async def _save_checkpoint(self, path: Path) -> Path:
         if self._work == "training":  # between two updates
-            return await self.training.call(lambda: self._write(path))
-        return await in_thread(self._write, path)
+            return await self.training.call(lambda: self._write(Path(path)))
+        return await in_thread(self._write, Path(path))
 
     def _write(self, path: Path) -> Path:
         if self._work == "training":
@@ -442,18 +427,16 @@ class GRPOTrainer:
             raise CheckpointError(f"cannot write {path} ({error}): choose another path") from error
         return path
 
-    def load_checkpoint(self, path: str | Path) -> Any:
-        """Take a checkpoint's weights, optimiser and progress; the next `train` makes the steps that were left,
-        with the same bits as a training that was never stopped. Where an event loop runs, await it.
+    @as_printed
+    async def load_checkpoint(self, path: str | Path) -> None:
+        """Take a checkpoint's weights, optimiser and progress; the next `train` makes the steps that were
+        left, with the same bits as a training that was never stopped.
 
-        Nothing but tensors and plain values is read. Raises CheckpointError where the file is something else, is
-        damaged, or is of another network.
+        Nothing but tensors and plain values is read. Raises CheckpointError where the file is something else,
+        is damaged, or is of another network.
         """
-        return _finished(self._load_checkpoint(Path(path)))
-
-    async def _load_checkpoint(self, path: Path) -> None:
         self._refuse_work()
-        saved = await in_thread(_read, path, self.device)
+        saved = await in_thread(_read, Path(path), self.device)
         weights = saved["policy_state_dict"]
         ours = self.policy.state_dict()
         for name in sorted(ours.keys() | weights.keys()):
@@ -509,15 +492,12 @@ class GRPOTrainer:
         missing = set(PARTS) - shape.keys()
         if missing:
             raise ConfigurationError(f"{spec.name}: observations lack {sorted(missing)[0]!r}")
-        for name, own in (
-            ("history_length", shape["metrics_history"][0]),
-            ("num_metrics", shape[PARTS[1]][-1]),
-        ):
-            most = getattr(network.state_encoder, name)
-            if own != most and (name == "num_metrics" or own > most):
-                raise ConfigurationError(
-                    f"the policy reads {name} {most} and {spec.name} has {own}: make it with {name}={own}"
-                )
+        (steps, width), own = shape["metrics_history"], network.state_encoder
+        if steps > own.history_length or width != own.num_metrics:
+            raise ConfigurationError(
+                f"the policy reads at most {own.history_length} steps of {own.num_metrics} metrics and "
+                f"{spec.name} has {steps} of {width}: give it history_length={steps} and num_metrics={width}"
+            )
         return batch
 
 
@@ -565,12 +545,6 @@ class _Names(Callback):
 
     def on_checkpoint(self, step: int, path: Path) -> None:
         run = self._trainer.training.run.path
-        kept = {
-            f"checkpoint_{int(folder.name.removeprefix('step-'))}.pt" for folder in path.parent.glob("step-*")
-        }
-        for file in run.glob("checkpoint_*.pt"):
-            if file.name not in kept:
-                file.unlink()
         self._trainer._write(run / f"checkpoint_{step}.pt")
         if self._trainer.training.control_state.best.step == step:
             self._trainer._write(run / "best_model.pt")
@@ -580,15 +554,6 @@ def _named(metrics: Mapping[str, float]) -> dict[str, float]:
     """An update's metrics by the document's names; no number where an update had nothing to learn."""
     named = {name: metrics.get(ours, math.nan) for name, ours in _NAMES.items()}
     return named | {"value_loss": metrics.get("loss/value", 0.0)}
-
-
-def _finished(work: Coroutine[Any, Any, Any]) -> Any:
-    """The result of `work`, as in the document's scripts; where an event loop runs, `work` to be awaited."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
-    return work
 
 
 def _device(name: str) -> torch.device:

@@ -56,18 +56,6 @@ def test_the_encoder_reads_the_window_and_the_metrics_of_now() -> None:
         InfrastructureStateEncoder(3, 6)
 
 
-def test_a_carried_state_is_the_window_since_it_began() -> None:
-    torch.manual_seed(0)
-    encoder = InfrastructureStateEncoder(3, 8, 6).eval()
-    history, now = drawn(2, 8, 3), drawn(8, 2, 3)
-    carried = None
-    for step in range(8):
-        found, carried = encoder.carry(history[:, step], now[step], carried)
-        window = encoder.sequence(history[:, max(0, step - 5) : step + 1], now[step])
-        assert found.shape == window.shape
-        assert torch.allclose(found, window, atol=1e-6) == (step < 6)  # later it remembers more
-
-
 def test_the_transformer_sees_every_step() -> None:
     network = sharpened(small())
     history, now = drawn(1, 6, 3), drawn(1, 3)

@@ -52,6 +52,8 @@ Experience = dict[str, Any]
 """One step of one copy, by the names of `_ENTRIES`; `return` is the copy's discounted return from there."""
 _ENTRIES = ("state", "action", "log_prob", "reward", "reward_components", "next_state", "done", "return")
 
+_ROLLOUT = 2048
+"""Steps of the document's rollout; an episode that ends nowhere is cut after a member's share of it."""
 _REMEMBERED = 1000
 """Updates in `metrics_history`."""
 _NAMES = {
@@ -193,7 +195,7 @@ class GRPOTrainer:
         return self.experience_buffer
 
     def _groups(self, rollout: Rollout, visits: Sequence[Visit]) -> Iterator[list[Experience]]:
-        returns = returns_to_go_array(rollout.rewards, rollout.alive, gamma=self.config.gamma)[0]
+        returns = returns_to_go_array(rollout.rewards, rollout.alive, gamma=self.config.gamma)
         for step, visit in enumerate(visits):
             if rollout.alive[step].all():
                 taken = (rollout.actions, rollout.logprobs, rollout.rewards, returns)
@@ -477,8 +479,7 @@ class GRPOTrainer:
                 )
             if self._copies is None or self._copies.source is not env:
                 config = self.config
-                share = (config.steps_per_rollout or 0) // config.group_size
-                limit = config.max_episode_steps or max(share, 1)
+                limit = config.max_episode_steps or max(1, _ROLLOUT // config.group_size)
                 self._copies = EnvironmentCopies(env, self.action_space, self.reward_fn, horizon=limit)
             batch = self._copies
         spec = batch.spec

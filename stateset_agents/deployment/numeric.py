@@ -46,7 +46,7 @@ traffic."""
 
 
 class ActionSpace(Protocol):
-    """`control.infrastructure.actions.InfrastructureActionSpace`, or another with named actions."""
+    """`numeric.autoscaling.actions.InfrastructureActionSpace`, or another with named actions."""
 
     @property
     def scaling_actions(self) -> Sequence[Any]:

@@ -164,8 +164,8 @@ def measured(task: str, settings: str, seed: int, episodes: int) -> dict[str, An
 def table(results: Mapping[tuple[str, str], list[dict[str, Any]]]) -> list[str]:
     """A row per environment and settings; values by seed."""
     lines = [
-        "| environment, reward | settings | learned | doing nothing | difference, 95 % interval | CPU s |",
-        "|---|---|---|---|---|---|",
+        "| environment, reward | settings | seeds | learned | doing nothing | difference, 95 % | CPU s |",
+        "|---|---|---|---|---|---|---|",
     ]
     for (task, settings), rows in results.items():
         digits = {"pole": 0, "money": 2}[task]
@@ -179,7 +179,10 @@ def table(results: Mapping[tuple[str, str], list[dict[str, Any]]]) -> list[str]:
         differences = "; ".join(f"{mean} [{low}, {high}]" for mean, low, high in triples)
         seconds = sorted(row["seconds"] for row in rows)
         spent = f"{seconds[0]:.0f} to {seconds[-1]:.0f}"
-        lines.append(f"| {TASKS[task]} | {settings} | {learned} | {without} | {differences} | {spent} |")
+        seeds = ", ".join(str(row["seed"]) for row in rows)
+        lines.append(
+            f"| {TASKS[task]} | {settings} | {seeds} | {learned} | {without} | {differences} | {spent} |"
+        )
     return lines
 
 
@@ -191,6 +194,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="trainings at once")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "infrastructure")
     parser.add_argument("--only", nargs=3, metavar=("TASK", "SETTINGS", "SEED"), help="make this one alone")
+    parser.add_argument("--made", action="store_true", help="make nothing: the table of what is there")
     parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE.name}")
     chosen = parser.parse_args()
     if chosen.only:
@@ -201,14 +205,15 @@ def main() -> None:
 
     def result(task: str, settings: str, seed: int) -> dict[str, Any]:
         file = chosen.folder / f"{task}-{settings.replace(' ', '-')}-{seed}-{chosen.episodes}.json"
+        if not file.exists() and chosen.made:
+            return {}
         if not file.exists():
             only = ["--only", task, settings, str(seed), "--episodes", str(chosen.episodes)]
             done = subprocess.run(
                 [sys.executable, __file__, *only], stdout=subprocess.PIPE, text=True, check=True
             )
             file.write_text(done.stdout.splitlines()[-1])
-        loaded: dict[str, Any] = json.loads(file.read_text())
-        return loaded
+        return {**json.loads(file.read_text()), "seed": seed}
 
     cases = [(task, settings) for task in TASKS for settings in SETTINGS]
     with ThreadPoolExecutor(chosen.jobs) as pool:
@@ -216,9 +221,9 @@ def main() -> None:
             (*case, seed): pool.submit(result, *case, seed) for seed in range(chosen.seeds) for case in cases
         }
         results = {case: [made[*case, seed].result() for seed in range(chosen.seeds)] for case in cases}
-    lines = table(results)
+    lines = table({case: [row for row in rows if row] for case, rows in results.items()})
     print("\n".join(lines))
-    print(f"seeds 0 to {chosen.seeds - 1}, {chosen.episodes} held-out starts; {platform.machine()}")
+    print(f"{chosen.episodes} held-out starts; {platform.machine()}")
     if chosen.write:
         before, _, rest = PAGE.read_text().partition(MARK)
         _, _, after = rest.partition("<!-- end -->")

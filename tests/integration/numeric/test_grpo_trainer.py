@@ -13,8 +13,8 @@ from control_toys import Signals
 import stateset_agents
 from stateset_agents.numeric.autoscaling.actions import InfrastructureActionSpace
 from stateset_agents.numeric.autoscaling.grpo.config import GRPOConfig
-from stateset_agents.numeric.autoscaling.grpo.network import GRPOPolicyNetwork, NetworkPolicy
 from stateset_agents.numeric.autoscaling.grpo.environments import MetricsHistory
+from stateset_agents.numeric.autoscaling.grpo.network import GRPOPolicyNetwork, NetworkPolicy
 from stateset_agents.numeric.autoscaling.grpo.trainer import GRPOTrainer
 from stateset_agents.numeric.autoscaling.rewards import InfrastructureRewardFunction
 from stateset_agents.numeric.evaluation import evaluate, paired_difference

@@ -349,8 +349,8 @@ class GRPOTrainer:
             return
         settings = ", ".join(f"{name}={value!r}" for name, value in LEARNING.items())
         self.logger.warning(
-            f"{begun} by the document's defaults, with which a simulated cluster was scaled worse than by doing "
-            f"nothing: GRPOConfig({settings}) learned it"
+            f"{begun} by the document's defaults, with which a simulated cluster was scaled worse than by "
+            f"doing nothing: GRPOConfig({settings}) learned it"
         )
 
     @as_printed

@@ -207,7 +207,7 @@ async def test_checkpoints_from_elsewhere_are_refused(tmp_path) -> None:
     with pytest.raises(CheckpointError, match=r"part.pt has no policy_state_dict, optimizer_state_dict"):
         await teacher.load_checkpoint(tmp_path / "part.pt")
     (tmp_path / "mine").mkdir()
-    with pytest.raises(CheckpointError, match="cannot write .*mine .*: choose another path"):
+    with pytest.raises(CheckpointError, match=r"cannot write .*mine .*: choose another path"):
         await teacher.save_checkpoint(tmp_path / "mine")
     await teacher.save_checkpoint(tmp_path / "ours.pt")
     wider = GRPOTrainer(network(hidden_dim=20), teacher.config)

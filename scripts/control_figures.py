@@ -89,10 +89,13 @@ def shape(value: Any) -> str:
 
 def calls(network: GRPOPolicyNetwork, rows: int) -> list[tuple[str, nn.Module, str]]:
     """(name, module, shape of its output) of each block, as a forward pass calls them."""
-    encoder = network.encoder
-    blocks: dict[str, nn.Module] = {f"encoder.lstms.{i}": lstm for i, lstm in enumerate(encoder.lstms)}
-    blocks |= {f"encoder.{name}": getattr(encoder, name) for name in ("attention", "current", "joined")}
-    blocks |= {f"layers.{i}": layer for i, layer in enumerate(network.layers)}
+    encoder = network.state_encoder
+    lstms = enumerate(encoder.temporal_encoder)
+    blocks: dict[str, nn.Module] = {f"state_encoder.temporal_encoder.{i}": lstm for i, lstm in lstms}
+    blocks |= {
+        f"state_encoder.{name}": getattr(encoder, name) for name in ("attention", "current", "encoder")
+    }
+    blocks |= {f"transformer.{i}": layer for i, layer in enumerate(network.transformer)}
     blocks |= {"policy_head": network.policy_head}
     if network.value_head is not None:
         blocks["value_head"] = network.value_head
@@ -115,9 +118,9 @@ def calls(network: GRPOPolicyNetwork, rows: int) -> list[tuple[str, nn.Module, s
 
 def architecture(rows: int = 32) -> str:
     """One box per block; behind it what it hands on."""
-    network = GRPOPolicyNetwork(use_value_head=True)
+    network = GRPOPolicyNetwork()
     network.train(False)
-    encoder = network.encoder
+    encoder = network.state_encoder
     total = sum(weight.numel() for weight in network.parameters())
     steps, width = encoder.history_length, encoder.num_metrics
     drawn = [box(40, 44, 330, 30, [f"metrics_history [{rows}, {steps}, {width}]"], "#ffffff")]
@@ -125,7 +128,7 @@ def architecture(rows: int = 32) -> str:
     for name, module, output in calls(network, rows):
         size = sum(weight.numel() for weight in module.parameters())
         lines = [f"{name}: {type(module).__name__}, {size:,} weights", f"→ {output}"]
-        if name == "encoder.current":  # beside the attention, and joined with it
+        if name == "state_encoder.current":  # beside the attention, and joined with it
             drawn += [
                 box(410, y - 108, 330, 30, [f"current_metrics [{rows}, {width}]"], "#ffffff"),
                 arrow(575, y - 78, 575, y - 44),
@@ -245,7 +248,7 @@ def actions() -> str:
         y = top + row * cell
         drawn.append(text(left - 8, y + 17, scaling.name, anchor="end", extra='font-size="11"'))
         for column, config in enumerate(ConfigAction):
-            index = space.encode_action({"scaling": scaling, "config": config, "traffic_weight": 0})
+            index = space.encode_action(scaling, config, 0)
             fill = STRONG if scaling == 0 and config == ConfigAction.NO_CHANGE else FILL
             colour = 'fill="#ffffff"' if fill == STRONG else ""
             x = left + column * 74

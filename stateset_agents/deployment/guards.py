@@ -7,6 +7,7 @@ A *guard* looks at one action: `check` gives a `Violation` or None, and a guard 
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from typing import Any, Literal, Protocol
 
 from stateset_agents.deployment.sequential import EProcess
 from stateset_agents.types.comparison import nfc
+from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 from stateset_agents.types.schemas import call_key
 from stateset_agents.types.settings import expect_that
@@ -139,32 +141,58 @@ def _above(name: str, value: float | None, limit: float, unit: str) -> Violation
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A plain function of state and action that says True where the action is allowed, as a guard."""
+    """A plain function that says True where the action is allowed, as a guard.
+
+    It is `function(action, state)` or `function(state, action)`, told by the names of its parameters; one
+    right name is enough. Raises ConfigurationError where they say neither, or both.
+    """
 
     name: str
     function: Callable[[Any, Any], bool]
+    state_first: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        try:
+            first, second, *_ = inspect.signature(self.function).parameters
+        except (TypeError, ValueError):  # no function, one of C, or of fewer parameters
+            first = second = ""
+        action_first = first == "action" or second == "state"
+        state_first = first == "state" or second == "action"
+        names = f"({first}, {second})" if second else repr(self.function)
+        hint = "whether the action or the state comes first is told by them"
+        rule = "have two parameters, action and state"
+        expect_that(action_first != state_first, f"the constraint {self.name}", rule, names, hint)
+        object.__setattr__(self, "state_first", state_first)
 
     def check(self, action: Any, state: Any) -> Violation | None:
         """Anything but True is a violation: a function that forgets to answer has not allowed the action."""
-        answer = self.function(state, action)
+        answer = self.function(state, action) if self.state_first else self.function(action, state)
         if type(answer).__name__ in ("bool", "bool_") and answer:  # numpy's, too, without numpy
             return None
         why = "" if answer is False else f" (it must return True or False, got {answer!r:.60})"
         return Violation(self.name, f"not allowed{why}")
 
 
-def max_scaling_constraint(state: Mapping[str, Any], action: Mapping[str, Any]) -> bool:
-    """Allows scaling by at most half of the `replicas`, or by 2 where half is less, and by no more than all.
+def max_scaling_constraint(action: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
+    """Allows scaling by at most half of the replicas, or by 2 where half is less, and by no more than all.
 
     1 replica may become 2, 2 may become 4, 10 may become 15.
     """
-    replicas = state["replicas"]
+    replicas = _replicas(state)
     return bool(abs(int(action["scaling"])) <= min(max(0.5 * replicas, 2), max(replicas, 1)))
 
 
-def min_replicas_constraint(state: Mapping[str, Any], action: Mapping[str, Any]) -> bool:
-    """Allows what leaves at least 2 `replicas`."""
-    return bool(state["replicas"] + int(action["scaling"]) >= 2)
+def min_replicas_constraint(action: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
+    """Allows what leaves at least 2 replicas."""
+    return bool(_replicas(state) + int(action["scaling"]) >= 2)
+
+
+def _replicas(state: Mapping[str, Any]) -> Any:
+    """`replica_count` of the state, or `replicas`; of a state without, none is assumed."""
+    for name in ("replica_count", "replicas"):
+        if name in state:
+            return state[name]
+    raise ConfigurationError("the state has neither replica_count nor replicas: give one")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +203,7 @@ class RateLimit:
     seconds: float = 300.0
     clock: Clock = time.time
 
-    def __call__(self, state: Mapping[str, Any], action: Mapping[str, Any]) -> bool:
+    def __call__(self, action: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
         """Reads `last_scale_time` of the state: seconds of the clock, a datetime, or None for never."""
         last = state.get("last_scale_time")
         if last is None or int(action["scaling"]) == 0:

@@ -19,7 +19,9 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from datetime import datetime
+from operator import attrgetter
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from stateset_agents.deployment.guards import Clock, Constraint, Violation, WindowGuard, violations_of
 from stateset_agents.deployment.sequential import PairedEvidence
@@ -35,6 +37,7 @@ from stateset_agents.deployment.state import (
 )
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
+from stateset_agents.types.settings import expect_that
 
 Action = Mapping[str, Any]
 ALTERNATIVES = ("MAINTAIN", "SCALE_UP_SMALL", "SCALE_DOWN_SMALL")
@@ -43,7 +46,7 @@ traffic."""
 
 
 class ActionSpace(Protocol):
-    """`control.infrastructure.actions.InfrastructureActionSpace`, or another with named actions."""
+    """`numeric.autoscaling.actions.InfrastructureActionSpace`, or another with named actions."""
 
     @property
     def scaling_actions(self) -> Sequence[Any]:
@@ -52,9 +55,11 @@ class ActionSpace(Protocol):
     @property
     def config_actions(self) -> Sequence[Any]: ...
 
-    def encode_action(self, action: Mapping[str, Any]) -> int: ...
+    @property
+    def encode_action(self) -> Callable[..., int]:
+        """The parts of an action, by name -> its index."""
 
-    def decode_action(self, index: int) -> dict[str, Any]: ...
+    def decode_action(self, action_idx: int) -> dict[str, Any]: ...
 
 
 _log = get_logger(__name__)
@@ -69,6 +74,14 @@ Policy = Callable[[Any], Any]
 """state -> an action's index in the action space, or the action itself."""
 
 
+@runtime_checkable
+class WindowPolicy(Protocol):
+    """`numeric.autoscaling.grpo.network.GRPOPolicyNetwork`, or another that acts on a window of metrics."""
+
+    def get_action(self, metrics_history: Any, current_state: Any) -> tuple[Any, Any]:
+        """An action's index, and its log-prob."""
+
+
 class ChosenAction(NamedTuple):
     """The result of `get_action`."""
 
@@ -79,10 +92,10 @@ class ChosenAction(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedAction:
-    """One entry of `action_history`."""
+    """One entry of `action_history`; `entry["was_safe"]` is `entry.was_safe`."""
 
-    timestamp: float
-    """Seconds of the clock."""
+    timestamp: datetime
+    """Local time by the clock."""
     policy_action: dict[str, Any] | None
     executed_action: dict[str, Any]
     was_safe: bool
@@ -94,6 +107,9 @@ class LoggedAction:
     violations: tuple[Violation, ...]
     """Violations of the policy's action."""
     fallback_violations: tuple[Violation, ...]
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,13 +125,13 @@ class Alert:
 class SafeGRPODeployment:
     """Decides for each state whether the policy's action is executed.
 
-    Not for several threads at once. Constraints are `function(state, action) -> bool`, True where the action
-    is allowed; one that raises, or answers anything else, has not allowed it.
+    Not for several threads at once. Constraints are `function(action, state) -> bool`, or `(state, action)`,
+    True where the action is allowed; one that raises, or answers anything else, has not allowed it.
     """
 
     def __init__(
         self,
-        policy: Policy,
+        policy: Policy | WindowPolicy,
         action_space: ActionSpace,
         safety_constraints: Mapping[str, Callable[[Any, Any], bool]],
         *,
@@ -126,10 +142,27 @@ class SafeGRPODeployment:
     ) -> None:
         """
         Args:
+            policy: A function of the state, or a network that acts on its `metrics_history` and
+                `current_metrics`.
+            safety_constraints: By name; see `Constraint`.
             salt: Fixes which actions a share falls on; drawn at random if left out.
             replays: Margin and alpha by which replays (`report_replay`) let the policy out of shadow, or put
                 it back; None: it leaves shadow by hand alone.
+
+        Raises ConfigurationError for what could never act: a policy that is neither, one of another number of
+        actions than the space, a constraint whose parameters do not say which is the action.
         """
+        is_module = hasattr(policy, "state_dict") and not isinstance(policy, WindowPolicy)
+        hint = "give a function of the state, such as lambda state: ..., or a GRPOPolicyNetwork"
+        acts = isinstance(policy, WindowPolicy) or (callable(policy) and not is_module)
+        expect_that(acts, "policy", "take a state", policy, hint, length=60)
+        offered = getattr(action_space, "total_actions", None)
+        number = getattr(policy, "action_dim", offered)
+        if offered is not None and number != offered:
+            raise ConfigurationError(
+                f"the policy has {number} actions and the action space {offered}: make the policy with "
+                "action_space"
+            )
         self.policy = policy
         self.action_space = action_space
         self.constraints = tuple(Constraint(name, function) for name, function in safety_constraints.items())
@@ -147,6 +180,10 @@ class SafeGRPODeployment:
         """Number of violations of the policy's actions by constraint; a policy that failed counts as
         `policy`."""
         self.num_actions = 0
+        self.violation_count = 0
+        """Unsafe actions of the policy."""
+        self.rollback_triggered = False
+        """True once it was put back into shadow, until a move by hand."""
         self._window = WindowGuard()
         self._last_violation: float | None = None
         self.replays = self._new_replays
@@ -155,6 +192,13 @@ class SafeGRPODeployment:
     @property
     def mode(self) -> Mode:
         return self.state.mode
+
+    deployment_mode = property(attrgetter("mode"), doc="The document's name of mode.")
+
+    @property
+    def deployment_start(self) -> datetime | None:
+        """Local time of the last move; None before the first."""
+        return datetime.fromtimestamp(self.state.since) if self.state.version else None
 
     @property
     def rollout_percentage(self) -> float:
@@ -174,6 +218,7 @@ class SafeGRPODeployment:
             )
         share = {"shadow": 0.0, "full": 1.0}.get(checked, rollout_pct)
         self._move(checked, share, "by hand")
+        self.rollback_triggered = False
 
     def get_action(
         self, state: Any, fallback_action: Mapping[str, Any], *, key: str | None = None
@@ -195,7 +240,7 @@ class SafeGRPODeployment:
         now = float(self._clock())
         self.action_history.append(
             LoggedAction(
-                timestamp=now,
+                timestamp=datetime.fromtimestamp(now),
                 policy_action=None if wanted is None else dict(wanted),
                 executed_action=dict(executed),
                 was_safe=not violations,
@@ -206,6 +251,7 @@ class SafeGRPODeployment:
             )
         )
         self._window = self._window.step(is_unsafe=bool(violations))
+        self.violation_count += bool(violations)
         for violation in violations:
             self.violations[violation.guard] += 1
             self._last_violation = now
@@ -237,13 +283,17 @@ class SafeGRPODeployment:
     def _policy_action(self, state: Any) -> tuple[dict[str, Any] | None, tuple[Violation, ...]]:
         """The policy's action with its violations; None if the policy failed, which is one."""
         try:
-            chosen = self.policy(state)
-            space = self.action_space
-            index = space.encode_action(chosen) if isinstance(chosen, Mapping) else int(chosen)
+            space, chosen = self.action_space, self._chosen(state)
+            index = space.encode_action(**chosen) if isinstance(chosen, Mapping) else int(chosen)
             wanted = space.decode_action(index)
         except Exception as error:  # whatever it is, the infrastructure goes on with the fallback
             return None, (Violation("policy", f"the policy raised {type(error).__name__}: {error}"),)
         return wanted, violations_of(self.constraints, wanted, state)
+
+    def _chosen(self, state: Any) -> Any:
+        if isinstance(self.policy, WindowPolicy):
+            return self.policy.get_action(state["metrics_history"], state["current_metrics"])[0]
+        return self.policy(state)
 
     def _executed(
         self, action: Action | None, violations: Sequence[Violation], fallback: Action, state: Any
@@ -309,6 +359,7 @@ class SafeGRPODeployment:
             self._alert("critical", f"kept in shadow: {why}", now)
             return
         self._move("shadow", 0.0, why)
+        self.rollback_triggered = True
         self._alert("critical", f"rolled back to shadow: {why}", now)
 
     def _move(self, mode: Mode, share: float, why: str) -> None:

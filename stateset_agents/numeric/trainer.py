@@ -70,7 +70,7 @@ class ControlState:
     """Rollouts learned from; every random choice of the next one follows from the seed and this."""
     episodes: int = 0
     num_groups: int = 0
-    """Number of groups of the next rollout."""
+    """Number of groups of the next rollout; 0 before the first is as the settings say."""
     failed_updates: int = 0
     """Updates in a row, up to the last one, from which nothing could be learned."""
     train_seconds: float = 0.0
@@ -188,10 +188,15 @@ class ControlTrainer(Session[ControlConfig]):
         run: RunFolder | None = None,
         description: Mapping[str, Any] | None = None,
         callbacks: Sequence[object] = (),
+        optimization: Optimization | None = None,
+        reference: nn.Module | None = None,
+        progress: ControlState | None = None,
     ) -> None:
         """`policy`: a `NumericPolicy`; `validation`: the environment of evaluations, the same when absent;
         `run`: a folder to use instead of a new one; `description`: more for its config.yaml; `callbacks`: who
-        hears of steps, evaluations and checkpoints, see `Callback`."""
+        hears of steps, evaluations and checkpoints, see `Callback`; `optimization`: an optimiser to go on
+        with; `reference`: what the KL of beta is to, the policy as it is when absent; `progress`: where to go
+        on, see `control_state`."""
         expect("policy", policy, nn.Module, "write MlpPolicy(environment.spec)")
         for name, value in (("environment", environment), ("validation", validation or environment)):
             if not isinstance(value, BatchedEnvironment):
@@ -206,7 +211,8 @@ class ControlTrainer(Session[ControlConfig]):
         self.environment = environment
         self.validation = environment if validation is None else validation
         self._description = dict(description or {})
-        self._state = ControlState()
+        self._optimization, self._reference = optimization, reference
+        self._state = progress or ControlState()
         self.processes = Processes()
         """It trains alone."""
 
@@ -216,6 +222,11 @@ class ControlTrainer(Session[ControlConfig]):
         checkpoints = ready(self._parts).checkpoints
         checkpoints.optimization.length = config.total_steps
         self._state = checkpoints.change_settings(config, settings, self._state)
+
+    @property
+    def control_state(self) -> ControlState:
+        """The progress from which every later choice follows, beside the weights and the optimiser."""
+        return self._state
 
     @property
     def _planned_steps(self) -> int:
@@ -241,7 +252,8 @@ class ControlTrainer(Session[ControlConfig]):
         self._worker.refuse_stopped()
         if self._parts is None:
             self._parts = await self._worker.run(self._set_up)
-            self._state = replace(self._state, num_groups=self.config.num_groups)
+            if not self._state.num_groups:
+                self._state = replace(self._state, num_groups=self.config.num_groups)
 
     def _set_up(self) -> _Parts:
         check_installed(self.callbacks)
@@ -264,9 +276,13 @@ class ControlTrainer(Session[ControlConfig]):
         _check_policy(self.policy, self.environment, config)
         if not self._recorder.is_open:
             self._recorder.open(self._make_folder, self._settings())
+        optimization = self._optimization or Optimization(self.policy, config, num_updates=config.total_steps)
+        reference = self._reference
+        if config.beta and reference is None:
+            reference = copy.deepcopy(self.policy).requires_grad_(False)
         return _Parts(
-            optimization=(optimization := Optimization(self.policy, config, num_updates=config.total_steps)),
-            reference=copy.deepcopy(self.policy).requires_grad_(False) if config.beta else None,
+            optimization=optimization,
+            reference=reference,
             checkpoints=ControlCheckpoints(
                 policy=self.policy,
                 optimization=optimization,

@@ -110,13 +110,15 @@ def update(
     config: ControlConfig,
     *,
     reference: NumericPolicy | None = None,
+    credited: StepCredit | None = None,
     position: int = 0,
     partition: Mapping[str, Any] | None = None,
     updates_before: int = 0,
 ) -> UpdateResult:
     """Credit the rollout and learn from it. Blocking; dropout is off.
 
-    `reference`: what the KL is to, where beta is above 0; `position`: environment steps before the rollout,
+    `reference`: what the KL is to, where beta is above 0; `credited`: the rollout's credit, where it is known
+    already; `position`: environment steps before the rollout,
     by which the learning rate falls and the minibatches are drawn; `partition`: of the update before;
     `updates_before`: by which the tasks' gradients are compared now and then. A minibatch whose loss or
     gradient is not finite moves no weight. Raises ConfigurationError for a policy without values where the
@@ -125,7 +127,7 @@ def update(
     policy.train(False)
     values = _values(policy, rollout) if config.advantage_estimator == "gae" else None
     partitioner = _partitioner(rollout, config, position, partition)
-    credited = credit(
+    credited = credited or credit(
         rollout,
         config.advantage_estimator,
         gamma=config.gamma,

@@ -6,7 +6,7 @@ traffic.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -62,31 +62,35 @@ class InfrastructureActionSpace:
         self.config_actions = _offered("config_actions", config_actions, ConfigAction)
         self.traffic_weights: tuple[int | None, ...] = TRAFFIC_WEIGHTS if enable_traffic_actions else (None,)
 
-    @property
-    def total_actions(self) -> int:
+        self.enable_traffic_actions = enable_traffic_actions
+        self.num_scaling, self.num_config = len(self.scaling_actions), len(self.config_actions)
+        self.num_traffic = len(TRAFFIC_WEIGHTS) if enable_traffic_actions else 0
+        self.total_actions = self.num_scaling * self.num_config * len(self.traffic_weights)
         """Indices are 0 to total_actions - 1."""
-        return len(self.scaling_actions) * len(self.config_actions) * len(self.traffic_weights)
 
-    def encode_action(self, action: Mapping[str, Any]) -> int:
-        """The index of {scaling, config, traffic_weight}; traffic_weight is None where it is not offered."""
+    def encode_action(
+        self, scaling: ScalingAction, config: ConfigAction, traffic_weight: int | None = None
+    ) -> int:
+        """The index of an action; the inverse is `encode_action(**decode_action(index))`.
+
+        Without `traffic_weight` nothing goes to the canary. Raises ConfigurationError for what is not there.
+        """
+        if traffic_weight is None:
+            traffic_weight = self.traffic_weights[0]
         index = 0
-        for key, offered in self._parts().items():
-            if key not in action and key != "traffic_weight":
-                raise ConfigurationError(
-                    f"the action has no {key!r}: give scaling, config and traffic_weight"
-                )
-            value = action.get(key)
+        values = (scaling, config, traffic_weight)
+        for (key, offered), value in zip(self._parts().items(), values, strict=True):
             if isinstance(value, bool) or value not in offered:
                 names = alternatives(str(getattr(choice, "name", choice)) for choice in offered)
                 raise ConfigurationError(f"{key} must be {names}, got {getattr(value, 'name', value)!r}")
             index = index * len(offered) + offered.index(value)
         return index
 
-    def decode_action(self, index: int) -> dict[str, Any]:
+    def decode_action(self, action_idx: int) -> dict[str, Any]:
         """{scaling, config, traffic_weight} of an index; raises ConfigurationError outside the space."""
-        if isinstance(index, bool) or not 0 <= index < self.total_actions:
-            raise ConfigurationError(f"an action must be 0 to {self.total_actions - 1}, got {index!r}")
-        index = int(index)
+        if isinstance(action_idx, bool) or not 0 <= action_idx < self.total_actions:
+            raise ConfigurationError(f"an action must be 0 to {self.total_actions - 1}, got {action_idx!r}")
+        index = int(action_idx)
         action: dict[str, Any] = {}
         for key, offered in reversed(self._parts().items()):
             index, place = divmod(index, len(offered))

@@ -131,7 +131,7 @@ class InfrastructureEnv:
         self.cluster = cluster or Cluster()
         self.money = money or MoneyReward()
         self._document = document or InfrastructureRewardFunction(
-            sla_p99_ms=1000 * self.cluster.sla_seconds,
+            sla={"latency_p99_ms": 1000 * self.cluster.sla_seconds},
             cost_baseline=self._ideal_cost(np.array(self.workload.mean_rate)).item(),
         )
         self._is_money = reward == "money"
@@ -227,6 +227,10 @@ class InfrastructureEnv:
     def rates_to_come(self, steps: int) -> Array:
         """[at most `steps`, B] requests per second of the next steps: for clairvoyant bounds alone."""
         return self._traces[self._time + 1 : self._time + 1 + steps, self._rows]
+
+    def document_state(self, row: int) -> dict[str, float]:
+        """The row's last step as `InfrastructureRewardFunction` reads it."""
+        return {name: float(values[row]) for name, values in self._state.items()}
 
     # -------------------------------------------------------------------------------------- a step
 

@@ -3,7 +3,7 @@
 Environments and live loops call it on what they measure. Names are told apart exactly: `error_rate` is not
 `error_rate_percent`.
 
-    {"cpu_percent": 75, "queue_depth": 0}  ->  [.5, -1]
+    {"queue_depth": 0, "cpu_percent": 75}  ->  [-1, .5]
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from stateset_agents.numeric.environments.base import FloatArray
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import expect_that, nearest
 
-RANGES: Mapping[str, float] = {
-    "cpu_percent": 100.0,
-    "memory_percent": 100.0,
-    "error_rate": 100.0,
-    "error_rate_percent": 100.0,
-    "replica_count": 100.0,
-    "network_mbps": 10_000.0,
-    "latency_p99_ms": 10_000.0,
-    "queue_depth": 10_000.0,
-    "disk_iops": 100_000.0,
-    "request_rate": 100_000.0,
-    "latency_p50_ms": 1_000.0,
+RANGES: Mapping[str, tuple[float, float]] = {
+    "cpu_percent": (0, 100),
+    "memory_percent": (0, 100),
+    "network_mbps": (0, 10_000),
+    "disk_iops": (0, 100_000),
+    "latency_p50_ms": (0, 1_000),
+    "latency_p99_ms": (0, 10_000),
+    "request_rate": (0, 100_000),
+    "error_rate": (0, 100),
+    "error_rate_percent": (0, 100),
+    "queue_depth": (0, 10_000),
+    "replica_count": (0, 100),
 }
-"""Upper ends of the known metrics; the lower ones are 0. The document has all but error_rate_percent, the
-name under which its own reward reads an error rate."""
+"""Lower and upper ends of the known metrics. The document has all but error_rate_percent, the name under
+which its own reward reads an error rate."""
 
 _MOST_DEVIATIONS = 3.0
 _LOG_SCALE = 10.0
@@ -41,22 +41,27 @@ _LOG_SCALE = 10.0
 class InfrastructureMetricsNormalizer:
     """Min-max scaling of known metrics, running z-scores of others (Welford 1962), all within ±1.
 
-    The first metrics that are seen fix the names; columns are in the names' order, whatever the order of a
+    The first metrics that are seen fix the names and the order of the columns, whatever the order of a later
     mapping is. A value is a number, or an array [B] of one per row.
 
-    - a known metric: 0 to its upper end becomes -1 to 1;
+    - a known metric: its lower to its upper end becomes -1 to 1;
     - another one that was observed at least twice: its z-score, clipped at ±3, over 3;
     - any other: sign(x) log(1 + |x|) / 10, clipped at ±1.
     """
 
-    def __init__(self, names: Iterable[str] | None = None, *, ranges: Mapping[str, float] = RANGES) -> None:
-        """`names`: the metrics there will be, None to take the first ones; `ranges`: upper ends by name.
+    def __init__(
+        self, names: Iterable[str] | None = None, *, metric_ranges: Mapping[str, tuple[float, float]] = RANGES
+    ) -> None:
+        """`names`: the metrics there will be, None to take the first ones; `metric_ranges`: ends by name.
 
-        Raises ConfigurationError for a repeated name, and for an upper end that is not positive.
+        Raises ConfigurationError for a repeated name, and for ends that do not rise.
         """
-        for name, highest in ranges.items():
-            expect_that(0 < highest < float("inf"), f"the upper end of {name}", "be positive", highest)
-        self.ranges = dict(ranges)
+        for name, (low, high) in metric_ranges.items():
+            expect_that(0 < high - low < float("inf"), f"the range of {name}", "rise", (low, high))
+        self.metric_ranges = dict(metric_ranges)
+        """Ends of the known metrics; an entry that is added holds from the next call on."""
+        self.running_stats: dict[str, tuple[float, float]] = {}
+        """Mean and deviation of each other metric that was observed at least twice, or was entered here."""
         self.names: tuple[str, ...] = ()
         """The metrics in the order of the columns; none before the first were seen."""
         self._moments: dict[str, tuple[int, float, float]] = {}
@@ -64,7 +69,7 @@ class InfrastructureMetricsNormalizer:
             metric_names = list(names)
             if not metric_names or len(set(metric_names)) < len(metric_names):
                 raise ConfigurationError(f"names must be at least one, each once, got {metric_names!r}")
-            self.names = tuple(sorted(metric_names))
+            self.names = tuple(metric_names)
 
     def observe(self, metrics: Mapping[str, Any]) -> None:
         """Let the running mean and deviation of each metric without a range see these values.
@@ -73,13 +78,14 @@ class InfrastructureMetricsNormalizer:
         """
         values = self._checked(metrics)
         for name, sample in values.items():
-            if name in self.ranges:
+            if name in self.metric_ranges:
                 continue
             count, mean, squares = self._moments.get(name, (0, 0.0, 0.0))
             number, centre = sample.size, float(sample.mean())
             total, shift = count + number, centre - mean
             squares += float(((sample - centre) ** 2).sum()) + shift * shift * count * number / total
             self._moments[name] = (total, mean + shift * number / total, squares)
+        self._follow_moments()
 
     def normalize(self, metrics: Mapping[str, Any], use_running_stats: bool = True) -> FloatArray:
         """[M] of numbers, or [B, M] of arrays, within ±1. `use_running_stats`: False takes the logarithm of
@@ -103,21 +109,26 @@ class InfrastructureMetricsNormalizer:
             name: (int(count), float(mean), float(squares))
             for name, (count, mean, squares) in state["moments"].items()
         }
+        self._follow_moments()
+
+    def _follow_moments(self) -> None:
+        for name, (count, mean, squares) in self._moments.items():
+            if count > 1:
+                self.running_stats[name] = (mean, float(np.sqrt(squares / count)))
 
     def _normal(self, name: str, values: NDArray[np.float64], use_running_stats: bool) -> NDArray[np.float64]:
-        if name in self.ranges:
-            return np.clip(2 * values / self.ranges[name] - 1, -1, 1)
-        count, mean, squares = self._moments.get(name, (0, 0.0, 0.0))
-        if use_running_stats and count > 1:
-            deviation = float(np.sqrt(squares / count)) + 1e-8
-            return (
-                np.clip((values - mean) / deviation, -_MOST_DEVIATIONS, _MOST_DEVIATIONS) / _MOST_DEVIATIONS
-            )
+        if name in self.metric_ranges:
+            low, high = self.metric_ranges[name]
+            return np.clip(2 * (values - low) / (high - low) - 1, -1, 1)
+        if use_running_stats and name in self.running_stats:
+            mean, deviation = self.running_stats[name]
+            scores = (values - mean) / (deviation + 1e-8)
+            return np.clip(scores, -_MOST_DEVIATIONS, _MOST_DEVIATIONS) / _MOST_DEVIATIONS
         return np.clip(np.sign(values) * np.log1p(np.abs(values)) / _LOG_SCALE, -1, 1)
 
     def _checked(self, metrics: Mapping[str, Any]) -> dict[str, NDArray[np.float64]]:
         """The values as arrays; the first call fixes the names."""
-        names = self.names or tuple(sorted(metrics))
+        names = self.names or tuple(metrics)
         if not names:
             raise ConfigurationError("the metrics are empty: give at least one, by name")
         for name in metrics:

@@ -130,19 +130,20 @@ class ReplicaChanges:
         """The action that adds so many replicas."""
         return {"scaling": ReplicaChange(change), "config": ConfigAction.NO_CHANGE}
 
-    def encode_action(self, action: Any) -> int:
+    def encode_action(self, scaling: int, config: ConfigAction) -> int:
         """Raises ConfigurationError for more than `most`, and for another configuration."""
-        change = int(action["scaling"])
-        if abs(change) > self.most or action["config"] != ConfigAction.NO_CHANGE:
+        change = int(scaling)
+        if abs(change) > self.most or config != ConfigAction.NO_CHANGE:
             raise ConfigurationError(
-                f"an action must change {self.most} replicas at most and nothing else, got {action!r}"
+                f"an action must change {self.most} replicas at most and nothing else, got scaling {change} "
+                f"and config {config!r}"
             )
         return change + self.most
 
-    def decode_action(self, index: int) -> dict[str, Any]:
+    def decode_action(self, action_idx: int) -> dict[str, Any]:
         """The action of an index from 0 to 2 `most`."""
-        expect_that(0 <= index <= 2 * self.most, "an action", f"be 0 to {2 * self.most}", index)
-        return self.action(index - self.most)
+        expect_that(0 <= action_idx <= 2 * self.most, "an action", f"be 0 to {2 * self.most}", action_idx)
+        return self.action(action_idx - self.most)
 
 
 def scaling_state(environment: InfrastructureEnv, observations: FloatArray) -> dict[str, Any]:

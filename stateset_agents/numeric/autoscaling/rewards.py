@@ -17,7 +17,7 @@ import numpy as np
 from stateset_agents.numeric.autoscaling.queueing import Array
 from stateset_agents.rewards.shaping import shaping_rewards
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.settings import expect_that, nearest
+from stateset_agents.types.settings import expect_one_of, expect_that, nearest
 
 STATE_KEYS = (
     "cost_per_hour",
@@ -35,7 +35,7 @@ _REMEMBERED = 1000
 """Shaped rewards of which mean and deviation are taken."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RewardWeights:
     """Weight of each component."""
 
@@ -49,44 +49,65 @@ class RewardWeights:
             expect_that(getattr(self, part.name) >= 0, part.name, "not be negative", getattr(self, part.name))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+SLA: Mapping[str, float] = {
+    "latency_p99_ms": 200.0,
+    "error_rate_percent": 0.1,
+    "availability_percent": 99.9,
+}
+"""Bounds of `InfrastructureRewardFunction.sla`."""
+
+
 class InfrastructureRewardFunction:
     """The weighted sum of four components, and each of them."""
 
-    weights: RewardWeights = RewardWeights()
-    sla_p99_ms: float = 200.0
-    sla_error_percent: float = 0.1
-    sla_availability_percent: float = 99.9
-    cost_baseline: float = 1000.0
-    """$/h."""
+    def __init__(
+        self,
+        weights: RewardWeights | None = None,
+        *,
+        sla: Mapping[str, float] = SLA,
+        cost_baseline: float = 1000.0,
+    ) -> None:
+        """`sla`: bounds by the names of `SLA`, which holds for those left out; `cost_baseline`: $/h.
 
-    def __post_init__(self) -> None:
-        for name in ("sla_p99_ms", "cost_baseline"):
-            expect_that(getattr(self, name) > 0, name, "be positive", getattr(self, name))
+        Raises ConfigurationError for another bound, and for a p99 or a baseline that is not positive.
+        """
+        self.weights = weights or RewardWeights()
+        for name in sla:
+            expect_one_of("a bound of sla", name, SLA)
+        self.sla = {**SLA, **sla}
+        self.cost_baseline = cost_baseline
+        expect_that(
+            self.sla["latency_p99_ms"] > 0, "latency_p99_ms", "be positive", self.sla["latency_p99_ms"]
+        )
+        expect_that(cost_baseline > 0, "cost_baseline", "be positive", cost_baseline)
 
-    def compute_cost_reward(self, cost: Any, previous_cost: Any) -> Any:
-        """(previous - cost) / baseline, .1 more below 80 % of the baseline; within ±1."""
-        saved = (np.asarray(previous_cost) - cost) / self.cost_baseline
-        return _plain(np.clip(saved + 0.1 * (np.asarray(cost) < 0.8 * self.cost_baseline), -1, 1))
+    def compute_cost_reward(self, current_cost: Any, previous_cost: Any) -> Any:
+        """(previous - current) / baseline, .1 more below 80 % of the baseline; within ±1."""
+        saved = (np.asarray(previous_cost) - current_cost) / self.cost_baseline
+        return _plain(np.clip(saved + 0.1 * (np.asarray(current_cost) < 0.8 * self.cost_baseline), -1, 1))
 
-    def compute_performance_reward(self, p99_ms: Any, throughput: Any, target_throughput: Any) -> Any:
-        """The mean of SLA / p99 - 1 and throughput / target - .9, each from -1 to .5."""
-        latency = np.clip(self.sla_p99_ms / np.maximum(p99_ms, 1.0) - 1, -1, 0.5)
+    def compute_performance_reward(self, latency_p99: Any, throughput: Any, target_throughput: Any) -> Any:
+        """The mean of SLA / p99 - 1 and throughput / target - .9, each from -1 to .5; latencies are in ms."""
+        latency = np.clip(self.sla["latency_p99_ms"] / np.maximum(latency_p99, 1.0) - 1, -1, 0.5)
         served = np.clip(np.asarray(throughput) / np.maximum(target_throughput, 1.0) - 0.9, -1, 0.5)
         return _plain((latency + served) / 2)
 
-    def compute_reliability_reward(self, error_percent: Any, availability_percent: Any) -> Any:
-        """The mean of two parts, .5 within the SLA, else 1 - exp(excess) and -10 gap; from -2 to 1."""
-        excess = np.asarray(error_percent) - self.sla_error_percent
-        gap = self.sla_availability_percent - np.asarray(availability_percent)
+    def compute_reliability_reward(self, error_rate: Any, availability: Any) -> Any:
+        """The mean of two parts, .5 within the SLA, else 1 - exp(excess) and -10 gap; from -2 to 1. Both are
+        in per cent."""
+        excess = np.asarray(error_rate) - self.sla["error_rate_percent"]
+        gap = self.sla["availability_percent"] - np.asarray(availability)
         errors = np.where(excess <= 0, 0.5, 1 - np.exp(np.clip(excess, 0, 100)))
         available = np.where(gap <= 0, 0.5, -10 * gap)
         return _plain(np.clip((errors + available) / 2, -2, 1))
 
-    def compute_efficiency_reward(self, cpu_percent: Any, memory_percent: Any) -> Any:
-        """A bell around 70 % mean utilisation, 20 wide; .3 less below 30 %, .5 less above 90 %; within ±1."""
-        used = (np.asarray(cpu_percent) + memory_percent) / 2
-        bell = np.exp(-((used - 70) ** 2) / (2 * 20**2))
+    def compute_efficiency_reward(
+        self, cpu_utilization: Any, memory_utilization: Any, target_utilization: float = 70
+    ) -> Any:
+        """A bell around the target of the mean utilisation in per cent, 20 wide; .3 less below 30 %, .5 less
+        above 90 %; within ±1."""
+        used = (np.asarray(cpu_utilization) + memory_utilization) / 2
+        bell = np.exp(-((used - target_utilization) ** 2) / (2 * 20**2))
         return _plain(np.clip(bell - 0.3 * (used < 30) - 0.5 * (used > 90), -1, 1))
 
     def compute_reward(
@@ -143,7 +164,8 @@ class RewardShaper:
         self.gamma, self.clip_range, self.normalize = gamma, clip_range, normalize
         self.num_clipped = 0
         """Rewards that were cut at `clip_range`: the best policy may differ where there are many."""
-        self._recent: deque[float] = deque(maxlen=_REMEMBERED)
+        self.reward_history: deque[float] = deque(maxlen=_REMEMBERED)
+        """The last shaped rewards, before they are normalised and clipped."""
 
     def shape(
         self, reward: float, potential_current: float, potential_next: float, *, terminal: bool = False
@@ -157,14 +179,24 @@ class RewardShaper:
         expect_that(math.isfinite(potential_next), "potential_next", "be finite", potential_next)
         potentials = [potential_current, 0.0 if terminal else potential_next]
         shaped = reward + shaping_rewards(potentials, gamma=self.gamma)[0]
+        self.reward_history.append(shaped)
         if self.normalize:
-            self._recent.append(shaped)
-            shaped = (shaped - float(np.mean(self._recent))) / (float(np.std(self._recent)) + 1e-8)
+            shaped = (shaped - self.running_mean) / self.running_std
         if self.clip_range is None:
             return shaped
         clipped = min(max(shaped, self.clip_range[0]), self.clip_range[1])
         self.num_clipped += clipped != shaped
         return clipped
+
+    @property
+    def running_mean(self) -> float:
+        """Mean of `reward_history`; 0 before the first reward."""
+        return float(np.mean(self.reward_history)) if self.reward_history else 0.0
+
+    @property
+    def running_std(self) -> float:
+        """Deviation of `reward_history`; 1 before the first reward."""
+        return float(np.std(self.reward_history)) + 1e-8 if self.reward_history else 1.0
 
     @staticmethod
     def compute_potential(state: Mapping[str, Any]) -> float:

@@ -13,14 +13,15 @@ from control_toys import Signals
 import stateset_agents
 from stateset_agents.numeric.autoscaling.actions import InfrastructureActionSpace
 from stateset_agents.numeric.autoscaling.grpo.config import GRPOConfig
+from stateset_agents.numeric.autoscaling.grpo.environments import MetricsHistory
 from stateset_agents.numeric.autoscaling.grpo.network import GRPOPolicyNetwork, NetworkPolicy
 from stateset_agents.numeric.autoscaling.grpo.trainer import GRPOTrainer
-from stateset_agents.numeric.evaluation import paired_difference
+from stateset_agents.numeric.autoscaling.rewards import InfrastructureRewardFunction
+from stateset_agents.numeric.evaluation import evaluate, paired_difference
 from stateset_agents.numeric.policy import MlpPolicy
 from stateset_agents.numeric.rollout import action_keys, collect
 from stateset_agents.numeric.update import update
 from stateset_agents.runs.callbacks import Callback
-from stateset_agents.runs.checkpoint_files import load_checkpoint
 from stateset_agents.runs.optimizer import Optimization
 from stateset_agents.types.errors import CheckpointError, ConfigurationError
 
@@ -106,19 +107,22 @@ async def test_the_network_learns_and_is_judged_in_the_mode_that_it_was_in(tmp_p
         num_groups=8,
     )
     teacher.policy.train()
-    before = await teacher.evaluate(Signals(), 20)
-    again = await teacher.evaluate(Signals(), 20)
-    assert before.returns == again.returns  # without dropout
-    assert set(before.lengths) == {6}  # the horizon
+    windows = MetricsHistory(Signals(), 3)
+    before = evaluate(NetworkPolicy(teacher.policy), windows, range(20))
+    teacher.policy.train()
+    assert await teacher.evaluate(windows, seeds=range(20)) == before.mean  # without dropout
     await teacher.train(Signals(), eval_interval=10**6)
     assert teacher.policy.training
-    after = await teacher.evaluate(Signals(), 20)
+    after = evaluate(NetworkPolicy(teacher.policy), windows, range(20))
+    teacher.policy.train()
     mean, interval = paired_difference(after, before)
     assert mean > 1
     assert interval[0] > 0
     assert teacher.policy.training
     last = teacher.metrics_history[-1]
-    assert last.keys() == {"step", "mean_reward", "policy_loss", "entropy", "kl_div", "learning_rate"}
+    names = {"step", "mean_reward", "policy_loss", "value_loss", "entropy", "kl_div", "learning_rate"}
+    assert last.keys() == names
+    assert last["value_loss"] == 0  # there is no critic
     assert last["mean_reward"] > teacher.metrics_history[0]["mean_reward"]
     assert last["learning_rate"] < 0.01 / 50  # nearly all steps are made, however many updates they were
 
@@ -138,12 +142,12 @@ async def test_passing_a_multiple_evaluates_and_saves_under_the_names_of_the_doc
     run = teacher.training.run.path
     names = {path.name for path in run.glob("*.pt")}
     assert {"checkpoint_576.pt", "checkpoint_960.pt", "best_model.pt"} <= names
-    assert load_checkpoint(run / "checkpoint_576.pt").step == 576
-    best = load_checkpoint(run / "best_model.pt")
-    assert best.step == teacher.training.progress.best_step
+    assert torch.load(run / "checkpoint_576.pt")["scheduler_state_dict"]["step"] == 576
+    best = torch.load(run / "best_model.pt")
+    assert best["scheduler_state_dict"]["step"] == teacher.training.progress.best_step
     other = trainer(tmp_path)
     await other.load_checkpoint(run / "best_model.pt")
-    assert torch.equal(other.policy.policy_head[0].bias, best.weights["network.policy_head.0.bias"])
+    assert torch.equal(other.policy.policy_head[0].bias, best["policy_state_dict"]["policy_head.0.bias"])
 
 
 async def test_rollouts_smaller_than_a_minibatch_are_one(tmp_path) -> None:
@@ -154,7 +158,7 @@ async def test_rollouts_smaller_than_a_minibatch_are_one(tmp_path) -> None:
 
 
 @pytest.mark.long
-async def test_a_training_goes_on_from_a_folder_with_the_same_bits(tmp_path) -> None:
+async def test_a_training_goes_on_from_a_file_with_the_same_bits(tmp_path) -> None:
     class Stop(Callback):
         def on_step_end(self, step, metrics):
             if step >= 400:
@@ -163,22 +167,24 @@ async def test_a_training_goes_on_from_a_folder_with_the_same_bits(tmp_path) -> 
     whole, stopped, resumed = (trainer(tmp_path / name) for name in ("whole", "parts", "more"))
     await whole.train(Signals())
     with pytest.raises(ConfigurationError, match="nothing was trained yet"):
-        await stopped.save_checkpoint(tmp_path / "model.pt")
+        stopped.training.request_stop()
     await stopped.train(Signals(), callbacks=[Stop()])
     assert stopped.training.step_number == 576
-    folder = await stopped.save_checkpoint(tmp_path / "model.pt")
-    assert folder == tmp_path / "model"
-    assert (tmp_path / "model.pt").is_symlink()
-    assert folder == await stopped.save_checkpoint(tmp_path / "model.pt")  # replaced
-    assert {path.suffix for path in folder.rglob("*") if path.is_file()} == {".safetensors", ".json"}
-    (tmp_path / "model.pt").unlink()  # a copy elsewhere has the folder alone
+    assert await stopped.save_checkpoint(tmp_path / "model.pt") == tmp_path / "model.pt"
+    saved = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert saved.keys() > {"policy_state_dict", "optimizer_state_dict", "scheduler_state_dict", "config"}
+    assert GRPOConfig(**saved["config"]) == stopped.config
+    for state in resumed.policy.parameters():
+        state.data += 1  # the KL is to the weights that the training began with, not to these
     await resumed.load_checkpoint(tmp_path / "model.pt")
+    assert resumed.scheduler.get_last_lr() == stopped.scheduler.get_last_lr()
     assert all(
         torch.equal(value, stopped.policy.state_dict()[name])
         for name, value in resumed.policy.state_dict().items()
     )
     await resumed.train(Signals())
-    assert resumed.training.step_number == whole.training.step_number
+    assert resumed.training.step_number == whole.training.step_number == 1152
+    assert len(resumed.metrics_history) == 3
     assert all(
         torch.equal(value, whole.policy.state_dict()[name])
         for name, value in resumed.policy.state_dict().items()
@@ -192,20 +198,21 @@ async def test_checkpoints_from_elsewhere_are_refused(tmp_path) -> None:
 
     (tmp_path / "theirs.pt").write_bytes(pickle.dumps(Bomb()))
     teacher = trainer(tmp_path, total_steps=100)
-    with pytest.raises(CheckpointError, match=r"theirs.pt is one file, maybe pickled"):
+    with pytest.raises(CheckpointError, match=r"theirs.pt is damaged, or holds more than tensors"):
         await teacher.load_checkpoint(tmp_path / "theirs.pt")
     assert not (tmp_path / "ran").exists()
-    with pytest.raises(CheckpointError, match="missing does not exist: give a checkpoint"):
-        await teacher.load_checkpoint(tmp_path / "missing.pt")
-    await teacher.train(Signals())
-    with pytest.raises(CheckpointError, match=r"theirs.pt is a file and is not replaced"):
-        await teacher.save_checkpoint(tmp_path / "theirs.pt")
+    with pytest.raises(CheckpointError, match=r"missing cannot be read \(No such file or directory\)"):
+        await teacher.load_checkpoint(tmp_path / "missing")
+    torch.save({"policy_state_dict": {}}, tmp_path / "part.pt")
+    with pytest.raises(CheckpointError, match=r"part.pt has no policy_state_dict, optimizer_state_dict"):
+        await teacher.load_checkpoint(tmp_path / "part.pt")
     (tmp_path / "mine").mkdir()
-    with pytest.raises(CheckpointError, match="mine is there and is no checkpoint"):
+    with pytest.raises(CheckpointError, match=r"cannot write .*mine .*: choose another path"):
         await teacher.save_checkpoint(tmp_path / "mine")
+    await teacher.save_checkpoint(tmp_path / "ours.pt")
     wider = GRPOTrainer(network(hidden_dim=20), teacher.config)
-    with pytest.raises(CheckpointError, match=r"is of another network \(layers.0.linear1.bias differs\)"):
-        await wider.load_checkpoint(teacher.training.run.path)
+    with pytest.raises(CheckpointError, match=r"is of another network \(policy_head.0.bias differs\)"):
+        await wider.load_checkpoint(tmp_path / "ours.pt")
 
 
 async def test_what_does_not_fit_is_refused_in_one_line(tmp_path, monkeypatch) -> None:
@@ -217,11 +224,21 @@ async def test_what_does_not_fit_is_refused_in_one_line(tmp_path, monkeypatch) -
     wider = Signals()
     wider.spec = dataclasses.replace(wider.spec, observation_shape=(5,))
     with pytest.raises(
-        ConfigurationError, match="reads 3 metrics and signals has 5: make it with num_metrics=5"
+        ConfigurationError,
+        match="steps of 3 metrics and signals has 3 of 5: give it history_length=3 and num_metrics=5",
     ):
         await teacher.evaluate(wider)
     with pytest.raises(ConfigurationError, match="the policy has 3 actions and the action space 539"):
         GRPOTrainer(network(), action_space=InfrastructureActionSpace())
+    with pytest.raises(ConfigurationError, match="reward_fn must have compute_reward, got <function"):
+        GRPOTrainer(network(), reward_fn=lambda state: 1.0)
+    paid = GRPOTrainer(network(), teacher.config, reward_fn=InfrastructureRewardFunction())
+    with pytest.raises(
+        ConfigurationError, match="signals has rewards of its own and reward_fn would not act"
+    ):
+        await paid.train(Signals())
+    with pytest.raises(ConfigurationError, match="signals has no states to collect"):
+        teacher.collect_experience(Signals())
     with pytest.raises(ConfigurationError, match="device must be auto, cpu or cuda, got 'tpu'"):
         GRPOTrainer(network(), device="tpu")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
@@ -238,7 +255,7 @@ async def test_a_network_on_a_gpu_learns_from_a_simulation_on_the_cpu(tmp_path) 
     teacher = GRPOTrainer(network(), trainer(tmp_path).config, device="cuda")
     before = {name: value.clone() for name, value in teacher.policy.state_dict().items()}
     await teacher.train(Signals())
-    assert teacher.policy.encoder.current.weight.device.type == "cuda"
+    assert teacher.policy.state_encoder.current.weight.device.type == "cuda"
     assert not torch.equal(
         before["policy_head.4.weight"], teacher.policy.state_dict()["policy_head.4.weight"]
     )

@@ -69,7 +69,8 @@ def test_shadow_executes_the_fallback_and_remembers_what_the_policy_wanted() -> 
     assert (executed, wanted) == (FALLBACK, WANTED)
     [entry] = safe.deployment.action_history
     assert (entry.policy_action, entry.executed_action, entry.was_safe) == (WANTED, FALLBACK, True)
-    assert (entry.mode, entry.timestamp, entry.source) == ("shadow", 1_000_000.0, "fallback")
+    assert (entry.mode, entry.timestamp.timestamp(), entry.source) == ("shadow", 1_000_000.0, "fallback")
+    assert entry["was_safe"] is entry.was_safe
     executed["scaling"] = None  # a copy
     assert entry.executed_action == FALLBACK
 
@@ -279,7 +280,7 @@ def test_a_thousand_actions_are_remembered_and_reset_forgets_them() -> None:
     ("replicas", "most"), [(1, 1), (2, 2), (3, 2), (4, 2), (5, 2), (7, 2), (8, 4), (100, 4)]
 )
 def test_replicas_change_by_half_at_most(replicas: int, most: int) -> None:
-    allowed = [step for step in ScalingAction if max_scaling_constraint({"replicas": replicas}, action(step))]
+    allowed = [step for step in ScalingAction if max_scaling_constraint(action(step), {"replicas": replicas})]
     assert max(allowed) == most
     assert min(allowed) == -most
 
@@ -287,7 +288,9 @@ def test_replicas_change_by_half_at_most(replicas: int, most: int) -> None:
 def test_two_replicas_are_left() -> None:
     for replicas, least in ((1, 1), (2, 0), (3, -1), (4, -2), (6, -4)):
         allowed = [
-            step for step in ScalingAction if min_replicas_constraint({"replicas": replicas}, action(step))
+            step
+            for step in ScalingAction
+            if min_replicas_constraint(action(step), {"replica_count": replicas})
         ]
         assert min(allowed) == least
 
@@ -295,11 +298,11 @@ def test_two_replicas_are_left() -> None:
 def test_five_minutes_lie_between_two_scalings() -> None:
     limit = RateLimit(clock=lambda: 1000.0)
     up = action(ScalingAction.SCALE_UP_SMALL)
-    assert limit({"last_scale_time": None}, up)
-    assert limit({}, up)
-    assert limit({"last_scale_time": 700.0}, up)
-    assert not limit({"last_scale_time": 701.0}, up)
-    assert limit({"last_scale_time": 999.0}, action())  # MAINTAIN is always allowed
+    assert limit(up, {"last_scale_time": None})
+    assert limit(up, {})
+    assert limit(up, {"last_scale_time": 700.0})
+    assert not limit(up, {"last_scale_time": 701.0})
+    assert limit(action(), {"last_scale_time": 999.0})  # MAINTAIN is always allowed
 
 
 def test_the_room_has_no_clock_and_no_random_numbers_of_its_own() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -19,6 +19,11 @@ from stateset_agents.runs.settings import Schedule
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import expect_that
 
+PRINTED = (
+    *("group_size", "clip_epsilon", "kl_coefficient", "entropy_coefficient", "learning_rate", "gamma"),
+    *("gae_lambda", "max_grad_norm", "num_epochs", "batch_size"),
+)
+"""The document's settings, in the order in which it has them."""
 _FIELDS = ControlConfig.model_fields
 """Descriptions, limits and aliases, which stay; the class below changes defaults."""
 
@@ -46,6 +51,13 @@ class GRPOConfig(ControlConfig):
     eval_steps: Annotated[int, _FIELDS["eval_steps"]] = 10_000
     eval_episodes: Annotated[int, _FIELDS["eval_episodes"]] = 10
     run_name: Annotated[str, _FIELDS["run_name"]] = "infrastructure"
+
+    def __init__(self, *values: Any, **settings: Any) -> None:
+        """Values without a name are the document's ten, in its order (`PRINTED`)."""
+        expect_that(
+            len(values) <= len(PRINTED), "GRPOConfig", f"get {len(PRINTED)} values at most", len(values)
+        )
+        super().__init__(**dict(zip(PRINTED, values, strict=False)), **settings)
 
     clip_epsilon = property(attrgetter("clip_ratio"), doc="The document's name of clip_ratio.")
     kl_coefficient = property(attrgetter("beta"), doc="The document's name of beta.")
@@ -172,19 +184,11 @@ class GRPOLoss(nn.Module):
         return self.compute_group_advantages(table, mask)[group, slot].to(torch.float32)
 
 
-class GroupedAdvantages(NamedTuple):
-    """Advantages of whole groups of successive rewards."""
-
-    advantages: NDArray[np.float64]  # [groups * G]
-    num_dropped: int
-    """Rewards at the end that filled no group."""
-
-
 class AdvantageComparison:
     """Generalised advantage estimation with a critic beside group-relative advantages, of the same rewards.
 
     >>> AdvantageComparison.grpo_advantage([1, 3, 0, 0, 7], group_size=2)
-    GroupedAdvantages(advantages=array([-1.,  1.,  0.,  0.]), num_dropped=1)
+    array([-1.,  1.,  0.,  0.])
     """
 
     @staticmethod
@@ -199,11 +203,14 @@ class AdvantageComparison:
     ) -> NDArray[np.float64]:
         """[T] GAE (https://arxiv.org/abs/1506.02438) of successive steps, episode by episode.
 
-        `values`: V of the state before each step. `dones`: did an episode end by itself after the step? By
-        default none does. `final_value`: V of the state after the last step, which counts where the last
-        episode did not end. Raises ConfigurationError for unequal lengths.
+        `values`: V of the state before each step, [T + 1] with that after the last one. `dones`: did an
+        episode end by itself after the step? By default none does. `final_value`: V of the state after the
+        last step, which counts where the last episode did not end. Raises ConfigurationError for unequal
+        lengths.
         """
         earned, expected = np.asarray(rewards, dtype=np.float64), np.asarray(values, dtype=np.float64)
+        if expected.shape == (len(earned) + 1,):
+            expected, final_value = expected[:-1], float(expected[-1])
         ended = np.zeros(len(earned), dtype=np.bool_) if dones is None else np.asarray(dones, dtype=np.bool_)
         if earned.ndim != 1 or not earned.shape == expected.shape == ended.shape:
             raise ConfigurationError(
@@ -227,11 +234,11 @@ class AdvantageComparison:
         return np.concatenate(parts) if parts else np.zeros(0)
 
     @staticmethod
-    def grpo_advantage(rewards: ArrayLike, group_size: int = 8) -> GroupedAdvantages:
-        """Each reward less its group's mean, over the group's population deviation; groups are `group_size`
-        successive rewards, and what is left at the end is dropped and counted."""
+    def grpo_advantage(rewards: ArrayLike, group_size: int = 8) -> NDArray[np.float64]:
+        """[groups * G] each reward less its group's mean, over the group's population deviation; groups are
+        `group_size` successive rewards, and what is left at the end is dropped: it fills no group."""
         expect_that(group_size >= 2, "group_size", "be at least 2", group_size)
         earned = np.asarray(rewards, dtype=np.float64)
         whole = len(earned) // group_size * group_size
-        grouped = group_advantages_array(earned[:whole].reshape(-1, group_size))
-        return GroupedAdvantages(grouped.reshape(-1), len(earned) - whole)
+        advantages: NDArray[np.float64] = group_advantages_array(earned[:whole].reshape(-1, group_size))
+        return advantages.reshape(-1)

@@ -7,7 +7,6 @@ It is built whole and tested, and costs about a thousand times a small MLP of th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,20 +24,10 @@ from stateset_agents.types.settings import expect_that
 # ------------------------------------------------------------------------------------------ encoder
 #
 # metrics_history [B, T, M] -> two LSTMs -> attention over the T steps, none later than one's own
-# each attended step with current_metrics [B, M] behind it -> Linear, LayerNorm, ReLU, Linear
+# each attended step with current_state [B, M] behind it -> Linear, LayerNorm, ReLU, Linear
 
 _LSTM_LAYERS = 2
 _HEADS = 4
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CarriedState:
-    """State that a live loop keeps between its steps in place of a window."""
-
-    memory: tuple[tuple[Tensor, Tensor], ...]
-    """Hidden and cell state of each LSTM, [1, B, hidden_dim]."""
-    outputs: Tensor  # [B, T, hidden_dim]
-    """Outputs of the last LSTM in at most the last `history_length` steps."""
 
 
 class InfrastructureStateEncoder(nn.Module):
@@ -61,11 +50,13 @@ class InfrastructureStateEncoder(nn.Module):
             raise ConfigurationError(f"hidden_dim must be a multiple of {_HEADS}, got {hidden_dim!r}")
         self.num_metrics, self.hidden_dim, self.history_length = num_metrics, hidden_dim, history_length
         widths = [num_metrics, *[hidden_dim] * (_LSTM_LAYERS - 1)]
-        self.lstms = nn.ModuleList(nn.LSTM(width, hidden_dim, batch_first=True) for width in widths)
+        self.temporal_encoder = nn.ModuleList(
+            nn.LSTM(width, hidden_dim, batch_first=True) for width in widths
+        )
         self.dropout = nn.Dropout(dropout)
         self.attention = nn.MultiheadAttention(hidden_dim, _HEADS, dropout=dropout, batch_first=True)
         self.current = nn.Linear(num_metrics, hidden_dim)
-        self.joined = nn.Sequential(
+        self.encoder = nn.Sequential(
             nn.Linear(2 * hidden_dim, hidden_dim),
             nn.LayerNorm(hidden_dim),
             nn.ReLU(),
@@ -77,63 +68,37 @@ class InfrastructureStateEncoder(nn.Module):
         """Set the mode, as in any module; the LSTMs, which have no dropout of their own, stay in training
         mode, since cuDNN's gradient needs it."""
         super().train(mode)
-        self.lstms.train(True)
+        self.temporal_encoder.train(True)
         return self
 
-    def forward(self, metrics_history: Tensor, current_metrics: Tensor) -> Tensor:
+    def forward(self, metrics_history: Tensor, current_state: Tensor) -> Tensor:
         """[B, T, M] oldest first and [B, M] -> [B, hidden_dim]."""
-        return self.sequence(metrics_history, current_metrics)[:, -1]
+        return self.sequence(metrics_history, current_state)[:, -1]
 
-    def sequence(self, metrics_history: Tensor, current_metrics: Tensor) -> Tensor:
+    def sequence(self, metrics_history: Tensor, current_state: Tensor) -> Tensor:
         """[B, T, M] and [B, M] -> [B, T, hidden_dim]; raises ConfigurationError for other shapes."""
-        self._check(metrics_history, current_metrics)
-        outputs, _ = self._through_lstms(metrics_history, None)
-        return self._encoded(outputs, current_metrics)
-
-    def carry(
-        self, metrics: Tensor, current_metrics: Tensor, carried: CarriedState | None = None
-    ) -> tuple[Tensor, CarriedState]:
-        """One more step, [B, M] -> what `sequence` gives for the window with it, and what to carry on.
-
-        Equal to the window as long as that begins where the carrying began; later the LSTMs remember more
-        than a window has. It costs one LSTM step in place of T.
-        """
-        self._check(metrics[:, None], current_metrics)
-        outputs, memory = self._through_lstms(metrics[:, None], carried.memory if carried else None)
-        if carried is not None:
-            outputs = torch.cat([carried.outputs, outputs], dim=1)[:, -self.history_length :]
-        return self._encoded(outputs, current_metrics), CarriedState(memory, outputs)
-
-    def _through_lstms(
-        self, steps: Tensor, memory: tuple[tuple[Tensor, Tensor], ...] | None
-    ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], ...]]:
-        left = []
-        for index, lstm in enumerate(self.lstms):
-            steps, state = lstm(
-                steps if index == 0 else self.dropout(steps), memory[index] if memory else None
-            )
-            left.append(state)
-        return steps, tuple(left)
-
-    def _encoded(self, outputs: Tensor, current_metrics: Tensor) -> Tensor:
-        length = outputs.shape[1]
+        self._check(metrics_history, current_state)
+        steps = metrics_history
+        for index, lstm in enumerate(self.temporal_encoder):
+            steps, _ = lstm(steps if index == 0 else self.dropout(steps))
+        length = steps.shape[1]
         attended, _ = self.attention(
-            outputs, outputs, outputs, attn_mask=causal_mask(length, outputs.device), need_weights=False
+            steps, steps, steps, attn_mask=causal_mask(length, steps.device), need_weights=False
         )
-        now = self.current(current_metrics)[:, None].expand(-1, length, -1)
-        encoded: Tensor = self.joined(torch.cat([attended, now], dim=-1))
+        now = self.current(current_state)[:, None].expand(-1, length, -1)
+        encoded: Tensor = self.encoder(torch.cat([attended, now], dim=-1))
         return encoded
 
-    def _check(self, metrics_history: Tensor, current_metrics: Tensor) -> None:
+    def _check(self, metrics_history: Tensor, current_state: Tensor) -> None:
         shape, width = tuple(metrics_history.shape), self.num_metrics
         if len(shape) != 3 or shape[2] != width or not 1 <= shape[1] <= self.history_length:
             raise ConfigurationError(
                 f"metrics_history must be [rows, 1 to {self.history_length} steps, {width} metrics], got "
                 f"{list(shape)}: give the encoder the history's num_metrics and history_length"
             )
-        if tuple(current_metrics.shape) != (shape[0], width):
+        if tuple(current_state.shape) != (shape[0], width):
             raise ConfigurationError(
-                f"current_metrics must be [{shape[0]}, {width}], got {list(current_metrics.shape)}"
+                f"current_state must be [{shape[0]}, {width}], got {list(current_state.shape)}"
             )
 
 
@@ -146,7 +111,7 @@ _FIRST_GAIN, _LAST_GAIN = math.sqrt(2), 0.01
 
 
 class GRPOPolicyNetwork(nn.Module):
-    """Logits of every action, and optionally a value, from a window of metrics and the metrics of now.
+    """Logits of every action and a value, from a window of metrics and the metrics of now.
 
         encoder -> [B, T, state_dim] -> causal transformer -> the last step -> three linear layers -> logits
                                                                             -> two -> value
@@ -168,13 +133,14 @@ class GRPOPolicyNetwork(nn.Module):
         action_space: InfrastructureActionSpace | None = None,
         num_metrics: int = 20,
         history_length: int = 60,
-        use_value_head: bool = False,
+        use_value_head: bool = True,
         seed: int = 0,
     ) -> None:
         """
         Args:
             state_dim: Width of encoder and transformer, a multiple of num_heads and of 4.
-            action_dim: Number of actions, by default those of the action space.
+            action_dim: Number of actions, by default those of the action space: 539 where the document has
+                49, its own space without traffic.
             hidden_dim: Width of the heads and of the transformer's feed-forward layers.
             num_heads: Of the transformer.
             num_layers: Of the transformer.
@@ -182,7 +148,7 @@ class GRPOPolicyNetwork(nn.Module):
             action_space: What the actions are; all 539 by default.
             num_metrics: Width of a step.
             history_length: Most steps of a window.
-            use_value_head: Also learn a value, for `advantage_estimator: gae`.
+            use_value_head: Also give a value, which `advantage_estimator: gae` alone trains.
             seed: Of the weights, which are a function of it alone, and of `get_action`'s draws.
 
         Raises ConfigurationError where action_dim is not the space's number of actions, and for widths that
@@ -201,8 +167,10 @@ class GRPOPolicyNetwork(nn.Module):
         expect_that(is_multiple, "state_dim", f"be a multiple of num_heads {num_heads}", state_dim)
         self.action_dim, self.state_dim = action_dim, state_dim
         with torch.device("meta"):  # drawing weights from the global generator would move it
-            self.encoder = InfrastructureStateEncoder(num_metrics, state_dim, history_length, dropout=dropout)
-            self.layers = nn.ModuleList(
+            self.state_encoder = InfrastructureStateEncoder(
+                num_metrics, state_dim, history_length, dropout=dropout
+            )
+            self.transformer = nn.ModuleList(
                 nn.TransformerEncoderLayer(state_dim, num_heads, hidden_dim, dropout, batch_first=True)
                 for _ in range(num_layers)
             )
@@ -222,34 +190,43 @@ class GRPOPolicyNetwork(nn.Module):
         self._initialize(torch.Generator().manual_seed(seed))
         self._draws = np.random.default_rng(derive(seed, "actions"))
 
-    def forward(self, metrics_history: Tensor, current_metrics: Tensor) -> tuple[Tensor, Tensor | None]:
-        """[B, T, M] oldest first, and [B, M] -> [B, action_dim] logits, and [B] values or None."""
-        state = self._state(metrics_history, current_metrics)
-        value = None if self.value_head is None else self.value_head(state).squeeze(-1)
-        return self.policy_head(state), value
+    def forward(self, metrics_history: Tensor, current_state: Tensor) -> tuple[Tensor, Tensor | None]:
+        """[B, T, M] oldest first, and [B, M] -> [B, action_dim] logits, and [B, 1] values, None without a
+        head."""
+        state = self._state(metrics_history, current_state)
+        return self.policy_head(state), None if self.value_head is None else self.value_head(state)
 
-    def values(self, metrics_history: Tensor, current_metrics: Tensor) -> Tensor:
+    def logits(self, metrics_history: Tensor, current_state: Tensor) -> Tensor:
+        """[B, action_dim] alone."""
+        logits: Tensor = self.policy_head(self._state(metrics_history, current_state))
+        return logits
+
+    def values(self, metrics_history: Tensor, current_state: Tensor) -> Tensor:
         """[B] the return that is expected; raises ConfigurationError without a value head."""
         if self.value_head is None:
             raise ConfigurationError("this GRPOPolicyNetwork has no value: make it with use_value_head=True")
-        value: Tensor = self.value_head(self._state(metrics_history, current_metrics)).squeeze(-1)
+        value: Tensor = self.value_head(self._state(metrics_history, current_state)).squeeze(-1)
         return value
 
     def get_action(
-        self, metrics_history: ArrayLike, current_metrics: ArrayLike, deterministic: bool = False
+        self,
+        metrics_history: ArrayLike | Tensor,
+        current_state: ArrayLike | Tensor,
+        deterministic: bool = False,
     ) -> tuple[Any, Any]:
         """An action drawn from the policy and its log-prob, or the likeliest one; dropout is off.
 
-        Of one state ([T, M] and [M]) an int and a float, of rows ([B, T, M] and [B, M]) two arrays [B].
+        Of one state ([T, M] and [M], or [1, T, M] and [1, M]) an int and a float, of more rows ([B, T, M] and
+        [B, M]) two arrays [B].
         """
-        history = np.asarray(metrics_history, dtype=np.float32)
-        current = np.asarray(current_metrics, dtype=np.float32)
-        is_single = history.ndim == 2
-        observations = {
-            "metrics_history": history[None] if is_single else history,
-            "current_metrics": current[None] if is_single else current,
-        }
-        uniforms = None if deterministic else self._draws.random(len(observations["metrics_history"]))
+        history, current = (
+            torch.as_tensor(part, dtype=torch.float32).numpy(force=True)
+            for part in (metrics_history, current_state)
+        )
+        if history.ndim == 2:
+            history, current = history[None], current[None]
+        observations = {"metrics_history": history, "current_metrics": current}
+        uniforms = None if deterministic else self._draws.random(len(history))
         was_training = self.training
         self.train(False)
         try:
@@ -258,13 +235,13 @@ class GRPOPolicyNetwork(nn.Module):
         finally:
             self.train(was_training)
         actions, logprobs = drawn
-        return (int(actions[0]), float(logprobs[0])) if is_single else (actions, logprobs)
+        return (int(actions[0]), float(logprobs[0])) if len(history) == 1 else (actions, logprobs)
 
-    def _state(self, metrics_history: Tensor, current_metrics: Tensor) -> Tensor:
+    def _state(self, metrics_history: Tensor, current_state: Tensor) -> Tensor:
         """[B, state_dim] the transformer's last step."""
-        steps = self.encoder.sequence(metrics_history, current_metrics)
+        steps = self.state_encoder.sequence(metrics_history, current_state)
         mask = causal_mask(steps.shape[1], steps.device)
-        for layer in self.layers:
+        for layer in self.transformer:
             steps = layer(steps, src_mask=mask, is_causal=True)
         return steps[:, -1]
 
@@ -310,9 +287,7 @@ class NetworkPolicy(nn.Module):
 
     def forward(self, observations: Any) -> Tensor:
         """[B, action_dim] logits, on the CPU."""
-        logits, _ = self.network(*self._parts(observations))
-        moved: Tensor = logits.cpu()
-        return moved
+        return self.network.logits(*self._parts(observations)).cpu()
 
     def values(self, observations: Any) -> Tensor:
         """[B] values, on the CPU; raises ConfigurationError for a network without a value head."""

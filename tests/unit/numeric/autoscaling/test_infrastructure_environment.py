@@ -97,13 +97,7 @@ def test_the_mask_forbids_what_would_pass_a_bound_and_never_to_do_nothing() -> N
     assert not mask[1, scaling > 0].any()
     still = (scaling == 0) & np.array([action["config"] == ConfigAction.NO_CHANGE for action in decoded])
     assert mask[:, still].all()
-    smaller = SPACE.encode_action(
-        {
-            "scaling": ScalingAction.MAINTAIN,
-            "config": ConfigAction.DECREASE_BATCH_SIZE,
-            "traffic_weight": 20,
-        }
-    )
+    smaller = SPACE.encode_action(ScalingAction.MAINTAIN, ConfigAction.DECREASE_BATCH_SIZE, 20)
     assert environment.action_mask()[0, smaller]
     environment.step(np.array([smaller, smaller]))
     assert not environment.action_mask()[0, smaller]  # 1 is the smallest batch

@@ -68,13 +68,13 @@ def test_a_replay_has_a_pair_of_mean_rewards_for_each_window() -> None:
 
 def test_actions_of_a_cluster_are_changes_of_replicas() -> None:
     space = ReplicaChanges(3)
-    assert [space.encode_action(space.decode_action(index)) for index in range(7)] == list(range(7))
+    assert [space.encode_action(**space.decode_action(index)) for index in range(7)] == list(range(7))
     names = [choice.name for choice in space.scaling_actions]
     assert names[2:5] == ["SCALE_DOWN_SMALL", "MAINTAIN", "SCALE_UP_SMALL"]
     assert names[-1] == "SCALE_BY_3"
     for wrong in (space.action(4), {**space.action(1), "config": ConfigAction.INCREASE_TIMEOUT}):
         with pytest.raises(ConfigurationError, match="must change 3 replicas at most and nothing else"):
-            space.encode_action(wrong)
+            space.encode_action(**wrong)
     with pytest.raises(ConfigurationError, match="0 to 6, got 7"):
         space.decode_action(7)
 

@@ -19,7 +19,7 @@ def test_the_ends_of_each_range_are_the_ends_of_the_scale() -> None:
         1_000: {"latency_p50_ms"},
     }
     for highest, names in documented.items():
-        assert {name: RANGES[name] for name in names} == dict.fromkeys(names, highest)
+        assert {name: RANGES[name] for name in names} == dict.fromkeys(names, (0, highest))
         for value, expected in ((0, -1), (highest, 1), (highest / 2, 0), (2 * highest, 1), (-5, -1)):
             found = InfrastructureMetricsNormalizer().normalize(dict.fromkeys(names, value))
             assert found.dtype == np.float32
@@ -29,8 +29,8 @@ def test_the_ends_of_each_range_are_the_ends_of_the_scale() -> None:
 def test_columns_are_in_the_order_of_the_names() -> None:
     normalizer = InfrastructureMetricsNormalizer()
     first = normalizer.normalize({"queue_depth": 0, "cpu_percent": 75})
-    assert normalizer.names == ("cpu_percent", "queue_depth")
-    assert first.tolist() == normalizer.normalize({"cpu_percent": 75, "queue_depth": 0}).tolist() == [0.5, -1]
+    assert normalizer.names == ("queue_depth", "cpu_percent")
+    assert first.tolist() == normalizer.normalize({"cpu_percent": 75, "queue_depth": 0}).tolist() == [-1, 0.5]
 
 
 def test_without_statistics_the_logarithm_stays_within_one() -> None:
@@ -73,5 +73,7 @@ def test_other_names_are_told_apart() -> None:
         normalizer.normalize({"error_rate_percent": 0.1, "cpu_percent": [1.0, np.nan]})
     with pytest.raises(ConfigurationError, match="names must be at least one, each once"):
         InfrastructureMetricsNormalizer(["cpu_percent", "cpu_percent"])
-    own = InfrastructureMetricsNormalizer(ranges={"sessions": 50})
-    assert own.normalize({"sessions": 25}).tolist() == [0]
+    own = InfrastructureMetricsNormalizer(metric_ranges={"sessions": (-50, 50)})
+    assert own.normalize({"sessions": 25}).tolist() == [0.5]
+    with pytest.raises(ConfigurationError, match=r"the range of sessions must rise, got \(5, 5\)"):
+        InfrastructureMetricsNormalizer(metric_ranges={"sessions": (5, 5)})

@@ -118,6 +118,13 @@ def test_bad_states_and_weights_are_refused() -> None:
         RewardWeights(cost=-1)
     with pytest.raises(ConfigurationError, match=r"cost_baseline must be positive, got 0"):
         InfrastructureRewardFunction(cost_baseline=0)
+    with pytest.raises(
+        ConfigurationError, match=r"a bound of sla must be one of latency_p99_ms, .* got 'p99'"
+    ):
+        InfrastructureRewardFunction(sla={"p99": 100})
+    assert InfrastructureRewardFunction(sla={"latency_p99_ms": 100}).compute_performance_reward(
+        100, 900, 1000
+    ) == pytest.approx(0)
 
 
 # ------------------------------------------------------------------------------------------ shaping

@@ -165,17 +165,18 @@ def test_generalised_advantages_end_where_episodes_do() -> None:
     whole = AdvantageComparison.traditional_advantage(rewards, values)
     assert whole.tolist() == pytest.approx(turn_gae(rewards, values, **options).advantages)
     assert whole[-1] == pytest.approx(2.8)  # integers are not cut
+    beyond = AdvantageComparison.traditional_advantage(rewards, [*values, 0.7], dones=dones)
+    assert beyond.tolist() == found.tolist()
     with pytest.raises(
         ConfigurationError, match=r"rewards, values and dones must be \[T\], got \[5\], \[4\]"
     ):
         AdvantageComparison.traditional_advantage(rewards, values[1:])
 
 
-def test_group_advantages_of_successive_rewards_drop_and_count_the_tail() -> None:
+def test_group_advantages_of_successive_rewards_drop_the_tail() -> None:
     found = AdvantageComparison.grpo_advantage([1, 3, 0, 0, 7], group_size=2)
-    assert found.advantages.tolist() == pytest.approx([-1, 1, 0, 0])
-    assert found.num_dropped == 1
-    assert AdvantageComparison.grpo_advantage(range(17)).num_dropped == 1
-    assert len(AdvantageComparison.grpo_advantage([1, 2]).advantages) == 0
+    assert found.tolist() == pytest.approx([-1, 1, 0, 0])
+    assert len(AdvantageComparison.grpo_advantage(range(17))) == 16
+    assert len(AdvantageComparison.grpo_advantage([1, 2])) == 0
     with pytest.raises(ConfigurationError, match="group_size must be at least 2, got 1"):
         AdvantageComparison.grpo_advantage([1, 2], group_size=1)

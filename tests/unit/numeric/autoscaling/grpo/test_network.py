@@ -50,22 +50,10 @@ def test_the_encoder_reads_the_window_and_the_metrics_of_now() -> None:
             ConfigurationError, match=r"metrics_history must be \[rows, 1 to 6 steps, 3 metrics"
         ):
             encoder(wrong, now)
-    with pytest.raises(ConfigurationError, match=r"current_metrics must be \[2, 3\], got \[3\]"):
+    with pytest.raises(ConfigurationError, match=r"current_state must be \[2, 3\], got \[3\]"):
         encoder(history, now[0])
     with pytest.raises(ConfigurationError, match="hidden_dim must be a multiple of 4, got 6"):
         InfrastructureStateEncoder(3, 6)
-
-
-def test_a_carried_state_is_the_window_since_it_began() -> None:
-    torch.manual_seed(0)
-    encoder = InfrastructureStateEncoder(3, 8, 6).eval()
-    history, now = drawn(2, 8, 3), drawn(8, 2, 3)
-    carried = None
-    for step in range(8):
-        found, carried = encoder.carry(history[:, step], now[step], carried)
-        window = encoder.sequence(history[:, max(0, step - 5) : step + 1], now[step])
-        assert found.shape == window.shape
-        assert torch.allclose(found, window, atol=1e-6) == (step < 6)  # later it remembers more
 
 
 def test_the_transformer_sees_every_step() -> None:
@@ -73,11 +61,11 @@ def test_the_transformer_sees_every_step() -> None:
     history, now = drawn(1, 6, 3), drawn(1, 3)
     logits, value = network(history, now)
     assert logits.shape == (1, 5)
-    assert value is None
+    assert value.shape == (1, 1)
     assert not torch.allclose(logits, network(history[:, [1, 0, 2, 3, 4, 5]], now)[0], atol=1e-5)
-    steps = network.encoder.sequence(history, now)
+    steps = network.state_encoder.sequence(history, now)
     lengths = []
-    handle = network.layers[0].register_forward_pre_hook(
+    handle = network.transformer[0].register_forward_pre_hook(
         lambda layer, given: lengths.append(given[0].shape[1])
     )
     network(history, now)
@@ -116,15 +104,16 @@ def test_the_first_policy_is_nearly_uniform_and_a_function_of_the_seed() -> None
 
 
 def test_a_value_head_and_the_size_of_the_document() -> None:
-    network = small(use_value_head=True)
+    network, without = small(), small(use_value_head=False)
     _, value = network(drawn(4, 6, 3), drawn(4, 3))
-    assert value.shape == (4,)
-    assert torch.equal(value, network.values(drawn(4, 6, 3), drawn(4, 3)))
+    assert value.shape == (4, 1)
+    assert torch.equal(value[:, 0], network.values(drawn(4, 6, 3), drawn(4, 3)))
+    assert without(drawn(4, 6, 3), drawn(4, 3))[1] is None
     with pytest.raises(ConfigurationError, match="has no value: make it with use_value_head=True"):
-        small().values(drawn(4, 6, 3), drawn(4, 3))
+        without.values(drawn(4, 6, 3), drawn(4, 3))
     whole = GRPOPolicyNetwork()
-    assert sum(weight.numel() for weight in whole.parameters()) == 1_094_555
-    assert len(whole.layers) == 4
+    assert sum(weight.numel() for weight in whole.parameters()) == 1_127_836
+    assert len(whole.transformer) == 4
 
 
 def test_actions_are_drawn_as_often_as_the_policy_says() -> None:
@@ -140,6 +129,7 @@ def test_actions_are_drawn_as_often_as_the_policy_says() -> None:
     counts = np.bincount(actions, minlength=5)
     assert ((counts - expected) ** 2 / expected).sum() < 18.5  # chi squared, 4 degrees: .1 %
     best, logprob = network.get_action(history[0].numpy(), now[0].numpy(), deterministic=True)
+    assert network.get_action(history, now, deterministic=True) == (best, logprob)  # [1, T, M]
     assert (best, logprob) == (int(exact.argmax()), pytest.approx(exact.max(), abs=1e-5))
     assert {network.get_action(history[0], now[0])[0] for _ in range(40)} > {best}
 

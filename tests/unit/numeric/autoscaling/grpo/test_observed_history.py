@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from control_toys import Signals
 
-from stateset_agents.numeric.autoscaling.grpo.trainer import MetricsHistory
+from stateset_agents.numeric.autoscaling.grpo.environments import MetricsHistory
 from stateset_agents.numeric.environments.base import check_environment
 from stateset_agents.types.errors import ConfigurationError
 

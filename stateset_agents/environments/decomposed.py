@@ -126,9 +126,7 @@ class Roles:
         rule = f"be a prompt, a MultiTurnAgent, a function, or an object with {method}"
         expect_that(callable(function), role, rule, player, length=60)
         offered = _OFFERED[role]
-        return RoleSettings(
-            prompt=settings.prompt, function=NamedCall(role, function, offered, positional=offered[:1])
-        )
+        return RoleSettings(function=NamedCall(role, function, offered, positional=offered[:1]))
 
     def player(self, role: Role, owner: MultiTurnAgent) -> MultiTurnAgent | None:
         """The agent that plays a role; None for a function. `owner` has those for which nobody is named."""
@@ -519,8 +517,11 @@ class DecomposedProblems:
         """
         roles = self.roles.updated(**players)
         for role in ROLES:
+            settings: RoleSettings = getattr(roles, role)
             rule = "be a function, since an agent needs no demonstration"
-            expect_that(getattr(roles, role).function is not None, role, rule, getattr(roles, role))
+            expect_that(settings.function is not None, role, rule, players.get(role), length=60)
+            shown = replace(settings, prompt=getattr(self.roles, role).prompt)
+            roles = replace(roles, **{role: shown})
         talk = await (await with_roles(self, roles).conversation(scenario, seed)).play()
         outcome = await talk.outcome()
         await talk.close()

@@ -21,6 +21,7 @@ from stateset_agents.environments.decomposed import (
     SolvedPart,
     with_roles,
 )
+from stateset_agents.runtime.pending_calls import awaitable_or_blocking
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trainer import MultiTurnGRPOTrainer
 from stateset_agents.types.errors import ConfigurationError
@@ -49,6 +50,7 @@ class Decomposer:
 
     hierarchical: HierarchicalGRPO
 
+    @awaitable_or_blocking
     async def generate(self, complex_problem: str | Scenario) -> list[str]:
         """The parts that are asked for; they are solved on the way, since one may follow from another."""
         talk = await self.hierarchical.play(complex_problem)
@@ -61,6 +63,7 @@ class Synthesizer:
 
     hierarchical: HierarchicalGRPO
 
+    @awaitable_or_blocking
     async def combine(
         self, solutions: Sequence[SolvedPart], complex_problem: str | Scenario | None = None
     ) -> str | None:
@@ -85,7 +88,8 @@ class HierarchicalGRPO:
 
     The roles of an agent are turns of one conversation, each trained on the tokens that it was sampled from,
     so `train` runs `MultiTurnGRPOTrainer`: every role's tokens have the advantage of the final answer's
-    reward. What another agent or a function says in it trains nothing.
+    reward. What another agent or a function says in it trains nothing. Where no event loop runs, each method
+    blocks and returns its result, so that `hierarchical.decompose_problem(problem)` is a whole script.
     """
 
     def __init__(
@@ -135,6 +139,7 @@ class HierarchicalGRPO:
         for agent in self._agents():
             await agent.close()
 
+    @awaitable_or_blocking
     async def train(self, *roles: Role) -> dict[Role, Path]:
         """Train these roles on the environment's problems, all where none is named; role -> run folder.
 
@@ -163,6 +168,7 @@ class HierarchicalGRPO:
                 await trainer.stop()
         return folders
 
+    @awaitable_or_blocking
     async def decompose_problem(
         self, complex_problem: str | Scenario, *, temperature: float = 0.0, seed: int = 0
     ) -> Decomposition:
@@ -191,6 +197,7 @@ class HierarchicalGRPO:
             trajectory=trajectory,
         )
 
+    @awaitable_or_blocking
     async def solve_with_grpo(self, subproblem: str) -> SolvedPart:
         """One part as the solver solves it, whom `train` trains by GRPO on the verdict of the whole."""
         talk = await self.play(

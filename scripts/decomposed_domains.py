@@ -19,28 +19,28 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from scripts.desk_errands import RetailErrands
 from scripts.page_tables import write_table
 from stateset_agents import AgentConfig, MultiTurnAgent, MultiTurnGRPOTrainer, TrainingConfig
 from stateset_agents.algorithms.intervals import mean_interval, share_interval
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import EnvironmentReward
-from stateset_agents.environments.decomposed import DecomposedProblems
+from stateset_agents.environments.decomposed import DecomposedProblems, demonstrate
 from stateset_agents.environments.problems import (
     ArithmeticProblems,
     DecomposedArithmetic,
     ReasoningGymProblems,
 )
 from stateset_agents.environments.retail_desk import HonestAgent
-from stateset_agents.environments.retail_desk.errands import RetailErrands
 from stateset_agents.evaluation.evaluator import evaluate, success_of_scenarios, tries_of
 from stateset_agents.runs.callbacks import Callback
-from stateset_agents.types.messages import Message
+from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import Trajectory
 
@@ -55,8 +55,8 @@ class Domain:
 
     direct: Environment
     parts: Environment
-    shown: Callable[[Sequence[Scenario]], list[Dialogue]]
-    """Problems -> conversations on them, both ways."""
+    show: Callable[[Scenario], Awaitable[list[Dialogue]]]
+    """Right conversations on a problem, both ways."""
     held_out: Sequence[Scenario]
     has_votes: bool
     """True where answers to one problem can be counted against one another."""
@@ -68,22 +68,26 @@ def said(words: str, thought: str | None = None) -> Message:
     return Message(role="assistant", content=words, reasoning=thought)
 
 
+def calls(parts: Sequence[str]) -> Message:
+    """A reply that asks for these parts."""
+    each = tuple(ToolCall(name="solve", arguments={"problem": part}) for part in parts)
+    return Message(role="assistant", content="", tool_calls=each)
+
+
 def arithmetic() -> Domain:
     """Expressions of 3 and 4 operations."""
     settings: dict[str, Any] = {"min_operations": 3, "max_operations": 4, "system_prompt": ""}
     direct = ArithmeticProblems(**settings)
     parts = DecomposedArithmetic(decompose_prompt=IN_PARTS, **settings)
 
-    def shown(problems: Sequence[Scenario]) -> list[Dialogue]:
-        dialogues: list[Dialogue] = []
-        for problem in problems:
-            dialogues.append(
-                (Message(role="user", content=problem.opening), direct.honest_agent(problem).message)
-            )
-            dialogues += [tuple(row) for row in parts.demonstrate(problem)]
-        return dialogues
+    async def show(problem: Scenario) -> list[Dialogue]:
+        reply = direct.honest_agent(problem).message
+        return [
+            (*problem.messages(), reply),
+            *await demonstrate(parts, problem, parts.honest_agent(problem)),
+        ]
 
-    return Domain(direct=direct, parts=parts, shown=shown, held_out=direct.scenarios("test"), has_votes=True)
+    return Domain(direct=direct, parts=parts, show=show, held_out=direct.scenarios("test"), has_votes=True)
 
 
 def legs() -> Domain:
@@ -112,29 +116,25 @@ def legs() -> Domain:
         number = int(kind.split()[0])
         return f"{number} * {count(kind) // number} = {count(kind)}"
 
-    async def show(problems: Sequence[Scenario]) -> list[Dialogue]:
-        dialogues: list[Dialogue] = []
-        for problem in problems:
-            numbers = [count(kind) for kind in kinds(problem.opening)]
-            answer = f"<answer> {sum(numbers)} </answer>"
-            thought = " ; ".join([*map(product, kinds(problem.opening)), sums(numbers)])
-            dialogues.append((*problem.messages(), said(answer, thought)))
-            rows = await parts.demonstrate(
-                problem,
-                decomposer=kinds,
-                solver=lambda kind: said(f"<answer> {count(kind)} </answer>", product(kind)),
-                synthesizer=lambda solutions: said(answer, sums([int(number) for number in solutions])),  # noqa: B023  # awaited here
-            )
-            dialogues += rows
-        return dialogues
+    class Counting:
+        """Plays all roles."""
 
-    return Domain(
-        direct=direct,
-        parts=parts,
-        shown=lambda problems: asyncio.run(show(problems)),
-        held_out=direct.scenarios("test"),
-        has_votes=True,
-    )
+        def reply(self, messages: Sequence[Message]) -> Message:
+            question = next(message.content for message in messages if message.role == "user")
+            if question[0].isdigit():
+                return said(f"<answer> {count(question)} </answer>", product(question))
+            numbers = [int(message.content) for message in messages if message.role == "tool"]
+            if not numbers and messages[0].role == "system":
+                return calls(kinds(question))
+            thought = [] if numbers else [*map(product, kinds(question))]
+            numbers = numbers or [*map(count, kinds(question))]
+            return said(f"<answer> {sum(numbers)} </answer>", " ; ".join([*thought, sums(numbers)]))
+
+    async def show(problem: Scenario) -> list[Dialogue]:
+        reply = Counting().reply(problem.messages())
+        return [(*problem.messages(), reply), *await demonstrate(parts, problem, Counting())]
+
+    return Domain(direct=direct, parts=parts, show=show, held_out=direct.scenarios("test"), has_votes=True)
 
 
 def errands() -> Domain:
@@ -142,36 +142,38 @@ def errands() -> Domain:
     direct = RetailErrands(num_train=1500)
     parts = DecomposedProblems(direct, decomposer=IN_PARTS)
 
-    async def show(problems: Sequence[Scenario]) -> list[Dialogue]:
-        dialogues: list[Dialogue] = []
-        for problem in problems:
-            contexts = problem.context["errands"]
-            texts, orders = ([context[name] for context in contexts] for name in ("opening", "order_id"))
-            conversation = await direct.start(problem, 0)
-            thread, lines = list(conversation.opening), []
-            for text, order in zip(texts, orders, strict=True):
-                alone = [*conversation.opening[:1], Message(role="user", content=text)]
-                while (reply := HonestAgent().reply(alone)).tool_calls:
-                    results = (await conversation.step(reply)).messages
-                    alone += [reply, *results]
-                    thread += [reply, *results]
-                lines.append(f"order {order}: {reply.content}")
-            await conversation.close()
-            answer = said("\n".join(lines))
-            dialogues.append((*thread, answer))
-            dialogues += await parts.demonstrate(
-                problem,
-                decomposer=lambda problem: texts,  # noqa: B023  # awaited here
-                solver=lambda messages: HonestAgent().reply(messages),
-                synthesizer=lambda solutions: answer,  # noqa: B023  # awaited here
-            )
-        return dialogues
+    async def show(problem: Scenario) -> list[Dialogue]:
+        errands = problem.context["errands"]
+        alone = HonestAgent()
+        conversation = await direct.start(problem, 0)
+        thread, lines = list(conversation.opening), []
+        for errand in errands:
+            messages = [*conversation.opening[:1], Message(role="user", content=errand["opening"])]
+            while (reply := alone.reply(messages)).tool_calls:
+                heard = [reply, *(await conversation.step(reply)).messages]
+                messages += heard
+                thread += heard
+            lines.append(f"order {errand['order_id']}: {reply.content}")
+        await conversation.close()
+        answer = said("\n".join(lines))
+
+        class Desk:
+            """Plays all roles."""
+
+            def reply(self, messages: Sequence[Message]) -> Message:
+                if messages[0].content != IN_PARTS:
+                    return alone.reply(messages)
+                if messages[-1].role == "tool":
+                    return answer
+                return calls([errand["opening"] for errand in errands])
+
+        return [(*thread, answer), *await demonstrate(parts, problem, Desk())]
 
     others = RetailErrands(num_train=150, seed=1).scenarios("train")
     return Domain(
         direct=direct,
         parts=parts,
-        shown=lambda problems: asyncio.run(show(problems)),
+        show=show,
         held_out=others,
         has_votes=False,
         max_new_tokens=128,
@@ -196,7 +198,11 @@ def build(folder: Path, domain: Domain, problems: int, steps: int) -> None:
     from stateset_agents.embedded.build import build_recipe
     from stateset_agents.embedded.recipes import reasoner
 
-    dialogues = domain.shown(domain.direct.scenarios("train")[:problems])
+    async def show() -> list[Dialogue]:
+        chosen = domain.direct.scenarios("train")[:problems]
+        return [dialogue for problem in chosen for dialogue in await domain.show(problem)]
+
+    dialogues = asyncio.run(show())
     made = reasoner.recipe(seed=0, steps=steps, dialogues=3)
     shown = replace(
         made,

@@ -13,6 +13,7 @@ verdict of the whole.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -75,11 +76,6 @@ class RoleSettings:
     agent: MultiTurnAgent | None = None
     function: NamedCall | None = None
 
-    @property
-    def is_elsewhere(self) -> bool:
-        """True where somebody else than the agent that talks to the environment plays it."""
-        return self.agent is not None or self.function is not None
-
     def opening(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """The messages, with this prompt in place of their system message."""
         if self.prompt is None:
@@ -88,64 +84,56 @@ class RoleSettings:
         return (*system, *(message for message in messages if message.role != "system"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Roles:
-    """Who decomposes, solves and puts together.
+Roles = Mapping[Role, RoleSettings]
+"""A synthesizer without a prompt, an agent or a function is whoever decomposes, whose thread goes on. Where a
+function decomposes, it is the agent that talks to the environment."""
 
-    A synthesizer without a prompt, an agent or a function is whoever decomposes: their thread goes on. Where
-    a function decomposes, it is the agent that talks to the environment.
+
+def updated(roles: Roles, players: Mapping[Any, RolePlayer | None]) -> Roles:
+    """The roles with other players; None leaves one as it is.
+
+    Raises ConfigurationError for what can play no role, and for a function that asks for an argument which
+    there is not.
     """
-
-    decomposer: RoleSettings = field(default_factory=lambda: RoleSettings(prompt=DECOMPOSE))
-    solver: RoleSettings = field(default_factory=RoleSettings)
-    synthesizer: RoleSettings = field(default_factory=RoleSettings)
-
-    @property
-    def share_thread(self) -> bool:
-        """True where whoever decomposes goes on and puts together."""
-        own = self.synthesizer.is_elsewhere or self.synthesizer.prompt is not None
-        return not own and self.decomposer.function is None
-
-    def updated(self, **players: RolePlayer | None) -> Roles:
-        """The same with these players; None leaves a role as it is.
-
-        Raises ConfigurationError for what can play no role, and for a function that asks for an argument
-        which there is not.
-        """
-        changed = {role: self._player(role, players[role]) for role in ROLES if players.get(role) is not None}
-        return replace(self, **changed)
-
-    def _player(self, role: Role, player: Any) -> RoleSettings:
-        settings: RoleSettings = getattr(self, role)
+    changed = dict(roles)
+    for role in ROLES:
+        player = players.get(role)
         if isinstance(player, str):
-            return RoleSettings(prompt=player)
-        if isinstance(player, MultiTurnAgent):
-            return RoleSettings(prompt=settings.prompt, agent=player)
-        method = "combine" if role == "synthesizer" else "generate"
-        function = getattr(player, method, player)
-        rule = f"be a prompt, a MultiTurnAgent, a function, or an object with {method}"
-        expect_that(callable(function), role, rule, player, length=60)
-        offered = _OFFERED[role]
-        return RoleSettings(function=NamedCall(role, function, offered, positional=offered[:1]))
+            changed[role] = RoleSettings(prompt=player)
+        elif isinstance(player, MultiTurnAgent):
+            changed[role] = RoleSettings(prompt=roles[role].prompt, agent=player)
+        elif player is not None:
+            method = "combine" if role == "synthesizer" else "generate"
+            function = getattr(player, method, player)
+            rule = f"be a prompt, a MultiTurnAgent, a function, or an object with {method}"
+            expect_that(callable(function), role, rule, player, length=60)
+            call = NamedCall(role, function, _OFFERED[role], positional=_OFFERED[role][:1])
+            changed[role] = RoleSettings(function=call)
+    return changed
 
-    def player(self, role: Role, owner: MultiTurnAgent) -> MultiTurnAgent | None:
-        """The agent that plays a role; None for a function. `owner` has those for which nobody is named."""
-        settings: RoleSettings = getattr(self, role)
-        if role == "synthesizer" and self.share_thread:
-            settings = self.decomposer
-        return None if settings.function is not None else settings.agent or owner
 
-    def trained(self, agent: MultiTurnAgent | None, owner: MultiTurnAgent, roles: Sequence[Role]) -> Roles:
-        """The roles as `agent` sees them that talks to the environment and plays those of `roles` that are
-        its own; the others are played elsewhere. `owner` has the roles for which nobody is named."""
-        changed = {}
-        for role in ROLES:
-            player = self.player(role, owner)
-            if player is None or (role == "synthesizer" and self.share_thread):
-                continue
-            elsewhere = None if player is agent and role in roles else player
-            changed[role] = replace(getattr(self, role), agent=elsewhere)
-        return replace(self, **changed)
+def share_thread(roles: Roles) -> bool:
+    """True where whoever decomposes goes on and puts together."""
+    return roles["synthesizer"] == RoleSettings() and roles["decomposer"].function is None
+
+
+def player_of(role: Role, roles: Roles, owner: MultiTurnAgent) -> MultiTurnAgent | None:
+    """The agent that plays a role; None for a function. `owner` has those for which nobody is named."""
+    settings = roles["decomposer" if role == "synthesizer" and share_thread(roles) else role]
+    return None if settings.function is not None else settings.agent or owner
+
+
+def seen_by(
+    agent: MultiTurnAgent | None, trained: Sequence[Role], roles: Roles, owner: MultiTurnAgent
+) -> Roles:
+    """The roles as `agent` finds them that talks to the environment and plays those of `trained` that are
+    its own; all others are played elsewhere. `owner` has those for which nobody is named."""
+    changed = dict(roles)
+    for role in ROLES[:2] if share_thread(roles) else ROLES:
+        if (player := player_of(role, roles, owner)) is not None:
+            elsewhere = None if player is agent and role in trained else player
+            changed[role] = replace(roles[role], agent=elsewhere)
+    return changed
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -197,28 +185,25 @@ class DecomposedConversation:
     """True from when the decomposer's calls have their results."""
     heard: tuple[Message, ...] = ()
     """Results and questions since the agent's last turn."""
+    earned: float | None = None
+    """Rewards of the whole's turns since the agent's last one."""
     turn_roles: tuple[Role, ...] = ()
     """[turns of the agent]"""
     parts: tuple[SolvedPart, ...] = ()
     finished: tuple[tuple[Message, ...], ...] = ()
     """Conversations of the parts that are solved."""
     num_calls: int = 0
-    num_elsewhere: int = 0
-    """Replies of other agents."""
-    tokens_elsewhere: Mapping[str, int] = field(default_factory=dict)
+    tokens_elsewhere: Counter[Role] = field(default_factory=Counter)
     """Role -> tokens that other agents sampled."""
-    earned: float | None = None
-    """Rewards of the whole's turns since the agent's last one."""
     ended: Observation | None = None
-    final: Message | None = None
-    """The reply to the whole problem, which ended it."""
+    final_answer: str | None = None
 
     @property
     def role(self) -> Role:
         """The role whose turn it is; in a shared thread a reply without a call is the synthesizer's."""
         if self.part is not None:
             return "solver"
-        return "synthesizer" if self.is_decomposed and not self.roles.share_thread else "decomposer"
+        return "synthesizer" if self.is_decomposed and not share_thread(self.roles) else "decomposer"
 
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:
@@ -237,11 +222,11 @@ class DecomposedConversation:
         """All that the role reads whose turn it is."""
         if self.part is not None:
             return self.part_messages
-        return self.roles.synthesizer.opening(self.thread) if self.role == "synthesizer" else self.thread
+        return self.roles["synthesizer"].opening(self.thread) if self.role == "synthesizer" else self.thread
 
     async def play(self) -> Self:
         """Have others play until the agent has a turn or the problem its answer."""
-        self.thread = self.roles.decomposer.opening(self.whole.opening)
+        self.thread = self.roles["decomposer"].opening(self.whole.opening)
         await self._go_on()
         self.opening = self.messages
         return self
@@ -250,10 +235,8 @@ class DecomposedConversation:
         """Take a reply of the agent."""
         if self.ended is not None:
             raise ConfigurationError("this problem has its reply: start a new conversation")
-        role = self.role
-        if role == "decomposer" and not reply.tool_calls and self.roles.share_thread:
-            role = "synthesizer"
-        self.turn_roles = (*self.turn_roles, role)
+        answers = self.role == "decomposer" and not reply.tool_calls and share_thread(self.roles)
+        self.turn_roles = (*self.turn_roles, "synthesizer" if answers else self.role)
         self.heard, self.earned = (), None
         await self._take(reply)
         await self._go_on()
@@ -263,32 +246,28 @@ class DecomposedConversation:
     async def _go_on(self) -> None:
         """Have others play their roles until the agent has a turn."""
         while self.ended is None:
-            settings: RoleSettings = getattr(self.roles, self.role)
-            if not settings.is_elsewhere:
+            settings, values = self.roles[self.role], None
+            if settings.function is not None:
+                problem = next(message.content for message in self.thread if message.role == "user")
+                values = {
+                    "problem": self.waiting[0].arguments["problem"] if self.part else problem,
+                    "messages": self.messages,
+                    "parts": self.parts,
+                    "solutions": [part.answer for part in self.parts],
+                }
+                await self._take(_as_reply(self.role, await settings.function.call(values)))
+            elif settings.agent is not None:
+                await self._take(await self._reply_of(settings.agent))
+            else:
                 return
-            await self._take(await self._reply_of(settings))
 
-    async def _reply_of(self, settings: RoleSettings) -> Message:
-        """A reply of the function or the other agent that plays the role whose turn it is."""
-        role, messages = self.role, self.messages
-        if settings.function is not None:
-            problem = next(message.content for message in self.thread if message.role == "user")
-            values = {
-                "problem": self.waiting[0].arguments["problem"] if role == "solver" else problem,
-                "messages": messages,
-                "parts": self.parts,
-                "solutions": [part.answer for part in self.parts],
-            }
-            return _as_reply(role, await settings.function.call(values))
-        agent = settings.agent
-        assert agent is not None
-        self.num_elsewhere += 1
-        stream = derive(self.seed, role, self.num_elsewhere)
-        sampled = await agent.answer(
-            agent.with_system_prompt(messages), self.tools, sampling={"stream": stream}
-        )
-        counted = self.tokens_elsewhere.get(role, 0) + len(sampled.token_ids)
-        self.tokens_elsewhere = {**self.tokens_elsewhere, role: counted}
+    async def _reply_of(self, agent: MultiTurnAgent) -> Message:
+        """A reply of another agent; members of a group share its random stream, as they do their user's."""
+        place = (self.role, len(self.parts), len(self.messages))
+        sampling = {"stream": derive(self.seed, *place)}
+        messages = agent.with_system_prompt(self.messages)
+        sampled = await agent.answer(messages, self.tools, sampling=sampling)
+        self.tokens_elsewhere = self.tokens_elsewhere + Counter({self.role: len(sampled.token_ids)})
         with_reasoning = self.reply_limits.with_reasoning
         return sampled.message if with_reasoning else replace(sampled.message, reasoning=None)
 
@@ -296,14 +275,14 @@ class DecomposedConversation:
         """Take the reply of the role whose turn it is."""
         if self.part is not None:
             await self._take_from_solver(self.part, reply)
-        elif self.role == "decomposer" and (reply.tool_calls or not self.roles.share_thread):
+        elif self.role == "decomposer" and (reply.tool_calls or not share_thread(self.roles)):
             self.thread = (*self.thread, reply)
-            self.num_calls += len(reply.tool_calls)
+            self.waiting = tuple(reply.tool_calls)
+            self.num_calls += len(self.waiting)
             if self.num_calls > self.max_calls:
                 self.ended = Observation(truncated=True)
-                return
-            self.waiting = tuple(reply.tool_calls)
-            self._open_next()
+            else:
+                self._open_next()
         else:
             heard = await self.whole.step(reply)
             self.thread = (*self.thread, reply, *heard.messages)
@@ -311,7 +290,7 @@ class DecomposedConversation:
             if heard.reward is not None:
                 self.earned = (self.earned or 0.0) + heard.reward
             if heard.terminated or heard.truncated:
-                self.ended, self.final = replace(heard, breakdown={}), reply
+                self.ended, self.final_answer = replace(heard, breakdown={}), self.answer(reply)
 
     async def _take_from_solver(self, part: Conversation, reply: Message) -> None:
         heard = await part.step(reply)
@@ -321,22 +300,22 @@ class DecomposedConversation:
             self.heard += heard.messages
             return
         await part.close()
-        problem = self.waiting[0].arguments["problem"]
         self.finished = (*self.finished, self.part_messages)
-        self.parts = (*self.parts, SolvedPart(problem, reply.content, self.answer(reply)))
-        self._tell(self.result_of(self.parts[-1]))
+        solved = SolvedPart(self.waiting[0].arguments["problem"], reply.content, self.answer(reply))
+        self.parts = (*self.parts, solved)
+        self._tell(self.result_of(solved))
         self._open_next()
 
     def _open_next(self) -> None:
         """Answer calls until one opens a part."""
         self.part = None
         while self.waiting:
-            problem, fault = self.part_of(self.waiting[0])
+            call, *rest = self.waiting
+            problem, fault = self.part_of(call)
             if problem is not None:
-                call = self.waiting[0]
-                self.waiting = (replace(call, arguments={"problem": problem}), *self.waiting[1:])
+                self.waiting = (replace(call, arguments={"problem": problem}), *rest)
                 self.part = self.open_part(problem)
-                self.part_messages = self.roles.solver.opening(self.part.opening)
+                self.part_messages = self.roles["solver"].opening(self.part.opening)
                 self.heard += self.part_messages[-1:]
                 return
             self._tell(f"error: {fault}")
@@ -346,9 +325,7 @@ class DecomposedConversation:
         """Give the first call that waits its result."""
         call, *rest = self.waiting
         told = Message(role="tool", content=content, tool_call_id=call.id or None, name=call.name)
-        self.waiting = tuple(rest)
-        self.thread = (*self.thread, told)
-        self.heard = (*self.heard, told)
+        self.waiting, self.thread, self.heard = tuple(rest), (*self.thread, told), (*self.heard, told)
 
     def part_of(self, call: ToolCall) -> tuple[str | None, str]:
         """The part that a call asks for, or None and what is wrong with it."""
@@ -357,17 +334,16 @@ class DecomposedConversation:
         if call.name != "solve":
             return None, f"there is no tool {call.name!r:.40}, only solve"
         problem = call.arguments.get("problem")
-        if not isinstance(problem, str) or not problem.strip():
+        if not isinstance(problem, str):
             return None, "solve needs a problem, which is text"
         return " ".join(problem.split()), ""
 
     def open_part(self, problem: str) -> Conversation:
         """A part's own conversation: that of the environment's conversation, where it has `part(problem)`,
         else a question with one reply."""
-        opener = getattr(self.whole, "part", None)
+        opener: Callable[[str], Conversation] | None = getattr(self.whole, "part", None)
         if opener is not None:
-            conversation: Conversation = opener(problem)
-            return conversation
+            return opener(problem)
         system = (message for message in self.whole.opening if message.role == "system")
         return OneReply(opening=(*system, Message(role="user", content=problem)))
 
@@ -382,18 +358,15 @@ class DecomposedConversation:
         metadata = {
             "roles": list(self.turn_roles),
             "parts": [asdict(part) for part in self.parts],
-            "answer": None if self.final is None else self.answer(self.final),
+            "answer": self.final_answer,
             "tokens_elsewhere": dict(self.tokens_elsewhere),
         }
-        return replace(
-            outcome,
-            breakdown={**outcome.breakdown, "calls": float(self.num_calls)},
-            metadata={**outcome.metadata, **metadata},
-        )
+        breakdown = {**outcome.breakdown, "calls": float(self.num_calls)}
+        return replace(outcome, breakdown=breakdown, metadata={**outcome.metadata, **metadata})
 
     def fork(self) -> Conversation:
         """An independent copy."""
-        return replace(self, whole=self.whole.fork(), part=None if self.part is None else self.part.fork())
+        return replace(self, whole=self.whole.fork(), part=self.part and self.part.fork())
 
     async def close(self) -> None:
         """Close the part that is open, and the whole."""
@@ -405,7 +378,6 @@ class DecomposedConversation:
 class InParts(Environment, Protocol):
     """An environment whose problems are solved by `roles`."""
 
-    local: bool
     roles: Roles
 
     def scenario_of(self, problem: str) -> Scenario:
@@ -423,24 +395,41 @@ E = TypeVar("E", bound=InParts)
 def with_roles(environment: E, roles: Roles) -> E:
     """The same environment, with its problems solved by these roles."""
     changed = copy.copy(environment)
-    changed.roles = roles
-    elsewhere = [getattr(roles, role).agent for role in ROLES]
-    changed.local = environment.local and elsewhere == [None] * len(ROLES)  # its batches are its own
+    changed.roles = roles  # another agent's batches are its own
+    changed.local = environment.local and all(settings.agent is None for settings in roles.values())
     return changed
 
 
-async def start_in_parts(conversation: DecomposedConversation) -> DecomposedConversation:
-    """The conversation as the agent finds it, after what others play before its first turn."""
+async def start_in_parts(environment: InParts, scenario: Scenario, seed: int) -> DecomposedConversation:
+    """A conversation as the agent finds it, after what others play before its first turn."""
+    conversation = await environment.conversation(scenario, seed)
     try:
-        await conversation.play()
-        if conversation.ended is not None:
-            raise EnvironmentFailure(
-                "the problem was answered before the agent had a turn: its roles are played by others"
-            )
-        return conversation
+        if (await conversation.play()).ended is None:
+            return conversation
+        raise EnvironmentFailure("the problem was answered by others before the agent had a turn")
     except BaseException:
         await conversation.close()
         raise
+
+
+async def demonstrate(
+    environment: InParts, scenario: Scenario, agent: Any, seed: int = 0
+) -> list[tuple[Message, ...]]:
+    """Conversations of a scripted agent with `reply(messages)` that plays all roles, for fine-tuning: of who
+    decomposes, of who puts together where they read something else, and of each part.
+
+    Raises ConfigurationError for a wrong answer.
+    """
+    talk = await start_in_parts(environment, scenario, seed)
+    while talk.ended is None:
+        await talk.step(agent.reply(talk.messages))
+    if (await talk.outcome()).success is False:
+        raise ConfigurationError(f"the agent's answer to {scenario.id!r} is wrong: demonstrate right ones")
+    await talk.close()
+    if share_thread(talk.roles):
+        return [talk.thread, *talk.finished]
+    calls = 1 + next(place for place, message in enumerate(talk.thread) if message.tool_calls)
+    return [talk.thread[:calls], talk.roles["synthesizer"].opening(talk.thread), *talk.finished]
 
 
 class DecomposedProblems:
@@ -449,8 +438,8 @@ class DecomposedProblems:
         DecomposedProblems(ReasoningGymProblems("leg_counting"), synthesizer=add_up)
 
     A call opens a conversation of its own, in which the part is solved: that of the environment's
-    conversation, where it has `part(problem)` (see `RetailErrands`), else a question with one reply. The
-    verdict is the environment's, on the last reply alone.
+    conversation, where it has `part(problem)`, else a question with one reply. The verdict is the
+    environment's, on the last reply alone.
     """
 
     def __init__(
@@ -480,7 +469,9 @@ class DecomposedProblems:
         expect_that(is_whole(max_calls, 1), "max_calls", "be a whole number from 1 on", max_calls, length=60)
         self.environment = environment
         self.max_calls = max_calls
-        self.roles = Roles().updated(decomposer=decomposer, solver=solver, synthesizer=synthesizer)
+        default = {role: RoleSettings(prompt=DECOMPOSE if role == "decomposer" else None) for role in ROLES}
+        players = {"decomposer": decomposer, "solver": solver, "synthesizer": synthesizer}
+        self.roles: Roles = updated(default, players)
         self.local = environment is None or environment.local
         self.local = with_roles(self, self.roles).local
 
@@ -497,46 +488,12 @@ class DecomposedProblems:
 
     def answer(self, reply: Message) -> str | None:
         """The answer in a reply, as the environment reads it, else its words; None where there is none."""
-        read = getattr(self.environment, "answer", None)
-        if read is None:
-            return reply.content.strip() or None
-        answer: str | None = read(reply)
-        return answer
+        read: Callable[[Message], str | None] | None = getattr(self.environment, "answer", None)
+        return (reply.content.strip() or None) if read is None else read(reply)
 
     async def start(self, scenario: Scenario, seed: int) -> DecomposedConversation:
         """Ask the whole problem."""
-        return await start_in_parts(await self.conversation(scenario, seed))
-
-    async def demonstrate(
-        self, scenario: Scenario, seed: int = 0, **players: RolePlayer
-    ) -> list[tuple[Message, ...]]:
-        """Conversations on a problem whose roles functions play: of who decomposes, of who puts together
-        where they read something else, and of each part, for fine-tuning.
-
-        Raises ConfigurationError where the agent or another one has a role, and for a wrong answer.
-        """
-        roles = self.roles.updated(**players)
-        for role in ROLES:
-            settings: RoleSettings = getattr(roles, role)
-            rule = "be a function, since an agent needs no demonstration"
-            expect_that(settings.function is not None, role, rule, players.get(role), length=60)
-            shown = replace(settings, prompt=getattr(self.roles, role).prompt)
-            roles = replace(roles, **{role: shown})
-        talk = await (await with_roles(self, roles).conversation(scenario, seed)).play()
-        outcome = await talk.outcome()
-        await talk.close()
-        if outcome.success is False:
-            raise ConfigurationError(f"the answer of the roles to {scenario.id!r} is wrong")
-        if roles.synthesizer.prompt is None:
-            return [talk.thread, *talk.finished]
-        calls = next(place for place, message in enumerate(talk.thread) if message.tool_calls)
-        return [talk.thread[: calls + 1], roles.synthesizer.opening(talk.thread), *talk.finished]
-
-    async def close(self) -> None:
-        """Close the environment where it has something to give back."""
-        close = getattr(self.environment, "close", None)
-        if close is not None:
-            await call_user_code(close)
+        return await start_in_parts(self, scenario, seed)
 
     async def conversation(self, scenario: Scenario, seed: int) -> DecomposedConversation:
         """A conversation in which nobody has said anything."""
@@ -552,9 +509,15 @@ class DecomposedProblems:
             is_judged=scenario.context.get("is_judged", True),
         )
 
+    async def close(self) -> None:
+        """Close the environment where it has something to give back."""
+        close = getattr(self.environment, "close", None)
+        if close is not None:
+            await call_user_code(close)
+
 
 def _as_reply(role: Role, given: Any) -> Message:
-    """What a function gave, as the reply of its role."""
+    """The reply of a role from what its function gave."""
     if isinstance(given, Message):
         return given
     if role != "decomposer":

@@ -19,6 +19,10 @@ from stateset_agents.environments.decomposed import (
     Role,
     RolePlayer,
     SolvedPart,
+    player_of,
+    seen_by,
+    share_thread,
+    updated,
     with_roles,
 )
 from stateset_agents.runtime.pending_calls import awaitable_or_blocking
@@ -75,7 +79,7 @@ class Synthesizer:
             decomposer=lambda problem: [part.problem for part in solutions],
             solver=lambda problem: next(replies).reply,
         )
-        return None if talk.final is None else talk.answer(talk.final)
+        return talk.final_answer
 
 
 class HierarchicalGRPO:
@@ -121,12 +125,13 @@ class HierarchicalGRPO:
         in_parts: InParts = (
             environment if hasattr(environment, "roles") else DecomposedProblems(environment)  # type: ignore[assignment]  # its other members are checked where it is used
         )
-        self.roles = in_parts.roles.updated(decomposer=decomposer, solver=solver, synthesizer=synthesizer)
-        self.environment = with_roles(in_parts, self.roles.trained(self.agent, self.agent, ROLES))
+        players = {"decomposer": decomposer, "solver": solver, "synthesizer": synthesizer}
+        self.roles = updated(in_parts.roles, players)
+        self.environment = with_roles(in_parts, seen_by(self.agent, ROLES, self.roles, self.agent))
         self.config = config or TrainingConfig()
         self.decomposer, self.synthesizer = Decomposer(self), Synthesizer(self)
         self._reward = EnvironmentReward() if reward is None else reward
-        self.agents = {role: self.roles.player(role, self.agent) for role in ROLES}
+        self.agents = {role: player_of(role, self.roles, self.agent) for role in ROLES}
         """Role -> the agent that plays it; None for a function."""
         if self.agent not in self.agents.values():
             raise ConfigurationError("base_model plays no role: leave out decomposer, solver or synthesizer")
@@ -151,7 +156,7 @@ class HierarchicalGRPO:
             if role not in ROLES:
                 raise ConfigurationError(f"there is no role {role!r:.40}{nearest(role, ROLES)}")
         wanted = set(roles or ROLES)
-        if self.roles.share_thread and wanted & {"decomposer", "synthesizer"}:
+        if share_thread(self.roles) and wanted & {"decomposer", "synthesizer"}:
             wanted |= {"decomposer", "synthesizer"}
         await self._initialize()
         folders: dict[Role, Path] = {}
@@ -159,7 +164,7 @@ class HierarchicalGRPO:
             own = [role for role in ROLES if role in wanted and self.agents[role] is agent]
             if not own:
                 continue
-            environment = with_roles(self.environment, self.roles.trained(agent, self.agent, own))
+            environment = with_roles(self.environment, seen_by(agent, own, self.roles, self.agent))
             trainer = MultiTurnGRPOTrainer(agent, environment, self._reward, self.config)
             try:
                 await trainer.train()
@@ -209,7 +214,7 @@ class HierarchicalGRPO:
         """A conversation on a problem, played to its end; agents sample as they answer people, and `players`
         stand in for the roles of these names."""
         await self._initialize()
-        roles = self.roles.updated(**players).trained(None, self.agent, ())
+        roles = seen_by(None, (), updated(self.roles, players), self.agent)
         environment = with_roles(self.environment, roles)
         talk = await environment.conversation(self._scenario(complex_problem), self.config.seed)
         try:

@@ -18,11 +18,13 @@ from typing import Any
 
 from stateset_agents.core.environment import Conversation
 from stateset_agents.environments.decomposed import (
+    ROLES,
     DecomposedConversation,
     Roles,
     RoleSettings,
     SolvedPart,
     start_in_parts,
+    updated,
 )
 from stateset_agents.environments.problems.arithmetic import ArithmeticProblems, steps_of
 from stateset_agents.environments.problems.environment import Trace, at_least, choose_habit, reply_of
@@ -67,11 +69,12 @@ class DecomposedArithmetic(ArithmeticProblems):
             raise ConfigurationError(f"decompose_prompt must be text, got {decompose_prompt!r:.60}")
         super().__init__(**settings)
         self.max_calls = max_calls
-        self.roles = Roles(decomposer=RoleSettings(prompt=decompose_prompt))
+        self.roles: Roles = {role: RoleSettings() for role in ROLES}
+        self.roles = updated(self.roles, {"decomposer": decompose_prompt})
 
     async def start(self, scenario: Scenario, seed: int) -> Conversation:
         """Ask the whole problem."""
-        return await start_in_parts(await self.conversation(scenario, seed))
+        return await start_in_parts(self, scenario, seed)
 
     async def conversation(self, scenario: Scenario, seed: int) -> DecomposedConversation:
         """A conversation in which nobody has said anything."""
@@ -98,31 +101,10 @@ class DecomposedArithmetic(ArithmeticProblems):
         context = {"answer": int(steps[-1]), "expression": expression, "difficulty": len(steps)}
         return Scenario(id=f"arithmetic {expression}", opening=f"compute {expression}", context=context)
 
-    def asked(self, part: str) -> tuple[Message, ...]:
-        """The messages with which a part's own conversation begins."""
-        return (*self._system, Message(role="user", content=f"compute {part}"))
-
     def honest_agent(self, scenario: Scenario) -> _Scripted:  # type: ignore[override]  # it has several replies
         """A scripted agent that plays all roles, the solver with one of `habits`."""
         rng = random.Random(derive(self._seed, "habit", scenario.id))
         return _Scripted(habits=self._habits, rng=rng)
-
-    def demonstrate(self, scenario: Scenario) -> list[list[Message]]:
-        """The honest agent's conversations on a problem: that of who decomposes first, then one of each part.
-
-        As they stand in the rows of a training, for fine-tuning.
-        """
-        agent = self.honest_agent(scenario)
-        thread = [*self.roles.decomposer.opening(scenario.messages())]
-        parts: list[list[Message]] = []
-        left: str = scenario.context["expression"]
-        while not _NUMBER.fullmatch(left):
-            call, part = agent.reply(thread), next_part(left)
-            opening = [*self.asked(part)]
-            parts.append([*opening, agent.reply(opening)])
-            left, result = _placed(left, part, steps_of(part)[-1])
-            thread += [call, Message(role="tool", content=result, name="solve")]
-        return [[*thread, agent.reply(thread)], *parts]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.environment import Conversation, Observation
-from stateset_agents.environments.decomposed import DecomposedProblems, OneReply, with_roles
+from stateset_agents.environments.decomposed import (
+    DecomposedProblems,
+    OneReply,
+    demonstrate,
+    updated,
+    with_roles,
+)
 from stateset_agents.environments.problems import ArithmeticProblems
 from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
 from stateset_agents.types.messages import Message, ToolCall
@@ -140,25 +145,27 @@ async def test_a_fork_goes_on_by_itself() -> None:
     assert texts((await other.step(says(6))).messages) == [("tool", "6")]
 
 
+class Scripted:
+    """Splits the sum in two, and adds up what it reads."""
+
+    def __init__(self, error: int = 0) -> None:
+        self.error = error
+
+    def reply(self, messages: Sequence[Message]) -> Message:
+        if messages[0].content == "split":
+            return call("2 + 3", "4 + 0")
+        numbers = [message.content for message in messages if message.role == "tool"]
+        summands = numbers or messages[-1].content.split(" + ")
+        return says(sum(map(int, summands)) + self.error)
+
+
 async def test_demonstrations_are_rows_and_a_wrong_answer_is_refused() -> None:
     environment = DecomposedProblems(SUMS, decomposer="split", synthesizer="add")
-    rows = await environment.demonstrate(
-        PROBLEM,
-        decomposer=lambda text: ["2 + 3", "4 + 0"],
-        solver=lambda text: says(sum(map(int, text.split(" + ")))),
-        synthesizer=lambda solutions: says(sum(map(int, solutions))),
-    )
+    rows = await demonstrate(environment, PROBLEM, Scripted())
     assert [row[0].content for row in rows] == ["split", "add", "think", "think"]
-    assert rows[1][-1] == says(9)
+    assert [row[-1] for row in rows] == [call("2 + 3", "4 + 0"), says(9), says(5), says(4)]
     with pytest.raises(ConfigurationError, match="is wrong"):
-        await environment.demonstrate(
-            PROBLEM,
-            decomposer=lambda text: ["2 + 3"],
-            solver=lambda text: says(5),
-            synthesizer=lambda text: says(1),
-        )
-    with pytest.raises(ConfigurationError, match="solver must be a function"):
-        await environment.demonstrate(PROBLEM, decomposer=lambda text: [], synthesizer=lambda text: "")
+        await demonstrate(environment, PROBLEM, Scripted(error=1))
 
 
 async def test_what_can_play_no_role_and_what_gives_no_parts_is_refused() -> None:
@@ -176,7 +183,6 @@ async def test_what_can_play_no_role_and_what_gives_no_parts_is_refused() -> Non
 
 async def test_the_roles_of_an_environment_can_be_changed_without_changing_it() -> None:
     environment = DecomposedProblems(SUMS, decomposer="split")
-    other = with_roles(environment, replace(environment.roles, solver=environment.roles.decomposer))
-    assert environment.roles.solver.prompt is None
-    await other.start(PROBLEM, 0)
-    assert other.roles.solver.prompt == "split"
+    other = with_roles(environment, updated(environment.roles, {"decomposer": "cut"}))
+    assert (await environment.start(PROBLEM, 0)).opening[0].content == "split"
+    assert (await other.start(PROBLEM, 0)).opening[0].content == "cut"

@@ -99,12 +99,13 @@ SUMS = DecomposedProblems(
 
 
 def only(role: str) -> FunctionReward:
-    """Pays conversations of which this role's turns are trained, by how long they are."""
+    """Pays conversations of which this role's turns are trained, by what is sampled; all others alike."""
 
-    def length(trajectory: Trajectory) -> float:
-        return float(trajectory.num_agent_tokens if role in trajectory.metadata["roles"] else 0)
+    def chance(trajectory: Trajectory) -> float:
+        sampled = sum(sum(turn.completion.token_ids) for turn in trajectory.turns)
+        return sampled % 7 if role in trajectory.metadata["roles"] else 0.0
 
-    return FunctionReward(length)
+    return FunctionReward(chance)
 
 
 async def weights(agent: MultiTurnAgent, folder: Path) -> bytes:
@@ -152,4 +153,4 @@ async def test_one_role_of_a_policy_trains_while_the_others_are_frozen(tmp_path:
     agent = MultiTurnAgent(config)
     async with HierarchicalGRPO(agent, SUMS, training, synthesizer="", reward=only("solver")) as hierarchical:
         folders = await hierarchical.train("solver")
-    assert '"roles": ["solver"]' in (folders["solver"] / "rollouts.jsonl").read_text()
+    assert '"roles":["solver"]' in (folders["solver"] / "rollouts.jsonl").read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import threading
 from collections.abc import Callable, Coroutine, Generator
@@ -70,17 +71,14 @@ def awaitable_or_blocking(function: Callable[P, Coroutine[Any, Any, T]]) -> Call
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> Any:
-        coroutine = function(*args, **kwargs)
-        try:
+        with contextlib.suppress(RuntimeError):  # no loop runs
             asyncio.get_running_loop()
-        except RuntimeError:
-            future = asyncio.run_coroutine_threadsafe(coroutine, _loop_of_scripts())
-            try:
-                return future.result()
-            except BaseException:  # a Ctrl-C ends what is under way, too
-                future.cancel()
-                raise
-        return PendingCall(coroutine, function.__name__)
+            return PendingCall(function(*args, **kwargs), function.__name__)
+        future = asyncio.run_coroutine_threadsafe(function(*args, **kwargs), _loop_of_scripts())
+        try:
+            return future.result()
+        finally:  # a Ctrl-C ends what is under way, too
+            future.cancel()
 
     return call
 

@@ -5,9 +5,6 @@ compute 2 + 3 * 4 - 1
   <- = 14 , left 14 - 1
   -> solve("14 - 1") ... <- = 13 , left 13
   -> <answer> 13 </answer>
-
-One policy has three roles: it decomposes, it solves, it puts together. All of its words are turns of one
-conversation, whose rows are a tree, so that each role trains on the verdict of the whole.
 """
 
 from __future__ import annotations
@@ -15,14 +12,22 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from stateset_agents.core.environment import Conversation, Observation, ReplyLimits
+from stateset_agents.core.environment import Conversation
+from stateset_agents.environments.decomposed import (
+    ROLES,
+    DecomposedConversation,
+    Roles,
+    RoleSettings,
+    SolvedPart,
+    start_in_parts,
+    updated,
+)
 from stateset_agents.environments.problems.arithmetic import ArithmeticProblems, steps_of
 from stateset_agents.environments.problems.environment import Trace, at_least, choose_habit, reply_of
-from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.runtime.yaml_files import read_yaml
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message, ToolCall
@@ -35,8 +40,6 @@ DECOMPOSE: str = _TEXTS["prompt"]
 """The system message of who decomposes, unless another is set."""
 SOLVE: Mapping[str, Any] = _TEXTS["tool"]
 
-Role = Literal["decomposer", "solver", "synthesizer"]
-"""Role of a turn: the decomposer calls `solve`, the solver answers a part, the synthesizer the problem."""
 _NUMBER = re.compile(r"-?[0-9]{1,9}")
 _EXPRESSION = re.compile(r"[0-9]{1,9}(?: [-+*] [0-9]{1,9})+")
 
@@ -66,17 +69,23 @@ class DecomposedArithmetic(ArithmeticProblems):
             raise ConfigurationError(f"decompose_prompt must be text, got {decompose_prompt!r:.60}")
         super().__init__(**settings)
         self.max_calls = max_calls
-        self._decompose = (Message(role="system", content=decompose_prompt),) if decompose_prompt else ()
+        self.roles: Roles = {role: RoleSettings() for role in ROLES}
+        self.roles = updated(self.roles, {"decomposer": decompose_prompt})
 
     async def start(self, scenario: Scenario, seed: int) -> Conversation:
         """Ask the whole problem."""
-        opening = (*self._decompose, Message(role="user", content=scenario.opening))
-        return _DecomposedConversation(
-            opening=opening,
-            thread=opening,
+        return await start_in_parts(self, scenario, seed)
+
+    async def conversation(self, scenario: Scenario, seed: int) -> DecomposedConversation:
+        """A conversation in which nobody has said anything."""
+        return _ArithmeticConversation(
+            whole=await super().start(scenario, seed),
+            roles=self.roles,
+            answer=self.answer,
+            max_calls=self.max_calls,
+            seed=seed,
+            solve_tool=SOLVE,
             left=scenario.context["expression"],
-            scenario=scenario,
-            environment=self,
         )
 
     def scenario_of(self, problem: str) -> Scenario:
@@ -92,131 +101,53 @@ class DecomposedArithmetic(ArithmeticProblems):
         context = {"answer": int(steps[-1]), "expression": expression, "difficulty": len(steps)}
         return Scenario(id=f"arithmetic {expression}", opening=f"compute {expression}", context=context)
 
-    def asked(self, part: str) -> tuple[Message, ...]:
-        """The messages with which a part's own conversation begins."""
-        return (*self._system, Message(role="user", content=f"compute {part}"))
-
     def honest_agent(self, scenario: Scenario) -> _Scripted:  # type: ignore[override]  # it has several replies
         """A scripted agent that plays all roles, the solver with one of `habits`."""
         rng = random.Random(derive(self._seed, "habit", scenario.id))
         return _Scripted(habits=self._habits, rng=rng)
 
-    def demonstrate(self, scenario: Scenario) -> list[list[Message]]:
-        """The honest agent's conversations on a problem: that of who decomposes first, then one of each part.
-
-        As they stand in the rows of a training, for fine-tuning.
-        """
-        agent = self.honest_agent(scenario)
-        thread = [*self._decompose, Message(role="user", content=scenario.opening)]
-        parts: list[list[Message]] = []
-        left: str = scenario.context["expression"]
-        while not _NUMBER.fullmatch(left):
-            call, part = agent.reply(thread), next_part(left)
-            opening = [*self.asked(part)]
-            parts.append([*opening, agent.reply(opening)])
-            left, result = _placed(left, part, steps_of(part)[-1])
-            thread += [call, Message(role="tool", content=result, name="solve")]
-        return [[*thread, agent.reply(thread)], *parts]
-
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _DecomposedConversation:
-    """One problem; the agent is shown the thread of who decomposes, or the part that it is to solve."""
+class _ArithmeticConversation(DecomposedConversation):
+    """One expression, in which results take the place of the parts that are solved."""
 
-    opening: tuple[Message, ...]
-    scenario: Scenario
-    environment: DecomposedArithmetic
-    thread: tuple[Message, ...]
-    """All that who decomposes has read and said."""
     left: str
     """The expression, with results in place of the parts that are solved."""
-    part: str | None = None
-    """The part that a solver is asked now."""
-    reply: Message | None = None
-    """The reply to the whole problem, which ends it."""
-    waiting: tuple[ToolCall, ...] = ()
-    """Calls of the last reply that have no result, that of `part` first."""
-    roles: tuple[Role, ...] = ()
-    """[turns]"""
-    num_calls: int = 0
-    num_solved: int = 0
-    """Parts that were asked and got an answer, right or wrong."""
     num_right: int = 0
     """Parts that got the right answer."""
-    reply_limits: ReplyLimits = field(default_factory=lambda: ReplyLimits(with_reasoning=True))
 
-    @property
-    def tools(self) -> Sequence[Mapping[str, Any]]:
-        """A solver has none: its episode has one reply."""
-        return () if self.part is not None else (SOLVE,)
+    def part_of(self, call: ToolCall) -> tuple[str | None, str]:
+        """A part stands in what is left, word for word."""
+        part, fault = DecomposedConversation.part_of(self, call)
+        if part is None:
+            return None, fault
+        words = part.split()
+        if len(words) < 3 or not (_NUMBER.fullmatch(words[0]) and _NUMBER.fullmatch(words[-1])):
+            return None, "a part has numbers at its ends and an operation between them"
+        if put_in_place(self.left, part, "0") is None:
+            return None, f"that is no part of {self.left}"
+        return part, ""
 
-    async def step(self, reply: Message) -> Observation:
-        """Take a reply of whoever was asked."""
-        if self.reply is not None:
-            raise ConfigurationError("this problem has its reply: start a new conversation")
-        if self.part is not None:
-            self.roles = (*self.roles, "solver")
-            call, *rest = self.waiting
-            self.waiting = tuple(rest)
-            return self._go_on([_result_of(call, self._solved(reply))])
-        if not reply.tool_calls:
-            self.roles = (*self.roles, "synthesizer")
-            self.reply = reply
-            return Observation(terminated=True)
-        self.roles = (*self.roles, "decomposer")
-        self.thread = (*self.thread, reply)
-        self.num_calls += len(reply.tool_calls)
-        if self.num_calls > self.environment.max_calls:
-            return Observation(truncated=True)
-        self.waiting = tuple(reply.tool_calls)
-        return self._go_on([])
+    def open_part(self, problem: str) -> Conversation:
+        """A question with one reply."""
+        return DecomposedConversation.open_part(self, f"compute {problem}")
 
-    def _go_on(self, results: list[Message]) -> Observation:
-        """Answer calls until one opens an episode; then, or when none is left, say who reads what next."""
-        self.part = None
-        while self.waiting:
-            part, fault = _part_of(self.waiting[0], self.left)
-            if part is not None:
-                self.part = part
-                self.thread = (*self.thread, *results)
-                opening = self.environment.asked(part)
-                return Observation(messages=(*results, opening[-1]), conversation=opening)
-            results.append(_result_of(self.waiting[0], f"error: {fault}"))
-            self.waiting = self.waiting[1:]
-        self.thread = (*self.thread, *results)
-        return Observation(messages=tuple(results), conversation=self.thread)
-
-    def _solved(self, reply: Message) -> str:
-        """The result of the call that asked for the part."""
-        assert self.part is not None
-        self.num_solved += 1
-        value = (self.environment.answer(reply) or "").strip()
+    def result_of(self, part: SolvedPart) -> str:
+        """The number, and what is left with it in the part's place."""
+        value = (part.answer or "").strip()
         if not _NUMBER.fullmatch(value):
-            return f"error: {self.part} got no number as its answer"
-        self.num_right += value == steps_of(self.part)[-1]
-        self.left, result = _placed(self.left, self.part, value)
+            return f"error: {part.problem} got no number as its answer"
+        self.num_right += value == steps_of(part.problem)[-1]
+        self.left, result = _placed(self.left, part.problem, value)
         return result
 
     async def outcome(self) -> Outcome:
-        """The verdict on the last reply, and who said what: `metadata["roles"]`."""
-        answer = None if self.reply is None else self.environment.answer(self.reply)
-        score = await in_thread(self.environment.judge, self.scenario, answer or "")
-        breakdown = {"answered": float(answer is not None), "calls": float(self.num_calls)}
-        if self.num_solved:
-            breakdown["parts_right"] = self.num_right / self.num_solved
-        return Outcome(
-            reward=score,
-            success=None if score is None else answer is not None and score >= 1,
-            breakdown=breakdown,
-            metadata={"roles": list(self.roles)},
-        )
-
-    def fork(self) -> Conversation:
-        """An independent copy."""
-        return replace(self)
-
-    async def close(self) -> None:
-        """Nothing is held."""
+        """The verdict, and how many parts were right."""
+        outcome = await DecomposedConversation.outcome(self)
+        breakdown = {name: outcome.breakdown[name] for name in ("answered", "calls")}
+        if self.parts:
+            breakdown["parts_right"] = self.num_right / len(self.parts)
+        return replace(outcome, breakdown=breakdown)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -246,28 +177,6 @@ def _decomposed(left: str) -> Message:
         return Message(role="assistant", content=f"<answer> {left} </answer>")
     call = ToolCall(name="solve", arguments={"problem": next_part(left)})
     return Message(role="assistant", content="", tool_calls=(call,))
-
-
-def _result_of(call: ToolCall, content: str) -> Message:
-    return Message(role="tool", content=content, tool_call_id=call.id or None, name=call.name)
-
-
-def _part_of(call: ToolCall, left: str) -> tuple[str | None, str]:
-    """The part that a call asks for, or None and what is wrong with it."""
-    if call.error is not None:
-        return None, call.error
-    if call.name != "solve":
-        return None, f"there is no tool {call.name!r:.40}, only solve"
-    problem = call.arguments.get("problem")
-    if not isinstance(problem, str):
-        return None, "solve needs a problem, which is text"
-    part = " ".join(problem.split())
-    words = part.split()
-    if len(words) < 3 or not (_NUMBER.fullmatch(words[0]) and _NUMBER.fullmatch(words[-1])):
-        return None, "a part has numbers at its ends and an operation between them"
-    if put_in_place(left, part, "0") is None:
-        return None, f"that is no part of {left}"
-    return part, ""
 
 
 def _placed(left: str, part: str, value: str) -> tuple[str, str]:

@@ -72,7 +72,7 @@ class DeskConversation:
         if reply.tool_calls:
             messages = []
             for index, call in enumerate(reply.tool_calls):
-                message, cost = self._run(call, index)
+                message, cost = self.run(call, index)
                 messages.append(message)
                 reward += cost
             terminated = False
@@ -97,7 +97,7 @@ class DeskConversation:
             truncated=truncated,
         )
 
-    def _run(self, call: ToolCall, index: int) -> tuple[Message, float]:
+    def run(self, call: ToolCall, index: int) -> tuple[Message, float]:
         """The tool message of call `index` of a reply, and what the call cost."""
         record, cost = self.record, 0.0
         if index >= MAX_CALLS:

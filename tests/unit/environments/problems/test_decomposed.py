@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from stateset_agents.environments.decomposed import demonstrate
 from stateset_agents.environments.problems import ArithmeticProblems, DecomposedArithmetic
 from stateset_agents.environments.problems.decomposed import next_part, put_in_place
 from stateset_agents.types.errors import ConfigurationError
@@ -16,6 +17,10 @@ PROBLEM = DESK.scenario_of("2 + 3 * 4 - 1")
 def call(*problems: str) -> Message:
     calls = tuple(ToolCall(name="solve", arguments={"problem": problem}) for problem in problems)
     return Message(role="assistant", content="", tool_calls=calls)
+
+
+def question(part: str) -> tuple[Message, ...]:
+    return (Message(role="user", content=f"compute {part}"),)
 
 
 def says(answer: object) -> Message:
@@ -42,8 +47,8 @@ async def test_a_call_opens_a_conversation_of_its_own_and_its_answer_takes_the_p
 
 async def test_several_calls_are_solved_one_after_the_other_before_the_agent_goes_on() -> None:
     talk = await DESK.start(DESK.scenario_of("2 * 3 + 4 * 5"), 0)
-    assert (await talk.step(call("2 * 3", "4 * 5"))).conversation == DESK.asked("2 * 3")
-    assert (await talk.step(says(6))).conversation == DESK.asked("4 * 5")
+    assert (await talk.step(call("2 * 3", "4 * 5"))).conversation == question("2 * 3")
+    assert (await talk.step(says(6))).conversation == question("4 * 5")
     back = await talk.step(says(21))
     assert back.conversation is not None
     told = [message.content for message in back.conversation if message.role == "tool"]
@@ -84,7 +89,7 @@ async def test_a_solver_without_a_number_leaves_the_problem_as_it_was() -> None:
     back = await talk.step(says("twelve"))
     assert back.messages[-1].content == "error: 3 * 4 got no number as its answer"
     asked = await talk.step(call("3 * 4"))
-    assert asked.conversation == DESK.asked("3 * 4")
+    assert asked.conversation == question("3 * 4")
 
 
 async def test_a_conversation_that_calls_too_often_is_cut() -> None:
@@ -110,7 +115,7 @@ async def test_the_honest_agent_is_always_right_and_shows_each_row_by_itself() -
         while not (heard := await talk.step(agent.reply(messages))).terminated:
             messages = list(heard.messages)
         assert (await talk.outcome()).success
-        thread, *parts = DESK.demonstrate(scenario)
+        thread, *parts = await demonstrate(DESK, scenario, DESK.honest_agent(scenario))
         assert thread[-1].content == f"<answer> {scenario.context['answer']} </answer>"
         assert len(parts) == sum(bool(message.tool_calls) for message in thread)
         assert all([message.role for message in part] == ["user", "assistant"] for part in parts)

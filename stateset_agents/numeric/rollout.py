@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -32,6 +32,7 @@ from stateset_agents.numeric.environments.base import (
 from stateset_agents.numeric.policy import NumericPolicy, logits_of, sample_actions
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.seeds import derive
+from stateset_agents.types.settings import expect, expect_that
 
 Act = Callable[[Observations, BoolArray | None, int], tuple[IntArray, FloatArray]]
 """(observations [B, ...], mask, step) -> [B] actions and their log-probs."""
@@ -62,9 +63,9 @@ class Rollout:
     rewards: NDArray[np.float64]  # [T, B]
     alive: BoolArray  # [T, B]
     """True where the row took this step; other arrays mean nothing elsewhere. A failed row took none."""
-    masks: BoolArray | None  # [T, B, A]
+    masks: BoolArray | None = None  # [T, B, A]
     """Actions that were allowed; None where all always were."""
-    components: Mapping[str, NDArray[np.float64]]  # [T, B] each
+    components: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)  # [T, B] each
     seeds: Sequence[int]  # [B]
     group_ids: IntArray  # [B]
     group_size: int
@@ -95,6 +96,16 @@ class Rollout:
         return total
 
     @property
+    def task(self) -> str | None:
+        """The task of a rollout of one row; None where there is one task."""
+        return None if self.tasks is None else self.tasks.names[int(self.tasks.ids[0])]
+
+    @property
+    def score(self) -> float | None:
+        """The mean score of the rows, 0 for a random policy and 1 for a solved task; None without tasks."""
+        return None if self.tasks is None else float(self.tasks.scores(self.returns).mean())
+
+    @property
     def lengths(self) -> IntArray:
         """[B] steps of each row."""
         lengths: IntArray = self.alive.sum(axis=0)
@@ -113,6 +124,18 @@ class Rollout:
         """[..., B] as [..., groups, G]."""
         return values.reshape(*values.shape[:-1], self.num_groups, self.group_size)
 
+    def rows(self) -> list[Rollout]:
+        """The rows that did not fail, each a rollout by itself and as long as its episode."""
+
+        def row(place: int) -> Rollout:
+            steps, here = slice(self.lengths[place]), slice(place, place + 1)
+            parts = {name: _each(getattr(self, name), lambda part: part[steps, here]) for name in _OF_STEPS}
+            parts |= {name: _each(getattr(self, name), lambda part: part[here]) for name in _OF_ROWS}
+            tasks = self.tasks and replace(self.tasks, ids=self.tasks.ids[here])
+            return replace(self, **parts, group_size=1, branches=None, tasks=tasks)
+
+        return [row(int(place)) for place in np.flatnonzero(~self.failed)]
+
     def episodes(self) -> list[dict[str, Any]]:
         """One record per row, for episodes.jsonl."""
         returns, lengths = self.returns, self.lengths
@@ -130,6 +153,90 @@ class Rollout:
             }
             for row in range(len(lengths))
         ]
+
+
+_OF_STEPS = ("observations", "actions", "logprobs", "rewards", "alive", "masks", "components")
+_OF_ROWS = ("final_observations", "terminated", "truncated", "failed", "seeds", "group_ids")
+
+
+def _each(value: Any, change: Callable[[Any], Any]) -> Any:
+    return None if value is None else map_observations(change, value)
+
+
+def joined(rollouts: Sequence[Rollout]) -> Rollout:
+    """Rollouts of single episodes beside one another, each row a group of its own.
+
+    Raises ConfigurationError for none, for another object, and for rollouts whose rows are compared.
+    """
+    if not rollouts:
+        raise ConfigurationError("an update needs at least one episode, got none")
+    for each in rollouts:
+        expect(
+            "each of the rollouts", each, Rollout, "write single_episode(observations=..., actions=..., ...)"
+        )
+        expect_that(each.group_size == 1, "group_size of each rollout in a list", "be 1", each.group_size)
+    longest = max(len(each.alive) for each in rollouts)
+
+    def longer(part: NDArray[Any]) -> NDArray[Any]:
+        return np.pad(part, [(0, longest - len(part)), *[(0, 0)] * (part.ndim - 1)])
+
+    def merged(name: str, change: Callable[[Any], Any], axis: int) -> Any:
+        values = [getattr(each, name) for each in rollouts]
+        if isinstance(values[0], Mapping):
+            return {key: np.concatenate([change(value[key]) for value in values], axis) for key in values[0]}
+        return None if values[0] is None else np.concatenate([change(value) for value in values], axis)
+
+    first = rollouts[0]
+    tasks = first.tasks and replace(
+        first.tasks, ids=np.concatenate([each.tasks.ids for each in rollouts if each.tasks is not None])
+    )
+    parts = {name: merged(name, longer, 1) for name in _OF_STEPS}
+    parts |= {name: merged(name, np.asarray, 0) for name in _OF_ROWS}
+    parts["group_ids"] = np.arange(len(parts["failed"]))
+    return replace(first, **parts, branches=None, tasks=tasks)
+
+
+def single_episode(
+    *,
+    observations: Observations,
+    actions: IntArray,
+    logprobs: FloatArray,
+    rewards: NDArray[np.floating[Any]],
+    final_observation: Observations | None = None,
+    tasks: TaskRows | None = None,
+) -> Rollout:
+    """An episode of a loop of one's own, T steps: what was seen before each, done, its log-prob and reward.
+
+    `final_observation`: of the state in which a limit cut the episode; None: it ended by itself. `tasks`: of
+    its one row. Raises ConfigurationError where the lengths differ.
+    """
+    lengths = {len(part) for part in (actions, logprobs, rewards)}
+    map_observations(lambda part: lengths.add(len(part)), observations)
+    expect_that(
+        len(lengths) == 1 and min(lengths) > 0, "the parts of an episode", "have one length", sorted(lengths)
+    )
+    seen = map_observations(lambda part: np.asarray(part, dtype=np.float32)[:, None], observations)
+    last = (
+        map_observations(lambda part: part[-1], seen)
+        if final_observation is None
+        else map_observations(lambda part: np.asarray(part, dtype=np.float32)[None], final_observation)
+    )
+    cut = np.array([final_observation is not None])
+    return Rollout(
+        observations=seen,
+        actions=np.asarray(actions, dtype=np.int64)[:, None],
+        logprobs=np.asarray(logprobs, dtype=np.float32)[:, None],
+        rewards=np.asarray(rewards, dtype=np.float64)[:, None],
+        alive=np.ones((len(actions), 1), dtype=np.bool_),
+        seeds=[0],
+        group_ids=np.zeros(1, dtype=np.int64),
+        group_size=1,
+        terminated=~cut,
+        truncated=cut,
+        failed=np.zeros(1, dtype=np.bool_),
+        final_observations=last,
+        tasks=tasks,
+    )
 
 
 # ------------------------------------------------------------------------------------------ streams

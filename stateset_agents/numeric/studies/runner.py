@@ -205,7 +205,9 @@ async def _run_cell(settings: StudySettings, suite_name: str, arm: str, seed: in
         if isinstance(suite.environment, TaskMix):
             fixed["gradient_cosines_every"] = _COSINES_EVERY
         cell_settings = {"seed": seed, "total_steps": settings.total_steps, **fixed}
-        async with GRPO(suite.environment, callbacks=[watch], **{**cell_settings, **arm_settings}) as grpo:
+        async with GRPO(
+            environment=suite.environment, callbacks=[watch], **{**cell_settings, **arm_settings}
+        ) as grpo:
             await grpo.train()
             spent = time.process_time() - started
             seeds = evaluation_seeds(seed, settings.episodes)

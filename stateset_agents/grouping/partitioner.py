@@ -8,7 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stateset_agents.grouping.advantages import absolute_shares, normalise_by_part, sign_flip_share
+from stateset_agents.grouping.advantages import (
+    absolute_shares,
+    normalise_by_part,
+    part_statistics,
+    sign_flip_share,
+)
 from stateset_agents.grouping.partitions import (
     STRATEGIES,
     Bools,
@@ -257,6 +262,11 @@ def _metrics(
             for name, share in zip(trajectories.task_names, shares, strict=True)
         }
     if parts.num_parts > 1:
-        metrics |= {f"part_weight/{parts.name(part)}": float(weight) for part, weight in enumerate(weights)}
-        metrics |= {f"part_size/{parts.name(part)}": float(size) for part, size in enumerate(parts.sizes)}
+        labels = np.broadcast_to(parts.labels, raw.shape)
+        statistics = [part_statistics(values, labels, parts.num_parts, mask) for values in (raw, advantages)]
+        for part, (before, after) in enumerate(zip(*statistics, strict=True)):
+            values = {"weight": weights[part], "size": parts.sizes[part]}
+            values |= {"raw_mean": before.mean, "raw_std": before.std, "raw_share": before.absolute_share}
+            values |= {"mean": after.mean, "std": after.std, "share": after.absolute_share}
+            metrics |= {f"part_{name}/{parts.name(part)}": float(value) for name, value in values.items()}
     return metrics

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -63,9 +63,9 @@ class Rollout:
     rewards: NDArray[np.float64]  # [T, B]
     alive: BoolArray  # [T, B]
     """True where the row took this step; other arrays mean nothing elsewhere. A failed row took none."""
-    masks: BoolArray | None = None  # [T, B, A]
+    masks: BoolArray | None  # [T, B, A]
     """Actions that were allowed; None where all always were."""
-    components: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)  # [T, B] each
+    components: Mapping[str, NDArray[np.float64]]  # [T, B] each
     seeds: Sequence[int]  # [B]
     group_ids: IntArray  # [B]
     group_size: int
@@ -129,10 +129,7 @@ class Rollout:
 
         def row(place: int) -> Rollout:
             steps, here = slice(self.lengths[place]), slice(place, place + 1)
-            parts = {name: _each(getattr(self, name), lambda part: part[steps, here]) for name in _OF_STEPS}
-            parts |= {name: _each(getattr(self, name), lambda part: part[here]) for name in _OF_ROWS}
-            tasks = self.tasks and replace(self.tasks, ids=self.tasks.ids[here])
-            return replace(self, **parts, group_size=1, branches=None, tasks=tasks)
+            return _remade([self], lambda parts: parts[0][steps, here], lambda parts: parts[0][here])
 
         return [row(int(place)) for place in np.flatnonzero(~self.failed)]
 
@@ -156,11 +153,7 @@ class Rollout:
 
 
 _OF_STEPS = ("observations", "actions", "logprobs", "rewards", "alive", "masks", "components")
-_OF_ROWS = ("final_observations", "terminated", "truncated", "failed", "seeds", "group_ids")
-
-
-def _each(value: Any, change: Callable[[Any], Any]) -> Any:
-    return None if value is None else map_observations(change, value)
+_OF_ROWS = ("final_observations", "terminated", "truncated", "failed", "seeds")
 
 
 def joined(rollouts: Sequence[Rollout]) -> Rollout:
@@ -171,72 +164,37 @@ def joined(rollouts: Sequence[Rollout]) -> Rollout:
     if not rollouts:
         raise ConfigurationError("an update needs at least one episode, got none")
     for each in rollouts:
-        expect(
-            "each of the rollouts", each, Rollout, "write single_episode(observations=..., actions=..., ...)"
-        )
+        expect("each of the rollouts", each, Rollout, "see collect(...).rows()")
         expect_that(each.group_size == 1, "group_size of each rollout in a list", "be 1", each.group_size)
     longest = max(len(each.alive) for each in rollouts)
 
-    def longer(part: NDArray[Any]) -> NDArray[Any]:
-        return np.pad(part, [(0, longest - len(part)), *[(0, 0)] * (part.ndim - 1)])
+    def beside(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        ends = [[(0, longest - len(part)), *[(0, 0)] * (part.ndim - 1)] for part in parts]
+        return np.concatenate([np.pad(part, end) for part, end in zip(parts, ends, strict=True)], axis=1)
 
-    def merged(name: str, change: Callable[[Any], Any], axis: int) -> Any:
+    return _remade(rollouts, beside, np.concatenate)
+
+
+def _remade(
+    rollouts: Sequence[Rollout], of_steps: Callable[[Any], Any], of_rows: Callable[[Any], Any]
+) -> Rollout:
+    """A rollout of single episodes, each array made of these rollouts' by one of the two functions."""
+
+    def merged(name: str, merge: Callable[[Any], Any]) -> Any:
         values = [getattr(each, name) for each in rollouts]
         if isinstance(values[0], Mapping):
-            return {key: np.concatenate([change(value[key]) for value in values], axis) for key in values[0]}
-        return None if values[0] is None else np.concatenate([change(value) for value in values], axis)
+            return {key: merge([value[key] for value in values]) for key in values[0]}
+        return None if values[0] is None else merge(values)
 
     first = rollouts[0]
-    tasks = first.tasks and replace(
-        first.tasks, ids=np.concatenate([each.tasks.ids for each in rollouts if each.tasks is not None])
-    )
-    parts = {name: merged(name, longer, 1) for name in _OF_STEPS}
-    parts |= {name: merged(name, np.asarray, 0) for name in _OF_ROWS}
+    parts = {name: merged(name, of_steps) for name in _OF_STEPS}
+    parts |= {name: merged(name, of_rows) for name in _OF_ROWS}
     parts["group_ids"] = np.arange(len(parts["failed"]))
-    return replace(first, **parts, branches=None, tasks=tasks)
-
-
-def single_episode(
-    *,
-    observations: Observations,
-    actions: IntArray,
-    logprobs: FloatArray,
-    rewards: NDArray[np.floating[Any]],
-    final_observation: Observations | None = None,
-    tasks: TaskRows | None = None,
-) -> Rollout:
-    """An episode of a loop of one's own, T steps: what was seen before each, done, its log-prob and reward.
-
-    `final_observation`: of the state in which a limit cut the episode; None: it ended by itself. `tasks`: of
-    its one row. Raises ConfigurationError where the lengths differ.
-    """
-    lengths = {len(part) for part in (actions, logprobs, rewards)}
-    map_observations(lambda part: lengths.add(len(part)), observations)
-    expect_that(
-        len(lengths) == 1 and min(lengths) > 0, "the parts of an episode", "have one length", sorted(lengths)
-    )
-    seen = map_observations(lambda part: np.asarray(part, dtype=np.float32)[:, None], observations)
-    last = (
-        map_observations(lambda part: part[-1], seen)
-        if final_observation is None
-        else map_observations(lambda part: np.asarray(part, dtype=np.float32)[None], final_observation)
-    )
-    cut = np.array([final_observation is not None])
-    return Rollout(
-        observations=seen,
-        actions=np.asarray(actions, dtype=np.int64)[:, None],
-        logprobs=np.asarray(logprobs, dtype=np.float32)[:, None],
-        rewards=np.asarray(rewards, dtype=np.float64)[:, None],
-        alive=np.ones((len(actions), 1), dtype=np.bool_),
-        seeds=[0],
-        group_ids=np.zeros(1, dtype=np.int64),
-        group_size=1,
-        terminated=~cut,
-        truncated=cut,
-        failed=np.zeros(1, dtype=np.bool_),
-        final_observations=last,
-        tasks=tasks,
-    )
+    if first.tasks is not None:
+        parts["tasks"] = replace(
+            first.tasks, ids=of_rows([each.tasks.ids for each in rollouts if each.tasks])
+        )
+    return replace(first, **parts, group_size=1, branches=None)
 
 
 # ------------------------------------------------------------------------------------------ streams

@@ -142,7 +142,7 @@ _OF_PARTS = ("partition/", "part_", "absolute_share/", "score/", "reward/mean", 
 def parts_data(log: RunLog) -> dict[str, Any]:
     """A numeric run's updates, at most 400, evenly spaced: `steps`, and the `series` [updates] of metrics,
     null where an update had none. Raises ConfigurationError before the first update."""
-    lines = [line for line in log.metrics() if "rollout/episodes" in line.values]
+    lines = [line for line in log.metrics() if "time/rollout" in line.values]
     if not lines:
         raise ConfigurationError(f"{log.folder.path.name} has no finished update yet: train it first")
     places = np.unique(np.linspace(0, len(lines) - 1, _MOST_UPDATES).round().astype(int))

@@ -10,6 +10,7 @@ import logging
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,7 +104,8 @@ def test_what_an_environment_or_a_policy_is_needed_for_is_one_line() -> None:
     with pytest.raises(ConfigurationError, match="give an environment by its name, environment="):
         GRPO(environment)  # type: ignore[arg-type]  # the mistake that is tested
     with pytest.raises(ConfigurationError, match="each of the rollouts must be a Rollout, got dict"):
-        GRPO(policy=MlpPolicy(environment.spec, critic=True)).update([{"rewards": [1.0]}])  # type: ignore[list-item]
+        strange: list[Any] = [{"rewards": [1.0]}]
+        GRPO(policy=MlpPolicy(environment.spec, critic=True)).update(strange)
     with pytest.raises(ConfigurationError, match="at least one episode, got none"):
         GRPO(policy=MlpPolicy(environment.spec, critic=True)).update([])
 

@@ -103,8 +103,8 @@ def test_what_an_environment_or_a_policy_is_needed_for_is_one_line() -> None:
         grpo.update(played(environment, MlpPolicy(environment.spec)))
     with pytest.raises(ConfigurationError, match="give an environment by its name, environment="):
         GRPO(environment)  # type: ignore[arg-type]  # the mistake that is tested
+    strange: list[Any] = [{"rewards": [1.0]}]
     with pytest.raises(ConfigurationError, match="each of the rollouts must be a Rollout, got dict"):
-        strange: list[Any] = [{"rewards": [1.0]}]
         GRPO(policy=MlpPolicy(environment.spec, critic=True)).update(strange)
     with pytest.raises(ConfigurationError, match="at least one episode, got none"):
         GRPO(policy=MlpPolicy(environment.spec, critic=True)).update([])

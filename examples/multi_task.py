@@ -13,7 +13,7 @@ from stateset_agents.numeric.studies.partitioned import GRPO
 async def scores(strategy: str, steps: int, seed: int) -> dict[str, float]:
     """Train, then each task's normalised return from held-out starts: 0 is random, 1 solved."""
     environment = mix({"cart_pole": 1.0, "acrobot": 0.01})
-    grpo = GRPO(environment, group_strategy=strategy, total_steps=steps, seed=seed, log_episodes=False)
+    grpo = GRPO(strategy, environment=environment, total_steps=steps, seed=seed, log_episodes=False)
     async with grpo:
         await grpo.train()
         found = await grpo.trainer.evaluate(range(40), deterministic=False)

@@ -105,9 +105,12 @@ class GroupAdvantageNormalizer:
             raise ConfigurationError(f"ddof must be 0 (population) or 1 (sample), got {ddof!r}")
         self.eps, self.ddof = eps, ddof
 
-    def normalize(self, advantages: Floats, group_id: Labels | Parts, mask: Bools | None = None) -> Floats:
-        """Advantages [n] or [T, n], by the part of each: an array of that shape, one label per column [n], or
-        the `Parts` of the columns."""
+    def normalize(
+        self, advantages: Floats, group_id: Labels | Parts | int | str, mask: Bools | None = None
+    ) -> Floats:
+        """Advantages [n] or [T, n], by the part of each: one label for all, an array of that shape, one per
+        column [n], or the `Parts` of the columns."""
+        advantages = np.asarray(advantages, dtype=np.float64)
         labels = group_id.labels if isinstance(group_id, Parts) else group_id
         labels = np.broadcast_to(labels, advantages.shape)
         return normalise_by_part(advantages, labels, mask, eps=self.eps, ddof=self.ddof)
@@ -164,15 +167,20 @@ def compute_group_advantages_vectorized(
     gamma: float = 0.99,
     lam: float = 0.95,
 ) -> Floats:
-    """[T, N] GAE of every trajectory, then normalised by part; `groups`: [N] or [T, N] labels.
+    """[T, N] GAE of every trajectory, then normalised by part; `groups`: [N] or [T, N] labels. Or [T] of all:
+    trajectories behind one another, each ended by its `dones`.
 
     GAE comes first: a part's mask over rewards and values would cut trajectories where they leave the part,
     and count states after it as worth nothing. Without `next_values` each is the value a row below, so that
     all rows must end terminated. Raises ConfigurationError where a cut has no value to go on by.
     """
-    is_terminated = dones if terminated is None else terminated
+    values, rewards = np.asarray(values, dtype=np.float64), np.asarray(rewards)
+    dones = np.asarray(dones).astype(np.bool_)
+    is_terminated = dones if terminated is None else np.asarray(terminated).astype(np.bool_)
     if next_values is None:
-        goes_on = ~is_terminated & (dones | (np.arange(len(dones)) == len(dones) - 1)[:, None])
+        ends_here = dones.copy()
+        ends_here[-1:] = True
+        goes_on = ~is_terminated & ends_here
         if goes_on.any():
             raise ConfigurationError(
                 f"next_values is needed: {int(goes_on.sum())} rows are cut and go on by the value of the "

@@ -8,7 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stateset_agents.grouping.advantages import absolute_shares, normalise_by_part, sign_flip_share
+from stateset_agents.grouping.advantages import (
+    absolute_shares,
+    normalise_by_part,
+    part_statistics,
+    sign_flip_share,
+)
 from stateset_agents.grouping.partitions import (
     STRATEGIES,
     Bools,
@@ -17,6 +22,7 @@ from stateset_agents.grouping.partitions import (
     Labels,
     Parts,
     Trajectories,
+    extract_features,
     kmeans,
     kmeans_parts,
     matched,
@@ -37,18 +43,26 @@ class AdaptiveGrouper:
     centres, keeps what fits better, and numbers the new centres by the old ones that they are nearest to.
     """
 
-    def __init__(self, n_groups: int = 4, history_window: int = 1000, *, seed: int = 0) -> None:
+    def __init__(self, history_window: int = 1000, n_groups: int = 4, *, seed: int = 0) -> None:
         expect_that(history_window >= 1, "history_window", "be at least 1", history_window)
         self.n_groups, self.history_window, self.seed = n_groups, history_window, seed
-        self._window: deque[list[float]] = deque(maxlen=history_window)
+        self.history: deque[list[float]] = deque(maxlen=history_window)
+        """Features of the last trajectories."""
         self._centres: Floats | None = None
 
-    def update_groups(self, features: Floats) -> Parts:
-        """Remember these trajectories' features [n, d] and say their parts."""
+    def update_groups(self, new_trajectories: Sequence[Any] | Floats) -> Labels:
+        """[n] the parts of these trajectories, which it remembers: objects with `observations` [T, ...], or
+        their features [n, d]."""
+        if not isinstance(new_trajectories, np.ndarray):
+            new_trajectories = extract_features(new_trajectories)
+        return self.parts(new_trajectories).labels
+
+    def parts(self, features: Floats) -> Parts:
+        """Remember these trajectories' features [n, d] and say their parts, with centres."""
         if not len(features) and self._centres is None:
             return Parts(labels=np.zeros(0, dtype=np.int64), num_parts=self.n_groups, key="online")
-        self._window.extend(features.astype(np.float64).tolist())
-        rows, means, spreads = standardised(np.array(self._window))
+        self.history.extend(features.astype(np.float64).tolist())
+        rows, means, spreads = standardised(np.array(self.history))
         old = None if self._centres is None else (self._centres - means) / spreads
         centres = self._fitted(rows, old)
         self._centres = centres * spreads + means
@@ -68,13 +82,13 @@ class AdaptiveGrouper:
     def state(self) -> dict[str, Any]:
         """The state for a checkpoint, as JSON."""
         return {
-            "window": list(self._window),
+            "window": list(self.history),
             "centres": None if self._centres is None else self._centres.tolist(),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` gave."""
-        self._window = deque(state["window"], maxlen=self.history_window)
+        self.history = deque(state["window"], maxlen=self.history_window)
         self._centres = None if state["centres"] is None else np.array(state["centres"], dtype=np.float64)
 
 
@@ -151,7 +165,7 @@ class Partitioner:
         strategy or method that is none."""
         self.strategy, self.num_parts = strategy, num_parts
         self.weight_method, self.seed = weight_method, seed
-        self._online = AdaptiveGrouper(num_parts) if strategy == "online" else None
+        self._online = AdaptiveGrouper(n_groups=num_parts) if strategy == "online" else None
         if strategy in STRATEGIES:
             self._grouping = GroupingStrategy(strategy, num_parts, seed=seed)
         elif strategy not in GROUP_STRATEGIES:
@@ -195,11 +209,11 @@ class Partitioner:
     def _divide(self, trajectories: Trajectories) -> tuple[Parts, Parts | None]:
         """The parts, and a finer division where there are two scales."""
         if self._online is not None:
-            return self._online.update_groups(_features(trajectories)), None
+            return self._online.parts(_features(trajectories)), None
         if self.strategy == "hierarchical":
-            tasks = GroupingStrategy("task").group_trajectories(trajectories)
+            tasks = GroupingStrategy("task").parts(trajectories)
             return tasks, self._within(tasks, _features(trajectories))
-        return self._grouping.group_trajectories(trajectories), None
+        return self._grouping.parts(trajectories), None
 
     def _within(self, tasks: Parts, features: Floats) -> Parts:
         """Clusters of starts, task by task."""
@@ -218,7 +232,7 @@ class Partitioner:
             self._weights.load(before)
         sums = np.bincount(parts.labels, weights=scores, minlength=number)
         means = np.where(parts.sizes > 0, sums / np.maximum(parts.sizes, 1), np.nan)
-        return self._weights.compute_weights(means)
+        return self._weights.weights(means)
 
 
 def _features(trajectories: Trajectories) -> Floats:
@@ -248,6 +262,11 @@ def _metrics(
             for name, share in zip(trajectories.task_names, shares, strict=True)
         }
     if parts.num_parts > 1:
-        metrics |= {f"part_weight/{parts.name(part)}": float(weight) for part, weight in enumerate(weights)}
-        metrics |= {f"part_size/{parts.name(part)}": float(size) for part, size in enumerate(parts.sizes)}
+        labels = np.broadcast_to(parts.labels, raw.shape)
+        statistics = [part_statistics(values, labels, parts.num_parts, mask) for values in (raw, advantages)]
+        for part, (before, after) in enumerate(zip(*statistics, strict=True)):
+            values = {"weight": weights[part], "size": parts.sizes[part]}
+            values |= {"raw_mean": before.mean, "raw_std": before.std, "raw_share": before.absolute_share}
+            values |= {"mean": after.mean, "std": after.std, "share": after.absolute_share}
+            metrics |= {f"part_{name}/{parts.name(part)}": float(value) for name, value in values.items()}
     return metrics

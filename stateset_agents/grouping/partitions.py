@@ -174,6 +174,48 @@ class Trajectories:
         return len(self.returns)
 
 
+def extract_features(trajectories: Sequence[Any]) -> Floats:
+    """[n, d] numbers that are known before each trajectory acts: its first observation, of `observations`
+    [T, ...] or several by name. Raises ConfigurationError for one without."""
+    rows = []
+    for trajectory in trajectories:
+        observed = getattr(trajectory, "observations", None)
+        if observed is None:
+            raise ConfigurationError(
+                f"{type(trajectory).__name__} has no observations, and parts by starts need what is known "
+                "before acting: give it observations [T, ...], or take task"
+            )
+        several = observed if isinstance(observed, Mapping) else {"": observed}
+        rows.append(np.concatenate([np.ravel(several[name][0]) for name in sorted(several)]))
+    return np.array(rows, dtype=np.float64)
+
+
+def described(trajectories: Sequence[Any], *, starts: bool = False) -> Trajectories:
+    """The facts of a list of trajectories: objects with `rewards` [T], and with `task` where parts are by it.
+
+    `starts`: with their features. Raises ConfigurationError for one without rewards.
+    """
+    strange = next((each for each in trajectories if not hasattr(each, "rewards")), None)
+    if strange is not None:
+        raise ConfigurationError(f"a trajectory needs rewards [T], got {type(strange).__name__} without")
+    rewards = [np.asarray(each.rewards, dtype=np.float64) for each in trajectories]
+    tasks = [getattr(each, "task", None) for each in trajectories]
+    names = () if None in tasks else tuple(sorted(map(str, set(tasks))))
+    return Trajectories(
+        returns=np.array([part.sum() for part in rewards], dtype=np.float64),
+        lengths=np.array([len(part) for part in rewards], dtype=np.int64),
+        tasks=np.array([names.index(str(task)) for task in tasks]) if names else None,
+        task_names=names,
+        features=extract_features(trajectories) if starts else None,
+    )
+
+
+def scores_within(returns: Floats) -> Floats:
+    """[n] from 0 at the lowest of these returns to 1 at the highest; 0 where all are equal."""
+    span = returns.max() - returns.min()
+    return (returns - returns.min()) / span if span else np.zeros(len(returns))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Parts:
     """A partition: every trajectory is in exactly one part, and a part may be empty."""
@@ -272,8 +314,11 @@ def random_parts(number: int, num_parts: int = 4, *, seed: int = 0) -> Parts:
     return Parts(labels=labels, num_parts=num_parts, key="random")
 
 
-def create_group_masks(labels: Labels, num_parts: int) -> NDArray[np.bool_]:
-    """[num_parts, ...] True where the label is that part's; of any shape of labels."""
+def create_group_masks(groups: Labels, num_parts: int | None = None) -> NDArray[np.bool_]:
+    """[num_parts, ...] True where the label is that part's; labels of any shape, by default as many parts as
+    the highest label says."""
+    labels = np.asarray(groups)
+    num_parts = int(labels.max(initial=-1)) + 1 if num_parts is None else num_parts
     parts = np.arange(num_parts).reshape(-1, *[1] * labels.ndim)
     masks: NDArray[np.bool_] = labels[None] == parts
     return masks
@@ -344,22 +389,37 @@ STRATEGIES: Mapping[str, Strategy] = {
 class GroupingStrategy:
     """One of STRATEGIES with its settings.
 
-    >>> GroupingStrategy("difficulty", n_groups=4).group_trajectories(trajectories).labels
+    >>> GroupingStrategy("difficulty", n_groups=4).group_trajectories(rollouts)  # {part: [trajectory, ...]}
     """
 
-    def __init__(self, strategy: str = "auto", n_groups: int = 4, *, seed: int = 0) -> None:
+    def __init__(self, strategy_type: str = "auto", n_groups: int = 4, *, seed: int = 0) -> None:
         """`n_groups`: parts, for strategies that do not know how many there are. Raises ConfigurationError
         for an unknown name or a number below 1; a key that is an outcome is said in a warning, once."""
-        expect_one_of("group_strategy", strategy, STRATEGIES)
+        expect_one_of("group_strategy", strategy_type, STRATEGIES)
         expect_that(n_groups >= 1, "n_groups", "be at least 1", n_groups)
-        self.strategy, self.n_groups, self.seed = strategy, n_groups, seed
-        if STRATEGIES[strategy].outcome and strategy not in _warned:
-            _warned.add(strategy)
+        self.strategy_type, self.n_groups, self.seed = strategy_type, n_groups, seed
+        if STRATEGIES[strategy_type].outcome and strategy_type not in _warned:
+            _warned.add(strategy_type)
             _log.warning(
-                f"parts by {strategy} are made by outcomes of the actions: advantages within them are biased "
-                "(good members of the best part are pushed down); take task or auto to train"
+                f"parts by {strategy_type} are made by outcomes of the actions: advantages within them are "
+                "biased (good members of the best part are pushed down); take task or auto to train"
             )
 
-    def group_trajectories(self, trajectories: Trajectories) -> Parts:
+    def parts(self, trajectories: Trajectories) -> Parts:
         """The part of each. Raises ConfigurationError where the strategy's key is not known."""
-        return STRATEGIES[self.strategy].parts(trajectories, self.n_groups, self.seed)
+        return STRATEGIES[self.strategy_type].parts(trajectories, self.n_groups, self.seed)
+
+    def group_trajectories(self, rollouts: Sequence[Any]) -> dict[Any, list[Any]]:
+        """{part: its trajectories in their order}, without empty parts; a part by task has the task's name,
+        others a number.
+
+        A trajectory is any object with `rewards` [T]; for `task` with `task`, for `auto` with `observations`
+        [T, ...]. Raises as `parts` does.
+        """
+        facts = described(rollouts, starts=self.strategy_type == "auto")
+        parts = self.parts(facts)
+        groups: dict[Any, list[Any]] = {}
+        for part in np.unique(parts.labels).tolist():
+            members = np.flatnonzero(parts.labels == part).tolist()
+            groups[parts.names[part] if parts.names else part] = [rollouts[member] for member in members]
+        return groups

@@ -5,12 +5,12 @@ scores [.9, .4], performance: 1 - score [.1, .6] --> shares [1/7, 6/7] --> .05 +
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from stateset_agents.grouping.partitions import Bools, Floats, Labels
+from stateset_agents.grouping.partitions import Bools, Floats, Labels, described, scores_within
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import expect_one_of, expect_that
 
@@ -90,28 +90,55 @@ class GroupWeightCalculator:
         part_weights(method, [0.0])  # refuses an unknown name
         expect_that(n_groups >= 1, "n_groups", "be at least 1", n_groups)
         self.method, self.n_groups = method, n_groups
-        self._last = np.full(n_groups, np.nan)
-        self._progress = np.zeros(n_groups)
+        self._last: dict[Any, float] = {}
+        self._progress: dict[Any, float] = {}
 
-    def compute_weights(self, scores: Sequence[float] | Floats) -> Floats:
+    def compute_weights(
+        self, grouped_rollouts: Mapping[Any, Sequence[Any]], group_advantages: Mapping[Any, Any]
+    ) -> dict[Any, float]:
+        """{part: weight} of the parts of this update, which sum to 1.
+
+        A part's score is the mean of its trajectories' `score`; where one has none, of their returns, from 0
+        at the lowest of all to 1 at the highest. Raises ConfigurationError for advantages of other parts.
+        """
+        if grouped_rollouts.keys() != group_advantages.keys():
+            names = [sorted(map(str, each)) for each in (grouped_rollouts, group_advantages)]
+            raise ConfigurationError(f"advantages must be of the same parts, got {names[0]} and {names[1]}")
+        members = [member for group in grouped_rollouts.values() for member in group]
+        known = [getattr(member, "score", None) for member in members]
+        scores = scores_within(described(members).returns) if None in known else np.array(known)
+        ends = np.cumsum([len(group) for group in grouped_rollouts.values()])[:-1]
+        means = [float(part.mean()) for part in np.split(scores, ends)]
+        return dict(zip(grouped_rollouts, self._weigh(grouped_rollouts, means).tolist(), strict=True))
+
+    def weights(self, scores: Sequence[float] | Floats) -> Floats:
         """[K] for this update's scores; NaN for a part without an episode, which keeps what it had."""
-        now = np.asarray(scores, dtype=np.float64)
-        if now.shape != (self.n_groups,):
-            raise ConfigurationError(f"scores must be {self.n_groups}, one per part, got {list(now.shape)}")
-        moved = np.isfinite(now) & np.isfinite(self._last)
-        change = np.where(moved, np.abs(now - np.where(moved, self._last, 0.0)), 0.0)
-        self._progress = np.where(moved, _MEMORY * self._progress + (1 - _MEMORY) * change, self._progress)
-        self._last = np.where(np.isfinite(now), now, self._last)
-        return part_weights(self.method, self._last, self._progress)
+        if len(scores) != self.n_groups:
+            raise ConfigurationError(f"scores must be {self.n_groups}, one per part, got {len(scores)}")
+        return self._weigh(range(self.n_groups), scores)
+
+    def _weigh(self, parts: Iterable[Any], scores: Iterable[float]) -> Floats:
+        parts = list(parts)
+        for part, now in zip(parts, scores, strict=True):
+            if not np.isfinite(now):
+                continue
+            if part in self._last:
+                change = abs(now - self._last[part])
+                self._progress[part] = _MEMORY * self._progress.get(part, 0.0) + (1 - _MEMORY) * change
+            self._last[part] = float(now)
+        last, progress = self._remembered(parts, np.nan)
+        return part_weights(self.method, last, progress)
+
+    def _remembered(self, parts: Iterable[Any], absent: float | None) -> tuple[list[Any], list[float]]:
+        pairs = [(self._last.get(part, absent), self._progress.get(part, 0.0)) for part in parts]
+        return [last for last, _ in pairs], [progress for _, progress in pairs]
 
     def state(self) -> dict[str, Any]:
         """The state for a checkpoint, as JSON."""
-        last = [None if np.isnan(value) else value for value in self._last.tolist()]
-        return {"last": last, "progress": self._progress.tolist()}
+        last, progress = self._remembered(range(self.n_groups), None)
+        return {"last": last, "progress": progress}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` gave."""
-        self._last = np.array(
-            [np.nan if value is None else value for value in state["last"]], dtype=np.float64
-        )
-        self._progress = np.array(state["progress"], dtype=np.float64)
+        self._last = {part: value for part, value in enumerate(state["last"]) if value is not None}
+        self._progress = dict(enumerate(state["progress"]))

@@ -21,7 +21,7 @@ from stateset_agents.algorithms.group_arrays import (
 )
 from stateset_agents.grouping.advantages import normalise_by_part
 from stateset_agents.grouping.partitioner import Partitioner
-from stateset_agents.grouping.partitions import Trajectories
+from stateset_agents.grouping.partitions import Trajectories, scores_within
 from stateset_agents.numeric.environments.base import map_observations
 from stateset_agents.numeric.rollout import Rollout
 
@@ -180,11 +180,7 @@ def _trajectories(rollout: Rollout, rows: NDArray[np.bool_]) -> tuple[Trajectori
     returns, tasks = rollout.returns[rows], rollout.tasks
     first = map_observations(lambda part: part[0, rows].reshape(int(rows.sum()), -1), rollout.observations)
     columns = [first[name] for name in sorted(first)] if isinstance(first, Mapping) else [first]
-    if tasks is not None:
-        scores = tasks.scores(rollout.returns)[rows]
-    else:
-        span = returns.max() - returns.min()
-        scores = (returns - returns.min()) / span if span else np.zeros(len(returns))
+    scores = scores_within(returns) if tasks is None else tasks.scores(rollout.returns)[rows]
     return Trajectories(
         returns=returns,
         lengths=rollout.lengths[rows],

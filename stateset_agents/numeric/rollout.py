@@ -32,6 +32,7 @@ from stateset_agents.numeric.environments.base import (
 from stateset_agents.numeric.policy import NumericPolicy, logits_of, sample_actions
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.seeds import derive
+from stateset_agents.types.settings import expect, expect_that
 
 Act = Callable[[Observations, BoolArray | None, int], tuple[IntArray, FloatArray]]
 """(observations [B, ...], mask, step) -> [B] actions and their log-probs."""
@@ -95,6 +96,16 @@ class Rollout:
         return total
 
     @property
+    def task(self) -> str | None:
+        """The task of a rollout of one row; None where there is one task."""
+        return None if self.tasks is None else self.tasks.names[int(self.tasks.ids[0])]
+
+    @property
+    def score(self) -> float | None:
+        """The mean score of the rows, 0 for a random policy and 1 for a solved task; None without tasks."""
+        return None if self.tasks is None else float(self.tasks.scores(self.returns).mean())
+
+    @property
     def lengths(self) -> IntArray:
         """[B] steps of each row."""
         lengths: IntArray = self.alive.sum(axis=0)
@@ -113,6 +124,15 @@ class Rollout:
         """[..., B] as [..., groups, G]."""
         return values.reshape(*values.shape[:-1], self.num_groups, self.group_size)
 
+    def rows(self) -> list[Rollout]:
+        """The rows that did not fail, each a rollout by itself and as long as its episode."""
+
+        def row(place: int) -> Rollout:
+            steps, here = slice(self.lengths[place]), slice(place, place + 1)
+            return _remade([self], lambda parts: parts[0][steps, here], lambda parts: parts[0][here])
+
+        return [row(int(place)) for place in np.flatnonzero(~self.failed)]
+
     def episodes(self) -> list[dict[str, Any]]:
         """One record per row, for episodes.jsonl."""
         returns, lengths = self.returns, self.lengths
@@ -130,6 +150,51 @@ class Rollout:
             }
             for row in range(len(lengths))
         ]
+
+
+_OF_STEPS = ("observations", "actions", "logprobs", "rewards", "alive", "masks", "components")
+_OF_ROWS = ("final_observations", "terminated", "truncated", "failed", "seeds")
+
+
+def joined(rollouts: Sequence[Rollout]) -> Rollout:
+    """Rollouts of single episodes beside one another, each row a group of its own.
+
+    Raises ConfigurationError for none, for another object, and for rollouts whose rows are compared.
+    """
+    if not rollouts:
+        raise ConfigurationError("an update needs at least one episode, got none")
+    for each in rollouts:
+        expect("each of the rollouts", each, Rollout, "see collect(...).rows()")
+        expect_that(each.group_size == 1, "group_size of each rollout in a list", "be 1", each.group_size)
+    longest = max(len(each.alive) for each in rollouts)
+
+    def beside(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        ends = [[(0, longest - len(part)), *[(0, 0)] * (part.ndim - 1)] for part in parts]
+        return np.concatenate([np.pad(part, end) for part, end in zip(parts, ends, strict=True)], axis=1)
+
+    return _remade(rollouts, beside, np.concatenate)
+
+
+def _remade(
+    rollouts: Sequence[Rollout], of_steps: Callable[[Any], Any], of_rows: Callable[[Any], Any]
+) -> Rollout:
+    """A rollout of single episodes, each array made of these rollouts' by one of the two functions."""
+
+    def merged(name: str, merge: Callable[[Any], Any]) -> Any:
+        values = [getattr(each, name) for each in rollouts]
+        if isinstance(values[0], Mapping):
+            return {key: merge([value[key] for value in values]) for key in values[0]}
+        return None if values[0] is None else merge(values)
+
+    first = rollouts[0]
+    parts = {name: merged(name, of_steps) for name in _OF_STEPS}
+    parts |= {name: merged(name, of_rows) for name in _OF_ROWS}
+    parts["group_ids"] = np.arange(len(parts["failed"]))
+    if first.tasks is not None:
+        parts["tasks"] = replace(
+            first.tasks, ids=of_rows([each.tasks.ids for each in rollouts if each.tasks])
+        )
+    return replace(first, **parts, group_size=1, branches=None)
 
 
 # ------------------------------------------------------------------------------------------ streams

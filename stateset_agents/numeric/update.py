@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from stateset_agents.algorithms.losses import (
@@ -125,7 +126,7 @@ def update(
     estimator is gae.
     """
     policy.train(False)
-    values = _values(policy, rollout) if config.advantage_estimator == "gae" else None
+    values = critic_values(policy, rollout) if config.advantage_estimator == "gae" else None
     partitioner = _partitioner(rollout, config, position, partition)
     credited = credited or credit(
         rollout,
@@ -261,6 +262,14 @@ def _policy_loss(
     )
 
 
+def episodes_loss(
+    policy: NumericPolicy, rollout: Rollout, advantages: NDArray[np.float64], config: ControlConfig
+) -> Tensor:
+    """The policy loss with these advantages [T, B], with gradient; without KL, entropy and critic."""
+    batch = _batch(rollout, StepCredit(advantages, rollout.alive, None, {}), None)
+    return _policy_loss(policy, batch, config, batch.denominators(), measure=False)[1].loss
+
+
 def gradient_cosines(
     policy: NumericPolicy, batch: StepBatch, tasks: Tensor, names: Sequence[str], config: ControlConfig
 ) -> dict[str, float]:
@@ -392,8 +401,8 @@ def action_logprobs(policy: Policy, batch: StepBatch) -> Tensor:
         return torch.log_softmax(logits, dim=-1).gather(1, batch.actions[:, None]).squeeze(1)
 
 
-def _values(policy: NumericPolicy, rollout: Rollout) -> Values:
-    """The critic's values of all states that were met."""
+def critic_values(policy: NumericPolicy, rollout: Rollout) -> Values:
+    """The critic's values of all states that were met. Raises ConfigurationError for a policy without."""
     if not isinstance(policy, ValuedPolicy):
         raise ConfigurationError(
             f"advantage_estimator gae needs a critic and {type(policy).__name__} has no method values: give "

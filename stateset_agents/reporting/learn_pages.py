@@ -133,6 +133,32 @@ def _member(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+# ------------------------------------------------------------------------------ parts.html: numeric runs
+
+_MOST_UPDATES = 400
+_OF_PARTS = ("partition/", "part_", "absolute_share/", "score/", "reward/mean", "credit/std")
+
+
+def parts_data(log: RunLog) -> dict[str, Any]:
+    """A numeric run's updates, at most 400, evenly spaced: `steps`, and the `series` [updates] of metrics,
+    null where an update had none. Raises ConfigurationError before the first update."""
+    lines = [line for line in log.metrics() if "time/rollout" in line.values]
+    if not lines:
+        raise ConfigurationError(f"{log.folder.path.name} has no finished update yet: train it first")
+    places = np.unique(np.linspace(0, len(lines) - 1, _MOST_UPDATES).round().astype(int))
+    chosen = [lines[place] for place in places]
+    names = dict.fromkeys(name for line in chosen for name in line.values if name.startswith(_OF_PARTS))
+    config = log.config()
+    return {
+        "run": log.folder.path.name,
+        "environment": (config.get("environment") or {}).get("name"),
+        "training": config.get("training") or {},
+        "total_updates": len(lines),
+        "steps": [line.step for line in chosen],
+        "series": {name: [line.values.get(name) for line in chosen] for name in names},
+    }
+
+
 # ------------------------------------------------------------------------------ trajectories and parts
 #
 # The data of formation.html and advantages.html. `trajectories` of a run, or made-up ones of two tasks, have
@@ -292,6 +318,7 @@ PAGES: Mapping[str, LearnPage] = {
     "infinite_mixture": LearnPage(
         "An infinite mixture of Gaussian processes", (_DERIVATION, "papers/mixture.js")
     ),
+    "parts": LearnPage("The parts of a run", ("parts/run.js",)),
     "formation": LearnPage("How parts form", (_GROUPING, "parts/formation.js")),
     "advantages": LearnPage("One normalisation, or one for each part", (_GROUPING, "parts/advantages.js")),
     "grpo_vs_ppo": LearnPage("Parts against PPO", (*_STUDY_SCRIPTS, "study/comparison.js")),
@@ -326,6 +353,10 @@ def write_learn_pages(folder: str | Path | None = None, out: str | Path | None =
     else:
         log = RunLog.open(folder)
         with damage_named(log.folder.path):
+            if log.config().get("kind") == "control":
+                return _write(
+                    {"parts": parts_data(log)}, Path(folder) / "learn" if out is None else Path(out)
+                )
             data = {"lab": lab_data(log), **dict.fromkeys(_PARTS, run_parts(log))}
     return _write(data, Path(folder or "") / "learn" if out is None else Path(out))
 

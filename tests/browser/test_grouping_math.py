@@ -196,7 +196,7 @@ async def test_weights_over_a_training_are_python_s(page: PageMath, method: str)
         given = [[None if math.isnan(value) else value for value in row] for row in series.tolist()]
         found = await page("weightSeries(method, series)", method=method, series=given)
         calculator = GroupWeightCalculator(method, 3)
-        near(found, [calculator.compute_weights(row).tolist() for row in series])
+        near(found, [calculator.weights(row).tolist() for row in series])
 
 
 # ---------------------------------------------------------------------------------- the papers' toys

@@ -236,7 +236,7 @@ def last_weights(method: str) -> Any:
     cell = next(own for own in comparison() if own["suite"] == "mix_large" and own["arm"] == "task")
     calculator = GroupWeightCalculator(method, 2)
     for scores in cell["curve"]["scores"]:
-        weights = calculator.compute_weights([np.nan if value is None else value for value in scores])
+        weights = calculator.weights([np.nan if value is None else value for value in scores])
     return float(weights[0])
 
 

@@ -8,11 +8,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
-from stateset_agents.numeric.environments.base import BoolArray, IntArray, Observations, Spec, Transition
+from stateset_agents.numeric.environments.base import (
+    BoolArray,
+    FloatArray,
+    IntArray,
+    Observations,
+    Spec,
+    Transition,
+)
 from stateset_agents.types.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -23,9 +32,10 @@ class GymnasiumBatch:
     """Any Gymnasium environment with discrete actions and `Box`, or a `Dict` of `Box`, observations.
 
     >>> environment = GymnasiumBatch("CartPole-v1")
+    >>> environment = GymnasiumBatch("Hopper-v5", levels=3)  # 27 actions
 
-    A row that has ended stays as it ended. Groups begin at a reset with one seed; `fork` copies rows by
-    `copy.deepcopy`, for environments that can be copied so.
+    Bytes (uint8) are observed as shares of 255. A row that has ended stays as it ended. Groups begin at a
+    reset with one seed; `fork` copies rows by `copy.deepcopy`, for environments that can be copied so.
     """
 
     def __init__(
@@ -33,16 +43,21 @@ class GymnasiumBatch:
         environment: str | Callable[[], gymnasium.Env[Any, Any]],
         *,
         horizon: int | None = None,
+        levels: int | None = None,
         **options: Any,
     ) -> None:
         """`environment`: an id, or a function that makes one; `horizon`: by default the id's own limit of
-        steps; `options`: for `gymnasium.make`.
+        steps; `levels`: values of each continuous action between its bounds, see `action_points`;
+        `options`: for `gymnasium.make`.
 
         Raises ConfigurationError where Gymnasium or the id is missing, for continuous actions, for
         observations of another kind, and without a horizon.
         """
-        self._make = _maker(environment, options)
+        make = _maker(environment, options)
+        self._make = make if levels is None else partial(_discretised, make, levels)
         first = self._make()
+        self.solved: float | None = first.spec.reward_threshold if first.spec is not None else None
+        """The return from which Gymnasium calls it solved, where it says so."""
         self._rows: list[gymnasium.Env[Any, Any]] = [first]
         self._offset = _check_actions(first)
         limit = horizon or (first.spec.max_episode_steps if first.spec is not None else None)
@@ -138,8 +153,45 @@ class GymnasiumBatch:
     def _observations(self) -> Observations:
         shape = self.spec.observation_shape
         if not isinstance(shape, Mapping):
-            return np.stack(self._last).astype(np.float32)
-        return {name: np.stack([row[name] for row in self._last]).astype(np.float32) for name in shape}
+            return _floats(self._last)
+        return {name: _floats([row[name] for row in self._last]) for name in shape}
+
+
+def _floats(rows: Sequence[Any]) -> FloatArray:
+    stacked = np.stack(rows)
+    return stacked.astype(np.float32) / np.float32(255 if stacked.dtype == np.uint8 else 1)
+
+
+_MOST_POINTS = 729
+"""Actions of the largest grid: three levels of six continuous numbers."""
+
+
+def action_points(low: NDArray[Any], high: NDArray[Any], levels: int) -> NDArray[np.float32]:
+    """[A, d] the grid of `levels` values of each number between its bounds; with more than 729 points all in
+    the middle, then each alone at either bound. Raises ConfigurationError for bounds that are infinite."""
+    if levels < 2 or not np.isfinite([low, high]).all():
+        raise ConfigurationError(
+            f"levels must be at least 2 and actions have finite bounds, got {levels}, {low} and {high}"
+        )
+    if levels**low.size <= _MOST_POINTS:
+        axes = np.linspace(low.ravel(), high.ravel(), levels).T
+        return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, low.size).astype(np.float32)
+    points = np.tile((low.ravel() + high.ravel()) / 2, (2 * low.size + 1, 1))
+    each = np.arange(low.size)
+    points[1 + 2 * each, each], points[2 + 2 * each, each] = low.ravel(), high.ravel()
+    return points.astype(np.float32)
+
+
+def _discretised(make: Callable[[], gymnasium.Env[Any, Any]], levels: int) -> gymnasium.Env[Any, Any]:
+    import gymnasium
+
+    environment = make()
+    space = environment.action_space
+    if not isinstance(space, gymnasium.spaces.Box):
+        return environment
+    points = action_points(space.low, space.high, levels).reshape(-1, *space.shape)
+    number = gymnasium.spaces.Discrete(len(points))
+    return gymnasium.wrappers.TransformAction(environment, points.__getitem__, number)
 
 
 def _maker(
@@ -155,6 +207,12 @@ def _maker(
         import gymnasium
     except ImportError as error:
         raise ConfigurationError(f'{environment} needs Gymnasium: pip install "gymnasium>=1"') from error
+    if environment.startswith("ALE/"):
+        try:
+            import ale_py  # type: ignore[import-not-found]  # where it is not installed
+        except ImportError as error:
+            raise ConfigurationError(f'{environment} needs Atari: pip install "ale-py>=0.11"') from error
+        gymnasium.register_envs(ale_py)
 
     def make() -> gymnasium.Env[Any, Any]:
         try:
@@ -174,7 +232,8 @@ def _check_actions(environment: gymnasium.Env[Any, Any]) -> int:
     space = environment.action_space
     if not isinstance(space, gymnasium.spaces.Discrete):
         raise ConfigurationError(
-            f"actions must be Discrete, got {space}: choose from a list of actions in a wrapper (discretise)"
+            f"actions must be Discrete, got {space}: give GymnasiumBatch levels=3, or choose from a list of "
+            "actions in a wrapper"
         )
     return int(space.start)
 

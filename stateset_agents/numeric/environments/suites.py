@@ -7,9 +7,11 @@ Gymnasium calls solved (CartPole-v1: 500 of 500 steps here) or a good policy get
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from functools import partial
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +28,8 @@ from stateset_agents.numeric.environments.base import (
 from stateset_agents.numeric.environments.classic import BatchedAcrobot, BatchedCartPole
 from stateset_agents.numeric.environments.gymnasium_batch import GymnasiumBatch
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.settings import expect_one_of, expect_that
+from stateset_agents.types.seeds import derive
+from stateset_agents.types.settings import expect, expect_one_of, expect_that
 
 # ------------------------------------------------------------------------------------------ mixes of tasks
 
@@ -170,12 +173,12 @@ def _width(task: Task) -> int:
     return int(shape[0])
 
 
-REFERENCES: Mapping[str, tuple[float, float]] = {
+REFERENCES: dict[str, tuple[float, float]] = {
     "cart_pole": (22.0, 500.0),
     "acrobot": (-500.0, -80.0),
     "lunar_lander": (-170.0, 200.0),
 }
-"""Task -> return of uniform actions, and of a solved task."""
+"""Task -> return of uniform actions, and of a solved task; `make_suite` measures what is not there."""
 
 _CLASSIC: Mapping[str, Callable[[], BatchedEnvironment]] = {
     "cart_pole": BatchedCartPole,
@@ -224,7 +227,7 @@ def _curriculum() -> TaskMix:
     )
 
 
-SUITES: Mapping[str, Callable[[], BatchedEnvironment]] = {
+SUITES: dict[str, Callable[[], BatchedEnvironment]] = {
     **_CLASSIC,
     "mix": lambda: mix({"cart_pole": 1.0, "acrobot": 1.0}),
     "mix_cart_pole_large": lambda: mix({"cart_pole": 1.0, "acrobot": 0.01}),
@@ -234,12 +237,70 @@ SUITES: Mapping[str, Callable[[], BatchedEnvironment]] = {
 """Name -> a new environment; a new suite is a line here."""
 
 
+_ATARI_STEPS = 27_000
+"""Half an hour of play, 108,000 frames, as the learning environment's own limit was."""
+NAMED = tuple(SUITES)
+"""Suites that a command can name; programs add others."""
+
+
+def is_id(suite: str) -> bool:
+    """True for what looks like a Gymnasium id."""
+    return re.fullmatch(r"\S+-v\d+", suite) is not None
+
+
+def add_suite(suite: str | BatchedEnvironment) -> str:
+    """The name of a suite, which is then in SUITES: an entry's, a Gymnasium id, or an environment's own.
+
+    An id that is stepped by continuous actions gets three levels of each; Atari is seen as the console's 128
+    bytes. Raises ConfigurationError for an unknown name and for an object that is no environment.
+    """
+    if not isinstance(suite, str):
+        expect("a suite", suite, BatchedEnvironment, "wrap one of Gymnasium in GymnasiumBatch")
+        SUITES[suite.spec.name] = lambda: suite
+        return suite.spec.name
+    if suite not in SUITES and is_id(suite):
+        is_atari = suite.startswith("ALE/")
+        options: dict[str, Any] = {"obs_type": "ram", "horizon": _ATARI_STEPS} if is_atari else {}
+        SUITES[suite] = partial(GymnasiumBatch, suite, levels=3, **options)
+    if suite not in SUITES:
+        expect_one_of("suite", suite, [*NAMED, "a Gymnasium id such as CartPole-v1"])
+    return suite
+
+
+_REFERENCE_EPISODES = 20
+
+
+def measured_references(environment: BatchedEnvironment) -> tuple[float, float]:
+    """0 is the mean return of 20 episodes of uniform actions, 1 what Gymnasium calls solved, or their best.
+
+    Raises ConfigurationError where that is no more than the mean.
+    """
+    draw = np.random.default_rng(0)
+    environment.reset([derive(0, "reference", index) for index in range(_REFERENCE_EPISODES)])
+    returns, live = np.zeros(_REFERENCE_EPISODES), np.ones(_REFERENCE_EPISODES, dtype=np.bool_)
+    while live.any():
+        wishes, mask = draw.random((len(live), environment.spec.num_actions)), environment.action_mask()
+        step = environment.step((wishes if mask is None else wishes * mask).argmax(axis=1))
+        returns += np.where(live, step.rewards, 0.0)
+        live &= ~(step.terminated | step.truncated)
+    solved = getattr(environment, "solved", None)
+    low, high = float(returns.mean()), float(returns.max() if solved is None else solved)
+    if not high > low:
+        name = environment.spec.name
+        raise ConfigurationError(
+            f"{name}: uniform actions return {low:g} and 1 would be {high:g}: say what counts as 0 and 1, "
+            f"REFERENCES[{name!r}] = (random, solved)"
+        )
+    return low, high
+
+
 def make_suite(name: str) -> Suite:
-    """Raises ConfigurationError for an unknown name, and for lunar_lander where Box2D is missing."""
-    expect_one_of("suite", name, SUITES)
-    environment = SUITES[name]()
+    """Raises ConfigurationError for an unknown name, and where a package that it needs is missing."""
+    environment = SUITES[add_suite(name)]()
     if isinstance(environment, TaskMix):
         rows = environment.task_rows()
         pairs = zip(rows.names, rows.references.tolist(), strict=True)
         return Suite(name, environment, rows.names, {task: (low, high) for task, (low, high) in pairs})
+    if name not in REFERENCES:
+        REFERENCES[name] = measured_references(environment)
     return Suite(name, environment, (name,), {name: REFERENCES[name]})

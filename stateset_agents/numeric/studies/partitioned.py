@@ -1,24 +1,34 @@
-"""PPO with partitioned advantages under the name of its document, GRPO, over `ControlTrainer`."""
+"""PPO, and PPO with partitioned advantages under the name of its document, GRPO, over `ControlTrainer`."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Literal, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from stateset_agents.grouping.advantages import GroupAdvantageNormalizer
+from stateset_agents.grouping.partitions import GroupingStrategy
+from stateset_agents.grouping.weights import GroupWeightCalculator
+from stateset_agents.numeric.credit import credit
 from stateset_agents.numeric.environments.base import BatchedEnvironment, Spec, Tasked
 from stateset_agents.numeric.evaluation import ControlEvaluation
 from stateset_agents.numeric.policy import MlpPolicy, TensorObservations
-from stateset_agents.numeric.rollout import Rollout
+from stateset_agents.numeric.rollout import Rollout, joined
 from stateset_agents.numeric.settings import ControlConfig
 from stateset_agents.numeric.trainer import ControlTrainer
-from stateset_agents.numeric.update import UpdateResult, update
+from stateset_agents.numeric.update import UpdateResult, critic_values, episodes_loss, update
 from stateset_agents.runs.optimizer import Optimization
 from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.seeds import derive
+from stateset_agents.types.settings import expect, expect_that
 
 # ------------------------------------------------------------------------------------------ task policy
 #
@@ -128,41 +138,52 @@ PPO_DEFAULTS: Mapping[str, Any] = {
 """Settings of `ControlConfig` with other defaults: PPO plays single episodes and asks a critic."""
 
 
-class GRPO:
-    """PPO with partitioned advantages: not DeepSeekMath's GRPO, which has groups of one prompt and no critic.
+class PolicyLoss(float):
+    """The policy loss of an update's last pass, a number: 0 where nobody was better than expected, nan where
+    nothing could be learned."""
 
-    GAE over each trajectory, then centred and scaled within the trajectory's part, each part counting by its
-    weight in the clipped loss. With one part (`group_strategy` none) it is PPO, bit for bit.
+    metrics: Mapping[str, float]
+    """See `UpdateResult`."""
+    failure: str | None
+    """Why nothing could be learned; None where it was."""
 
-    >>> async with GRPO(mix({"cart_pole": 1.0, "acrobot": 0.01}), group_strategy="task") as grpo:
-    ...     await grpo.train()
+    def __new__(cls, result: UpdateResult) -> Self:
+        self = super().__new__(cls, math.nan if result.failure else result.metrics.get("loss/policy", 0.0))
+        self.metrics, self.failure = result.metrics, result.failure
+        return self
+
+
+class PPO:
+    """PPO with a critic: over `ControlTrainer` with an environment, or on episodes of a loop of one's own.
+
+    >>> async with PPO(BatchedCartPole(), total_steps=60_000) as ppo:
+    ...     await ppo.train()
     """
 
     def __init__(
         self,
-        environment: BatchedEnvironment,
-        group_strategy: str = "auto",
-        n_groups: int = 4,
-        group_weight_method: str = "balanced",
+        environment: BatchedEnvironment | None = None,
         *,
         policy: nn.Module | None = None,
         value_normalization: ValueNormalization | None = None,
         run: RunFolder | None = None,
         callbacks: Sequence[object] = (),
-        **ppo_kwargs: Any,
+        **settings: Any,
     ) -> None:
-        """`policy`: a new one when absent, by `value_normalization`: task where the environment has several;
-        `ppo_kwargs`: fields of `ControlConfig`. Raises ConfigurationError for settings that cannot be."""
-        parts = {
-            "group_strategy": group_strategy,
-            "n_groups": n_groups,
-            "group_weight_method": group_weight_method,
-        }
-        config = ControlConfig(**{**PPO_DEFAULTS, **parts, **ppo_kwargs})
-        self.policy = policy or policy_for(
-            environment, value_normalization=value_normalization, seed=config.seed
-        )
-        self.trainer = ControlTrainer(self.policy, environment, config, run=run, callbacks=callbacks)
+        """`policy`: made when absent, by `value_normalization`: task where the environment has several tasks;
+        `settings`: fields of `ControlConfig`. Raises ConfigurationError for settings that cannot be."""
+        self._config = ControlConfig(**{**PPO_DEFAULTS, **settings})
+        self.environment, self._settings = environment, settings
+        self.policy: Any = policy
+        """The network that learns, a torch module; None where there is no environment to make one for."""
+        self._trainer = None
+        if environment is not None:
+            self.policy = policy or policy_for(
+                environment, value_normalization=value_normalization, seed=self._config.seed
+            )
+            self._trainer = ControlTrainer(
+                self.policy, environment, self._config, run=run, callbacks=callbacks
+            )
         self._optimization: Optimization | None = None
         self._position = self._updates_before = 0
         self._partition: Mapping[str, Any] = {}
@@ -170,7 +191,18 @@ class GRPO:
     @property
     def config(self) -> ControlConfig:
         """The settings, as they were given; `trainer.config` may get another length or cadence."""
-        return self.trainer.config
+        return self._config if self._trainer is None else self._trainer.config
+
+    @property
+    def trainer(self) -> ControlTrainer:
+        """What trains in the environment. Raises ConfigurationError without one."""
+        if self._trainer is None:
+            name = type(self).__name__
+            raise ConfigurationError(
+                f"this {name} has no environment to play in: write {name}(environment=...); without one it "
+                "learns by update(rollouts)"
+            )
+        return self._trainer
 
     async def train(self) -> nn.Module:
         """See `ControlTrainer.train`."""
@@ -180,8 +212,10 @@ class GRPO:
         """See `ControlTrainer.evaluate`."""
         return await self.trainer.evaluate(seeds)
 
-    def update(self, rollout: Rollout) -> UpdateResult:
-        """Learn from a rollout of a loop of one's own; blocking, and apart from what `train` does."""
+    def update(self, rollouts: Rollout | Sequence[Rollout]) -> PolicyLoss:
+        """Learn from a rollout, or a list of episodes, of a loop of one's own, all passes and steps of the
+        optimiser; blocking, and apart from what `train` does. The loss is a number without a gradient."""
+        rollout = self._rollout(rollouts)
         if self._optimization is None:
             self._optimization = Optimization(self.policy, self.config, num_updates=self.config.total_steps)
         result = update(
@@ -195,7 +229,25 @@ class GRPO:
         )
         self._position, self._partition = self._position + rollout.num_steps, result.partition
         self._updates_before += 1
-        return result
+        return PolicyLoss(result)
+
+    def compute_gae(self, rollouts: Rollout | Sequence[Rollout]) -> NDArray[np.float64]:
+        """[steps] advantages by the policy's critic, before any normalisation, episode after episode."""
+        rollout, config = self._rollout(rollouts), self.config
+        raw = credit(
+            rollout,
+            "gae",
+            gamma=config.gamma,
+            gae_lambda=config.gae_lambda,
+            scaling="none",
+            values=critic_values(self.policy, rollout),
+        ).advantages
+        return raw.T[rollout.alive.T]
+
+    def _rollout(self, rollouts: Rollout | Sequence[Rollout]) -> Rollout:
+        hint = "give policy=, the one that played, or environment="
+        expect("policy", self.policy, nn.Module, hint)
+        return rollouts if isinstance(rollouts, Rollout) else joined(rollouts)
 
     async def __aenter__(self) -> Self:
         await self.trainer.__aenter__()
@@ -203,6 +255,70 @@ class GRPO:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.trainer.__aexit__(*exc)
+
+
+class GRPO(PPO):
+    """PPO with partitioned advantages: not DeepSeekMath's GRPO, which has groups of one prompt and no critic.
+
+    GAE over each trajectory, then centred and scaled within the trajectory's part, each part counting by its
+    weight in the clipped loss. With one part (`group_strategy` none) it is PPO, bit for bit.
+
+    >>> environment = mix({"cart_pole": 1.0, "acrobot": 0.01})
+    >>> async with GRPO(group_strategy="task", environment=environment) as grpo:
+    ...     await grpo.train()
+    """
+
+    def __init__(
+        self,
+        group_strategy: str = "auto",
+        n_groups: int = 4,
+        group_weight_method: str = "balanced",
+        **ppo_kwargs: Any,
+    ) -> None:
+        """`ppo_kwargs`: of `PPO`, `environment` and `policy` among them."""
+        expect("group_strategy", group_strategy, str, "give an environment by its name, environment=...")
+        parts: dict[str, Any] = {
+            "group_strategy": group_strategy,
+            "n_groups": n_groups,
+            "group_weight_method": group_weight_method,
+        }
+        super().__init__(**parts, **ppo_kwargs)
+
+    @cached_property
+    def base_ppo(self) -> PPO:
+        """PPO without parts over the same policy and environment, with an optimiser of its own."""
+        names = ("group_strategy", "n_groups", "group_weight_method")
+        plain = {name: value for name, value in self._settings.items() if name not in names}
+        return PPO(self.environment, policy=self.policy, **plain)
+
+    @property
+    def grouping_strategy(self) -> GroupingStrategy:
+        """How the next `update` divides, where the strategy has one key: not online or hierarchical."""
+        seed = derive(self.config.seed, "parts", self._position)
+        return GroupingStrategy(self.config.group_strategy, self.config.n_groups, seed=seed)
+
+    @cached_property
+    def group_normalizer(self) -> GroupAdvantageNormalizer:
+        """How `update` normalises within a part."""
+        return GroupAdvantageNormalizer()
+
+    @cached_property
+    def group_weight_calculator(self) -> GroupWeightCalculator:
+        """How `update` weighs parts; this one remembers what it was asked, `update` what it learned from."""
+        return GroupWeightCalculator(self.config.group_weight_method, self.config.n_groups)
+
+    def compute_group_policy_loss(
+        self, group_data: Rollout | Sequence[Rollout], group_advantages: NDArray[np.float64]
+    ) -> Tensor:
+        """The clipped policy loss of a part, with gradient: the mean over its steps with these advantages
+        [steps], episode after episode. `update` minimises the sum of weight times this."""
+        rollout = self._rollout(group_data)
+        flat = np.asarray(group_advantages, dtype=np.float64).reshape(-1)
+        steps = int(rollout.alive.sum())
+        expect_that(len(flat) == steps, "group_advantages", f"be one per step, {steps}", len(flat))
+        advantages = np.zeros(rollout.alive.shape)
+        advantages.T[rollout.alive.T] = flat
+        return episodes_loss(self.policy, rollout, advantages, self.config)
 
 
 def policy_for(

@@ -22,7 +22,15 @@ from pydantic import Field, field_validator, model_validator
 from stateset_agents.grouping.partitioner import GROUP_STRATEGIES
 from stateset_agents.grouping.partitions import STRATEGIES
 from stateset_agents.grouping.weights import group_fairness
-from stateset_agents.numeric.environments.suites import SUITES, Suite, TaskMix, make_suite
+from stateset_agents.numeric.environments.suites import (
+    NAMED,
+    SUITES,
+    Suite,
+    TaskMix,
+    add_suite,
+    is_id,
+    make_suite,
+)
 from stateset_agents.numeric.evaluation import ControlEvaluation, evaluation_seeds
 from stateset_agents.numeric.settings import ControlConfig
 from stateset_agents.numeric.studies.partitioned import GRPO, PPO_DEFAULTS
@@ -31,7 +39,7 @@ from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.tracking.jsonl import JsonlWriter
 from stateset_agents.tracking.run_folder import RunLock
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.settings import Settings, nearest
+from stateset_agents.types.settings import Settings
 
 NAMED_ARMS: Mapping[str, Mapping[str, Any]] = {
     "PPO": {"group_strategy": "none"},
@@ -56,7 +64,7 @@ class StudySettings(Settings):
     name: str = "study"
     """For people."""
     suites: tuple[str, ...]
-    """Names of SUITES."""
+    """Names of SUITES, and Gymnasium ids."""
     arms: Mapping[str, Mapping[str, Any]] = ARMS
     """Name -> settings; the first is what the others are compared with."""
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
@@ -73,12 +81,10 @@ class StudySettings(Settings):
     @field_validator("suites")
     @classmethod
     def _are_suites(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for name in value:
-            if name not in SUITES:
-                raise ValueError(
-                    f"suite must be one of {', '.join(SUITES)}, got {name!r}{nearest(name, SUITES)}"
-                )
-        return value
+        try:
+            return tuple(add_suite(name) for name in value)
+        except ConfigurationError as error:
+            raise ValueError(str(error)) from error
 
     @model_validator(mode="after")
     def _can_be_run(self) -> Self:
@@ -174,7 +180,7 @@ async def run_study(
             for number, key in enumerate(cells, start=1):
                 if key in done:
                     continue
-                cell = await _run_cell(settings, *key)
+                cell = await run_cell(settings, *key)
                 writer.write([cell.to_json()])
                 writer.sync()
                 if on_cell is not None:
@@ -189,7 +195,8 @@ def _locked(path: Path) -> RunLock:
     return RunLock(path, writer="study")
 
 
-async def _run_cell(settings: StudySettings, suite_name: str, arm: str, seed: int) -> Cell:
+async def run_cell(settings: StudySettings, suite_name: str, arm: str, seed: int) -> Cell:
+    """One training of a study, and how it ended."""
     suite = make_suite(suite_name)
     arm_settings = {**settings.settings, **settings.arms[arm]}
     watch = MetricsWatch(suite)
@@ -205,7 +212,9 @@ async def _run_cell(settings: StudySettings, suite_name: str, arm: str, seed: in
         if isinstance(suite.environment, TaskMix):
             fixed["gradient_cosines_every"] = _COSINES_EVERY
         cell_settings = {"seed": seed, "total_steps": settings.total_steps, **fixed}
-        async with GRPO(suite.environment, callbacks=[watch], **{**cell_settings, **arm_settings}) as grpo:
+        async with GRPO(
+            environment=suite.environment, callbacks=[watch], **{**cell_settings, **arm_settings}
+        ) as grpo:
             await grpo.train()
             spent = time.process_time() - started
             seeds = evaluation_seeds(seed, settings.episodes)
@@ -331,6 +340,8 @@ def _without(settings: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
 
 def _command(settings: StudySettings, suite: str, arm: str, seed: int) -> str:
     """The command that runs the cell alone, in a folder of its own."""
+    if suite not in NAMED and not is_id(suite):
+        return "GRPOvsPPOAnalyzer, in the program that made the environment"
     words = ["stateset-agents", "study", "run", "cell", "--suite", suite]
     arm_settings = dict(settings.settings)
     strategy = settings.arms[arm].get("group_strategy", "auto")

@@ -125,6 +125,26 @@ class StudyFolder:
         return sorted(cells.values(), key=place)
 
 
+@dataclass(frozen=True, slots=True)
+class StudyCells:
+    """Trainings that a program kept, read as the folder of a study is."""
+
+    results: Sequence[Cell]
+
+    def settings(self) -> dict[str, Any]:
+        """What study.yaml would say of them."""
+        return {
+            "name": "trainings",
+            "suites": list(dict.fromkeys(cell.suite for cell in self.results)),
+            "arms": dict.fromkeys(cell.arm for cell in self.results),
+            "total_steps": max(cell.steps for cell in self.results),
+            "num_cells": len(self.results),
+        }
+
+    def cells(self) -> list[Cell]:
+        return list(self.results)
+
+
 # ------------------------------------------------------------------------------------------ measures
 #
 # For runs with few seeds, after rliable (https://arxiv.org/abs/2108.13264), with intervals.
@@ -276,14 +296,20 @@ def sentence(difference: ArmDifference) -> str:
     return f"{head}: {difference.mean:+.3f}{interval_text(difference.interval, '+.3f')}, {seeds}: {words}."
 
 
-def analyse(folder: StudyFolder) -> dict[str, Any]:
+def cell_measures(cells: Sequence[Cell], length: float) -> dict[str, list[float]]:
+    """Measure -> its value for each cell; `training_stability` is the furthest that the curve fell."""
+    values = {name: [measure.of(cell, length) for cell in cells] for name, measure in MEASURES.items()}
+    return {**values, "training_stability": [worst_drawdown(_mean_curve(cell)[1]) for cell in cells]}
+
+
+def analyse(folder: StudyFolder | StudyCells) -> dict[str, Any]:
     """Everything that a report shows, as JSON; a study under way gives what its finished cells allow.
 
     The first arm of study.yaml is what the others are compared with. Raises ConfigurationError where no cell
     is finished.
     """
     settings, cells = folder.settings(), folder.cells()
-    if not cells:
+    if isinstance(folder, StudyFolder) and not cells:
         raise ConfigurationError(f"{folder.path} has no finished cell yet: run stateset-agents study run")
     suites, arms = list(settings["suites"]), list(settings["arms"])
     length = float(settings["total_steps"])
@@ -511,7 +537,7 @@ def recommend(cells: Sequence[GridCell]) -> tuple[GridCell | None, str]:
 # Words and tables in Markdown; every number is one of `analyse`.
 
 
-def study_report(folder: StudyFolder) -> str:
+def study_report(folder: StudyFolder | StudyCells) -> str:
     """Tables of the arms, one per suite, then the verdict. Raises ConfigurationError without a cell."""
     result, settings = analyse(folder), folder.settings()
     missing = f", {result['missing']} are missing" if result["missing"] else ""
@@ -556,7 +582,7 @@ def _table(arms: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return _markdown(head, rows)
 
 
-def _sensitivity(folder: StudyFolder, axes: Mapping[str, Sequence[Any]]) -> list[str]:
+def _sensitivity(folder: StudyFolder | StudyCells, axes: Mapping[str, Sequence[Any]]) -> list[str]:
     lines = []
     for suite in folder.settings()["suites"]:
         cells = grid([cell for cell in folder.cells() if cell.suite == suite], axes)

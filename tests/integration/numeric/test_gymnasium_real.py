@@ -8,11 +8,22 @@ import numpy as np
 import pytest
 
 from stateset_agents.numeric.environments.gymnasium_batch import GymnasiumBatch
+from stateset_agents.numeric.environments.suites import make_suite
 from stateset_agents.numeric.policy import MlpPolicy
 from stateset_agents.numeric.settings import ControlConfig
 from stateset_agents.numeric.studies.analyzer import GRPOvsPPOAnalyzer
+from stateset_agents.numeric.studies.runner import ARMS
 from stateset_agents.numeric.trainer import ControlTrainer
 
+SHORT = {
+    "total_steps": 400,
+    "num_groups": 4,
+    "steps_per_rollout": 200,
+    "minibatch_size": 64,
+    "num_iterations": 1,
+    "max_episode_steps": 50,
+    "episodes": 1,
+}
 pytestmark = [pytest.mark.gymnasium, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 
@@ -82,6 +93,19 @@ async def test_atari_boxing_by_its_memory_goes_through(tmp_path):
 
 async def test_lunar_lander_by_ppo_and_by_parts(tmp_path):
     analyzer = GRPOvsPPOAnalyzer(tmp_path / "lander")
-    found = await analyzer.run_comparison(["lunar_lander"], n_seeds=1, total_steps=40_000)
+    found = await analyzer.compare(["lunar_lander"], n_seeds=1, arms=ARMS, total_steps=40_000)
     print(analyzer.generate_report())
     assert list(found["arms"]) == ["PPO", "auto", "difficulty", "random"]
+
+
+@pytest.mark.parametrize(
+    "suite", ["LunarLander-v3", "InvertedPendulum-v5", "Hopper-v5", "Ant-v5", "ALE/Pong-v5"]
+)
+async def test_an_id_enters_a_study(tmp_path, suite):
+    """Forces at three levels each, of Ant's eight one at a time; Atari by its 128 bytes."""
+    analyzer = GRPOvsPPOAnalyzer(tmp_path / "study")
+    found = await analyzer.compare([suite], n_seeds=1, **SHORT)
+    assert list(found["suites"][suite]) == ["PPO", "auto"]
+    assert all(np.isfinite(arm["iqm"]) for arm in found["arms"].values())
+    low, high = make_suite(suite).references[suite]
+    assert low < high

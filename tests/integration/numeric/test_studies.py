@@ -158,9 +158,7 @@ def test_by_task_repairs_the_drowned_task(tmp_path: Path) -> None:
     """Worst-task score on the mix with scales 100 apart, three seeds; with none it is about 0."""
     analyzer = GRPOvsPPOAnalyzer(tmp_path)
     arms = {"PPO": ARMS["PPO"], "task": ARMS["task"]}
-    found = asyncio.run(
-        analyzer.run_comparison(["mix_acrobot_large"], n_seeds=3, arms=arms, total_steps=60_000)
-    )
+    found = asyncio.run(analyzer.compare(["mix_acrobot_large"], n_seeds=3, arms=arms, total_steps=60_000))
     worst = {arm: found["arms"][arm]["worst_task"] for arm in arms}
     assert worst["PPO"] < 0.1
     assert worst["task"] > worst["PPO"] + 0.2

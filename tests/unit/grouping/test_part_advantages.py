@@ -231,19 +231,19 @@ def test_weights_by_hand() -> None:
 
 def test_what_moves_and_what_lags_weighs_more() -> None:
     adaptive = GroupWeightCalculator("adaptive", 2)
-    assert adaptive.compute_weights([0.0, 0.0]).tolist() == [0.5, 0.5]  # nothing moved yet
+    assert adaptive.weights([0.0, 0.0]).tolist() == [0.5, 0.5]  # nothing moved yet
     for score in (0.1, 0.2, 0.3):
-        weights = adaptive.compute_weights([score, 0.0])
+        weights = adaptive.weights([score, 0.0])
     assert weights.tolist() == pytest.approx([0.95, 0.05])
     again = GroupWeightCalculator("adaptive", 2)
     again.load(adaptive.state())
-    assert again.compute_weights([0.3, 0.5]).tolist() == adaptive.compute_weights([0.3, 0.5]).tolist()
+    assert again.weights([0.3, 0.5]).tolist() == adaptive.weights([0.3, 0.5]).tolist()
     performance = GroupWeightCalculator("performance", 2)
-    performance.compute_weights([0.2, 0.8])
-    first, second = performance.compute_weights([np.nan, 0.8])  # not met: it keeps its score
+    performance.weights([0.2, 0.8])
+    first, second = performance.weights([np.nan, 0.8])  # not met: it keeps its score
     assert first > second
     with pytest.raises(ConfigurationError, match="scores must be 2"):
-        performance.compute_weights([0.1])
+        performance.weights([0.1])
 
 
 def test_a_mean_over_steps_becomes_the_weighted_mean_of_the_parts() -> None:

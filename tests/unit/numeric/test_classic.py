@@ -107,7 +107,10 @@ class Unfit(Odd):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: GymnasiumBatch("Pendulum-v1"), r"actions must be Discrete, got Box.*discretise"),
+        (
+            lambda: GymnasiumBatch("Pendulum-v1"),
+            r"actions must be Discrete, got Box.*give GymnasiumBatch levels=3",
+        ),
         (lambda: GymnasiumBatch("NoSuch-v1"), "gymnasium cannot make NoSuch-v1"),
         (lambda: GymnasiumBatch(Odd), "Odd has no limit of steps: give GymnasiumBatch a horizon"),
         (lambda: GymnasiumBatch(Odd, horizon=2, size=3), "size: options are for an id"),

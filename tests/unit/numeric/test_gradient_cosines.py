@@ -135,8 +135,8 @@ async def test_a_training_writes_them_to_its_metrics(tmp_path: Path) -> None:
     )
     settings = {"num_groups": 8, "total_steps": 4 * 48, "minibatch_size": 16, "num_iterations": 1}
     async with GRPO(
-        environment,
         "task",
+        environment=environment,
         gradient_cosines_every=2,
         output_dir=str(tmp_path),
         progress=False,
@@ -151,7 +151,7 @@ async def test_a_training_writes_them_to_its_metrics(tmp_path: Path) -> None:
 
 async def test_one_task_has_nobody_to_be_compared_with(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="10 compares tasks, and signals is one"):
-        async with GRPO(Signals(), gradient_cosines_every=10, output_dir=str(tmp_path)):
+        async with GRPO(environment=Signals(), gradient_cosines_every=10, output_dir=str(tmp_path)):
             pass
 
 

@@ -250,10 +250,10 @@ def test_a_training_by_parts_learns_both_tasks_and_resumes_with_the_same_bits(tm
     async def train(folder, **others):
         environment = two_signals(0.01)
         grpo = GRPO(
-            environment,
             "online",
             2,
             "adaptive",
+            environment=environment,
             output_dir=str(folder),
             **{**settings, "lr_scheduler_type": "constant", **others},
         )
@@ -267,10 +267,10 @@ def test_a_training_by_parts_learns_both_tasks_and_resumes_with_the_same_bits(tm
         whole, before, after = await train(tmp_path / "whole")
         half, _, _ = await train(tmp_path / "half", total_steps=1200)
         rest = GRPO(
-            two_signals(0.01),
             "online",
             2,
             "adaptive",
+            environment=two_signals(0.01),
             output_dir=str(tmp_path),
             run=half.trainer.run,
             **{**settings, "lr_scheduler_type": "constant"},
@@ -294,7 +294,7 @@ def test_a_training_by_parts_learns_both_tasks_and_resumes_with_the_same_bits(tm
 
 def test_a_loop_of_ones_own_updates_by_parts():
     environment = two_signals(0.01)
-    grpo = GRPO(environment, "task", total_steps=2000, minibatch_size=64, progress=False)
+    grpo = GRPO("task", environment=environment, total_steps=2000, minibatch_size=64, progress=False)
     before = {name: value.clone() for name, value in grpo.policy.state_dict().items()}
     result = grpo.update(played(environment))
     assert result.metrics["part_weight/one"] == 0.5
@@ -307,7 +307,7 @@ def test_cart_pole_reaches_195_by_parts(tmp_path):
 
     async def train():
         async with GRPO(
-            BatchedCartPole(), "auto", total_steps=60_000, progress=False, output_dir=str(tmp_path)
+            environment=BatchedCartPole(), total_steps=60_000, progress=False, output_dir=str(tmp_path)
         ) as grpo:
             await grpo.train()
             return await grpo.evaluate(range(50))

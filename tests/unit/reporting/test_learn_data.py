@@ -16,8 +16,17 @@ from stateset_agents.algorithms.advantages import group_advantages
 from stateset_agents.cli.main import main
 from stateset_agents.cli.pages import write_pages
 from stateset_agents.cli.study import study_data
-from stateset_agents.reporting.learn_pages import PAGES, lab_data, render_learn_page, run_parts, toy_parts
+from stateset_agents.reporting.learn_pages import (
+    PAGES,
+    lab_data,
+    parts_data,
+    render_learn_page,
+    run_parts,
+    toy_parts,
+)
+from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.tracking.tracker import JsonlTracker
 from stateset_agents.types.errors import ConfigurationError
 
 
@@ -90,6 +99,24 @@ def test_a_numeric_run_has_no_conversations_to_show(tmp_path: Path) -> None:
         lab_data(RunLog.open(folder.path))
 
 
+def test_a_numeric_run_s_page_has_the_metrics_of_its_parts(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "parts", conversations=False)
+    with pytest.raises(ConfigurationError, match="0001-parts has no finished update yet: train it first"):
+        parts_data(RunLog.open(folder.path))
+    with JsonlTracker(folder) as tracker:
+        for step in range(1, 1001):
+            metrics = {"time/rollout": 4.0, "part_size/a": float(step), "time/step": 1.0}
+            tracker.log_metrics(10 * step, metrics | ({"score/a": 0.5} if step > 1 else {}))
+            tracker.log_metrics(10 * step, {"eval/reward": 1.0})  # no update
+    data = parts_data(RunLog.open(folder.path))
+    assert data["total_updates"] == 1000
+    assert len(data["steps"]) == 400
+    assert (data["steps"][0], data["steps"][-1]) == (10, 10_000)
+    assert data["series"].keys() == {"part_size/a", "score/a"}
+    assert data["series"]["part_size/a"] == [step / 10 for step in data["steps"]]
+    assert data["series"]["score/a"][:2] == [None, 0.5]
+
+
 def test_the_same_seed_makes_the_same_toy() -> None:
     assert json.dumps(toy_parts(3)) == json.dumps(toy_parts(3))
     assert toy_parts(3) != toy_parts(4)
@@ -117,6 +144,7 @@ def test_each_page_is_small_and_loads_nothing(tmp_path: Path, log: RunLog) -> No
     paths = [
         *write_pages(out=tmp_path / "papers"),
         *write_pages(log.folder.path),
+        *write_pages(numeric_run(tmp_path / "numeric").path),
         *write_pages(write_study(tmp_path / "study", comparison(seeds=1))),
     ]
     assert {path.stem for path in paths} == set(PAGES)

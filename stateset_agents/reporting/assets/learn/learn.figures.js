@@ -28,6 +28,9 @@ function ticks(low, high, count = 5) {
   return Array.from({ length: Math.floor(high / step + 1e-9) - first + 1 }, (_, at) => Number(((first + at) * step).toPrecision(12)));
 }
 
+/** Steps in thousands or millions. */
+const thousands = (value) => (value >= 1e6 ? `${value / 1e6}M` : value >= 1000 ? `${value / 1000}k` : String(value));
+
 /** Axes in a frame, and the way from values to pixels and back. */
 function axes(width, height, { x, y, across = "", up = "", left = 44, right = 18, top = up ? 24 : 12, bottom = 36, xTicks = null, yTicks = null, format = (value) => minus(String(value)), formatX = format }) {
   const px = (value) => left + ((value - x[0]) / (x[1] - x[0])) * (width - left - right);
@@ -132,3 +135,10 @@ function bars(frame, values, hues, { gap = 0.3, names = [] } = {}) {
 
 /** A name where it has room below its bar, else its number. */
 const short = (names, at, width) => ((width - 60) / names.length > 7.2 * Math.max(...names.map((name) => name.length)) ? names[at] : String(at + 1));
+
+/** Areas upon one another: `series` [points][layers] at `steps`. */
+const stacked = (frame, steps, series) => series[0].map((_, layer) => {
+  const below = series.map((row) => sum(row.slice(0, layer))), above = series.map((row, at) => below[at] + row[layer]);
+  const edge = (values) => values.map((value, at) => [frame.px(steps[at]), frame.py(value)]);
+  return s("path", { d: `M${[...edge(above), ...edge(below).reverse()].map(([x, y]) => `${place(x)},${place(y)}`).join("L")}Z`, fill: tint(layer), opacity: 0.65 });
+});

@@ -1,5 +1,9 @@
 // What the pages of a study share: its suites, arms, runs and metrics.
 
+/** A setting that is a number, which YAML reads as text where it is written as 5e-4. */
+const plainNumber = (value) => (typeof value === "string" && /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i.test(value.trim()) ? Number(value) : value);
+for (const cell of data.cells) cell.settings = Object.fromEntries(Object.entries(cell.settings ?? {}).map(([name, value]) => [name, plainNumber(value)]));
+
 const unique = (values) => [...new Set(values)];
 const SUITES = unique(data.cells.map(({ suite }) => suite)), ARMS_OF = (suite) => unique(data.cells.filter((cell) => cell.suite === suite).map(({ arm }) => arm));
 const cellsOf = (suite, arm) => data.cells.filter((cell) => cell.suite === suite && cell.arm === arm);

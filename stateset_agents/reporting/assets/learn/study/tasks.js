@@ -1,7 +1,8 @@
 // A study task by task: curves, weights, fairness, when each converged.
 
-settings({ suite: SUITES[0], arm: "", weighting: "balanced", smoothing: 3, seed: "all", hidden: [] });
-const suite = () => (SUITES.includes(view.suite) ? view.suite : SUITES[0]);
+const MIXES = SUITES.filter((name) => tasksOf(name).length > 1); // a suite of one task has nothing to tell apart
+settings({ suite: MIXES[0] ?? SUITES[0], arm: "", weighting: "balanced", smoothing: 3, seed: "all", hidden: [] });
+const suite = () => (SUITES.includes(view.suite) ? view.suite : standard.suite);
 const arm = () => (ARMS_OF(suite()).includes(view.arm) ? view.arm : ARMS_OF(suite()).find((name) => name === "task") ?? ARMS_OF(suite())[0]);
 const chosen = () => { const cells = cellsOf(suite(), arm()), one = cells.filter(({ seed }) => String(seed) === view.seed); return one.length ? one : cells; };
 const names = () => tasksOf(suite());
@@ -13,7 +14,6 @@ const weights = () => weightSeries(view.weighting, chosen()[0].curve.scores);
 
 head("Task by task", "How each task of a mix learned, what weight it would have had, and whether one was left behind.", studyNote());
 const stepAxis = () => [0, Math.max(1, ...chosen().flatMap((cell) => cell.curve.steps))];
-const thousands = (value) => (value >= 1e6 ? `${value / 1e6}M` : value >= 1000 ? `${value / 1000}k` : String(value));
 section("curves", "1. Performance", [
   controls(dropdown("suite", "Suite", SUITES.map((name) => [name, name])), dropdown("arm", "Arm", () => [["", arm()], ...ARMS_OF(suite()).filter((name) => name !== arm() || view.arm).map((name) => [name, armName(suite(), name)])]), dropdown("seed", "Seed", () => [["all", "all: mean and band"], ...cellsOf(suite(), arm()).map(({ seed }) => [String(seed), String(seed)])]), slider("smoothing", "Smoothing", { min: 0, max: 15, step: 1 }),
     live(() => names().map((name, task) => h("label", { class: "check" }, h("input", { type: "checkbox", name: `task-${task}`, ...(view.hidden.includes(task) ? {} : { checked: true }), onchange: () => set({ hidden: view.hidden.includes(task) ? view.hidden.filter((other) => other !== task) : [...view.hidden, task] }) }), ` ${name}`)), "div", { class: "row" })),
@@ -32,7 +32,7 @@ section("weights", "2. Weights", [
   aside("Of one seed: the first, or the one chosen above. No weight falls below .05."),
 ], [figure("weights", "Weight of each task over training", {
   height: 220, key: live(() => legend(...names().map((name, task) => [tint(task), name, "bar"])), "div"),
-  draw: (width, height) => { const steps = chosen()[0].curve.steps, series = weights(), frame = axes(width, height, { x: stepAxis(), y: [0, 1], across: "environment steps", up: "weight", formatX: thousands }); return [frame.nodes, names().map((_, task) => { const below = series.map((row) => sum(row.slice(0, task))), above = series.map((row, at) => below[at] + row[task]); const edge = (values) => values.map((value, at) => [frame.px(steps[at]), frame.py(value)]); return s("path", { d: `M${[...edge(above), ...edge(below).reverse()].map(([x, y]) => `${place(x)},${place(y)}`).join("L")}Z`, fill: tint(task), opacity: 0.65 }); })]; },
+  draw: (width, height) => { const steps = chosen()[0].curve.steps, series = weights(), frame = axes(width, height, { x: stepAxis(), y: [0, 1], across: "environment steps", up: "weight", formatX: thousands }); return [frame.nodes, stacked(frame, steps, series)]; },
   says: () => names().map((name, task) => `${name} ${number(weights().at(-1)[task])}`).join(", "),
   rows: () => { const series = weights(); return [["steps", ...names()], ...chosen()[0].curve.steps.flatMap((step, at) => (at % Math.max(1, Math.floor(series.length / 8)) === 0 ? [[step, ...series[at]]] : []))]; },
 })]);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -48,18 +49,28 @@ UNSEEN: dict[str, Any] = {
     ),
 }
 """Shapes that no one had looked at before this test was written."""
-LOAD = Workload(conversations=8, row_tokens=320, prompt_tokens=64, pass_tokens=1216, prefill_tokens=1024)
+LOAD = Workload(
+    **{"conversations": 8, "row_tokens": 320, "prompt_tokens": 64, "pass_tokens": 1216},
+    **{"prefill_tokens": 1024, "step_conversations": 8},
+)
 
 
-def peaks(config: Any, device: str, **settings: Any) -> dict[str, int]:
-    training = SimulatedTraining(
+def simulated_training(
+    config: Any, device: str, *, teacher: Any = None, **settings: Any
+) -> SimulatedTraining:
+    return SimulatedTraining(
         config,
         TrainingConfig(fast_linears=False, **settings),
         dtype=torch.bfloat16,
         autocast=torch.bfloat16,
+        teacher=None if teacher is None else (teacher, torch.bfloat16),
         device=device,
     )
-    return {"start": training.start, "hand-over": training.hand_over(), "update": training.update(LOAD)}
+
+
+def peaks(config: Any, device: str, *, load: Workload = LOAD, **settings: Any) -> dict[str, int]:
+    training = simulated_training(config, device, **settings)
+    return {"start": training.start, "hand-over": training.hand_over(), "update": training.update(load)}
 
 
 @pytest.fixture
@@ -88,3 +99,76 @@ def test_simulated_bytes_are_those_of_real_tensors(shape: Any, lora: Any, checkp
     print({name: f"{simulated[name] / counted[name] - 1:+.3%}" for name in counted}, counted)
     for name, bytes in counted.items():
         assert simulated[name] == pytest.approx(bytes, rel=0.01), name
+
+
+SMALL = LlamaConfig(
+    **{"vocab_size": 3001, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True},
+)
+MORE: dict[str, dict[str, Any]] = {
+    "a critic of tokens": {"advantage_estimator": "token_gae"},
+    "a teacher": {"distillation": {"teacher": "embedded:desk"}, "teacher": SHAPES["qwen3-32k"]},
+    "two processes": {"num_processes": 2},
+    "a critic of turns": {"advantage_estimator": "turn_gae"},
+    "whole conversations": {"loss_type": "gspo"},
+}
+LONG = replace(LOAD, step_conversations=64)
+"""A step of eight passes."""
+
+
+@pytest.mark.first(2)
+@pytest.mark.usefixtures("branches_of_a_gpu")
+@pytest.mark.parametrize("more", MORE)
+@pytest.mark.parametrize("lora", [None, {"rank": 8}], ids=["full", "lora"])
+def test_critics_teachers_processes_and_long_steps_are_counted(more: str, lora: Any) -> None:
+    settings = {"lora": lora, "beta": 0.05, "gradient_checkpointing": True, "load": LONG, **MORE[more]}
+    simulated, counted = (peaks(SMALL, device, **settings) for device in ("meta", "cpu"))
+    print({name: f"{simulated[name] / counted[name] - 1:+.3%}" for name in counted}, counted)
+    for name, bytes in counted.items():
+        assert simulated[name] == pytest.approx(bytes, rel=0.01), name
+
+
+def test_what_is_beside_a_pass_is_in_the_figure() -> None:
+    def bytes(load: Workload = LONG, **settings: Any) -> dict[str, int]:
+        return peaks(SMALL, "meta", load=load, beta=0.0, **settings)
+
+    plain = bytes()
+    longer = bytes(replace(LONG, step_conversations=4096))["update"] - plain["update"]
+    assert longer == pytest.approx(40 * 256 * (4096 - 64), rel=0.1)  # ten numbers of four bytes a token
+    hidden = 64 * (256 + 256 // 32) * 128 * 2  # of each token and each end of a turn, in bf16
+    assert bytes(advantage_estimator="token_gae")["update"] - plain["update"] >= hidden
+    taught = bytes(distillation={"teacher": "embedded:desk"}, teacher=SHAPES["qwen3-32k"])
+    weights = taught["start"] - plain["start"]
+    assert weights >= 2 * 32768 * 256
+    assert taught["update"] - plain["update"] == pytest.approx(weights, rel=0.01)
+
+
+@pytest.mark.first(1)
+@pytest.mark.parametrize("per", ["token", "turn"])
+def test_a_critic_takes_what_is_simulated(per: str) -> None:
+    """The product's own critic, on 32 conversations of eight turns of 32 tokens."""
+    hidden_size, turns, tokens = 256, 8, 32
+    critic = Critic(
+        ValueFunction(tiny_model(), ValueHead(hidden_size, dropout=0.0)),
+        per=per,  # type: ignore[arg-type]  # one of two
+        iterations=1,
+        bootstrap=True,
+        layouts=lambda rows: packed_layouts(
+            [row.token_ids for _, row in rows], max_rows=999, max_tokens=10**6
+        ),
+        hidden=lambda layout: torch.zeros(layout.num_tokens, hidden_size, dtype=torch.bfloat16),
+    )
+    trajectories = [
+        talk(*(([turn + 1, number + 1], [9] * tokens) for turn in range(turns))) for number in range(32)
+    ]
+    counter = StorageCounter()
+    with counter:
+        predictions = critic.predict(trajectories)
+        predicted, counter.peak = counter.peak, counter.live
+        critic.learn(predictions, trajectories, [[0.5] * len(part.values) for part in predictions.estimates])
+    count = 32 * (turns + turns * (tokens if per == "token" else 1))
+    assert sum(map(len, predictions.hidden)) == count
+    layout_tokens = 32 * (turns * (tokens + 2))
+    # While it predicts: what was forwarded, the states read, by conversation, and all of them; then the head.
+    states = 2 * hidden_size * (layout_tokens + 3 * count)
+    assert predicted == pytest.approx(states + 3 * 4 * hidden_size * count, rel=0.1)

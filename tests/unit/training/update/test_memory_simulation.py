@@ -7,13 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_models import tiny_model
+from tiny_training import talk
 from transformers import GPT2Config, LlamaConfig, MistralConfig, PhiConfig, Qwen2Config, Qwen3Config
 
 from stateset_agents.backends import linears
+from stateset_agents.core.value_function import create_value_function
 from stateset_agents.training.config import TrainingConfig
-from stateset_agents.training.memory_simulation import SimulatedTraining, Workload
+from stateset_agents.training.memory_simulation import SimulatedTraining, StorageCounter, Workload
 from stateset_agents.training.rows import chunked_head
+from stateset_agents.training.rows.layout import packed_layouts
 from stateset_agents.training.update import policy
+from stateset_agents.training.update.batch import ValuePredictions
 
 SHAPES: dict[str, Any] = {
     "llama-8k": LlamaConfig(
@@ -137,38 +142,49 @@ def test_what_is_beside_a_pass_is_in_the_figure() -> None:
     assert longer == pytest.approx(40 * 256 * (4096 - 64), rel=0.1)  # ten numbers of four bytes a token
     hidden = 64 * (256 + 256 // 32) * 128 * 2  # of each token and each end of a turn, in bf16
     assert bytes(advantage_estimator="token_gae")["update"] - plain["update"] >= hidden
-    taught = bytes(distillation={"teacher": "embedded:desk"}, teacher=SHAPES["qwen3-32k"])
+    taught = bytes(distillation={"teacher": "embedded:desk"}, teacher=SMALL)
     weights = taught["start"] - plain["start"]
-    assert weights >= 2 * 32768 * 256
+    assert weights >= 2 * 3001 * 128
     assert taught["update"] - plain["update"] == pytest.approx(weights, rel=0.01)
 
 
-@pytest.mark.first(1)
 @pytest.mark.parametrize("per", ["token", "turn"])
-def test_a_critic_takes_what_is_simulated(per: str) -> None:
-    """The product's own critic, on 32 conversations of eight turns of 32 tokens."""
-    hidden_size, turns, tokens = 256, 8, 32
-    critic = Critic(
-        ValueFunction(tiny_model(), ValueHead(hidden_size, dropout=0.0)),
-        per=per,  # type: ignore[arg-type]  # one of two
-        iterations=1,
-        bootstrap=True,
-        layouts=lambda rows: packed_layouts(
-            [row.token_ids for _, row in rows], max_rows=999, max_tokens=10**6
-        ),
-        hidden=lambda layout: torch.zeros(layout.num_tokens, hidden_size, dtype=torch.bfloat16),
+def test_a_critic_of_the_product_takes_what_is_simulated(per: str) -> None:
+    """32 conversations of eight turns, each of a prompt of two tokens and a reply of 32."""
+    load = replace(LOAD, step_conversations=32, row_tokens=272, prompt_tokens=16, pass_tokens=32 * 272)
+    training = simulated_training(SMALL, "meta", advantage_estimator=f"{per}_gae")
+    layout, _ = training._batch(replace(load, pass_tokens=272))
+    before = training.counter.live
+    with training._counted():
+        held = training._predicted(layout, load)
+        assert held is not None
+        training.counter.peak = kept = training.counter.live
+        training._learn_values(held)
+        learning = training.counter.peak - before
+    simulated = training.critic
+    assert simulated is not None
+    critic = replace(
+        simulated,
+        value_function=create_value_function(tiny_model(), hidden_size=128, dropout=0.0),
+        layouts=lambda rows: packed_layouts([row.token_ids for _, row in rows], max_rows=1, max_tokens=10**6),
+        hidden=lambda layout: torch.zeros(layout.num_tokens, 128, dtype=held.dtype),
     )
-    trajectories = [
-        talk(*(([turn + 1, number + 1], [9] * tokens) for turn in range(turns))) for number in range(32)
-    ]
+    trajectories = [talk(*(([turn + 1, number + 1], [9] * 32) for turn in range(8))) for number in range(32)]
+
+    def learn(predictions: ValuePredictions) -> None:
+        returns = [[0.5] * len(estimate.values) for estimate in predictions.estimates]
+        critic.learn(predictions, trajectories, returns)
+
+    learn(critic.predict(trajectories))  # from here on there are moments
     counter = StorageCounter()
+    for part in critic.value_function.head.parameters():
+        counter.add(part)
+        for moment in critic.value_function.optimizer.state[part].values():
+            counter.add(moment)
+    begin = counter.live
     with counter:
         predictions = critic.predict(trajectories)
-        predicted, counter.peak = counter.peak, counter.live
-        critic.learn(predictions, trajectories, [[0.5] * len(part.values) for part in predictions.estimates])
-    count = 32 * (turns + turns * (tokens if per == "token" else 1))
-    assert sum(map(len, predictions.hidden)) == count
-    layout_tokens = 32 * (turns * (tokens + 2))
-    # While it predicts: what was forwarded, the states read, by conversation, and all of them; then the head.
-    states = 2 * hidden_size * (layout_tokens + 3 * count)
-    assert predicted == pytest.approx(states + 3 * 4 * hidden_size * count, rel=0.1)
+        assert counter.live - begin == pytest.approx(kept - before, rel=0.02)
+        learn(predictions)
+    assert sum(map(len, predictions.hidden)) == len(held)
+    assert counter.peak - begin == pytest.approx(learning, rel=0.02)

@@ -164,7 +164,7 @@ def plan_memory(
     planner = _Planner(model_config, agent, training, usable, teacher_config)
     cache, rollouts = planner.rollouts
     kept = 0 if training.rollout_sleep else rollouts if training.max_staleness else cache
-    recomputes, tokens, update = planner.choose(usable - kept)
+    recomputes, tokens, update, least = planner.choose(usable - kept)
     full = planner.full
     start, hand_over = full.start, full.hand_over()
     lora = training.lora
@@ -180,11 +180,18 @@ def plan_memory(
     no_reference = (
         ", or beta: 0, which needs no reference" if training.uses_reference and lora is None else ""
     )
-    sleep = "" if training.rollout_sleep or not kept else "rollout_sleep: true, "
-    recompute = "" if recomputes else "gradient_checkpointing: true, "
+    short_passes_fit = least <= usable - kept
+    long_step = planner.full.critic is not None and training.gradient_accumulation_steps > 1
+    options = {
+        "rollout_sleep: true": kept and not training.rollout_sleep and not training.max_staleness,
+        "gradient_checkpointing: true": not recomputes,
+        "lower gradient_accumulation_steps": long_step and not short_passes_fit,
+        "lower micro_batch_tokens": short_passes_fit,
+    }
+    lower = [option for option, helps in options.items() if helps]
+    smaller_update = ", ".join(lower) + ", or " * bool(lower) + smaller + no_reference
     how = "recomputed" if recomputes else "kept"
     how += f", values of {training.advantage_estimator}" if full.critic is not None else ""
-    fewer = "lower gradient_accumulation_steps, " if full.critic is not None else ""
     processes = f", each of {training.num_processes} processes" if training.num_processes > 1 else ""
     phases = (
         Phase(name="start", bytes=start, what=shared, mend=smaller + no_reference),
@@ -198,7 +205,7 @@ def plan_memory(
             name="update",
             bytes=update + kept,
             what=f"passes of {tokens:,} tokens, activations {how}",
-            mend=f"{sleep}{recompute}{fewer}lower micro_batch_tokens, or {smaller}{no_reference}",
+            mend=smaller_update,
         ),
         Phase(name="hand-over", bytes=hand_over + kept, what="the sampler's new weights", mend=smaller),
     )
@@ -328,14 +335,18 @@ class _Planner:
             config, training, dtype=self._dtype, autocast=self._autocast, teacher=self._teacher
         )
 
-    def choose(self, usable: int) -> tuple[bool, int, int]:
-        """Whether activations are recomputed, the tokens of a pass, and the peak of an update with them."""
-        training = self._training
+    def choose(self, usable: int) -> tuple[bool, int, int, int]:
+        """Whether activations are recomputed, the tokens of a pass, the peak of an update with them, and where
+        that does not fit, the peak with passes of 64 tokens."""
+        training, tokens = self._training, self._training.micro_batch_tokens or 0
         for recomputes in self._ways:
+            is_last = recomputes == self._ways[-1]
+            if is_last and training.micro_batch_tokens is not None:
+                break
             line = self._line(recomputes)
             tokens = training.micro_batch_tokens or line.fitting(usable)
             is_large = training.micro_batch_tokens is not None or tokens >= _ENOUGH_TOKENS
-            if recomputes == self._ways[-1] or (is_large and line.at(tokens) <= usable):
+            if is_last or (is_large and line.at(tokens) <= usable):
                 break
         full = self.full if not recomputes else self._simulated(None, recomputes=True)
         peak = full.update(self._load(tokens))
@@ -346,7 +357,7 @@ class _Planner:
             if tokens < self.load.row_tokens:
                 break
             peak = full.update(self._load(tokens))
-        return recomputes, tokens, peak
+        return recomputes, tokens, peak, peak if peak <= usable else full.update(self._load(_MULTIPLE))
 
     def _load(self, tokens: int) -> Workload:
         return replace(self.load, row_tokens=min(self.load.row_tokens, tokens), pass_tokens=tokens)

@@ -336,8 +336,8 @@ class _Planner:
         )
 
     def choose(self, usable: int) -> tuple[bool, int, int, int]:
-        """Whether activations are recomputed, the tokens of a pass, the peak of an update with them, and where
-        that does not fit, the peak with passes of 64 tokens."""
+        """Whether activations are recomputed, the tokens of a pass, the peak of an update with them, and
+        where that does not fit, of one with passes of 64 tokens."""
         training, tokens = self._training, self._training.micro_batch_tokens or 0
         for recomputes in self._ways:
             is_last = recomputes == self._ways[-1]

@@ -283,7 +283,7 @@ class _Planner:
             prompt_tokens=min(row // 4, 256),
             pass_tokens=_TOKENS[-1],
             prefill_tokens=_PREFILL_TOKENS,
-            step_conversations=training.episodes_per_step() * group,
+            step_tokens=training.episodes_per_step() * group * (row - min(row // 4, 256)),
         )
         names = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "auto": torch.bfloat16}
         self._dtype = names[agent.dtype]

@@ -192,8 +192,8 @@ class Workload:
     """Tokens of one pass of an update, a prompt that rows share counted once."""
     prefill_tokens: int
     """Tokens of one prefill."""
-    step_conversations: int
-    """Number of conversations of one step, over all processes."""
+    step_tokens: int
+    """Trained tokens of one step, over all processes."""
 
 
 class SimulatedTraining:
@@ -337,9 +337,8 @@ class SimulatedTraining:
         """[values, H] the hidden states that the critic keeps of a step, as `Critic.predict` makes them."""
         if self.critic is None:
             return None
-        tokens = load.row_tokens - load.prompt_tokens
-        turns = -(-tokens // _TURN_TOKENS)
-        count = load.step_conversations * (turns + (tokens if self.critic.per == "token" else turns))
+        turns = -(-load.step_tokens // _TURN_TOKENS)
+        count = turns + (load.step_tokens if self.critic.per == "token" else turns)
         self.policy.model.eval()
         states = self.policy.hidden(layout)
         read = [states.new_empty(count, states.shape[-1])]
@@ -379,11 +378,12 @@ class SimulatedTraining:
             for field in fields(batch)
             if isinstance(part := getattr(batch, field.name), Tensor)
         }
-        tokens = (
-            load.step_conversations // self._config.num_processes * (load.row_tokens - load.prompt_tokens)
-        )
         count = len(batch.targets)
-        size = sum(columns.values()) // max(1, count) * max(0, tokens - count)
+        size = (
+            sum(columns.values())
+            // max(1, count)
+            * max(0, load.step_tokens // self._config.num_processes - count)
+        )
         return torch.empty(size, dtype=torch.uint8, device=self._device)
 
     def hand_over(self) -> int:

@@ -56,7 +56,7 @@ UNSEEN: dict[str, Any] = {
 """Shapes that no one had looked at before this test was written."""
 LOAD = Workload(
     **{"conversations": 8, "row_tokens": 320, "prompt_tokens": 64, "pass_tokens": 1216},
-    **{"prefill_tokens": 1024, "step_conversations": 8},
+    **{"prefill_tokens": 1024, "step_tokens": 8 * 256},
 )
 
 
@@ -117,7 +117,7 @@ MORE: dict[str, dict[str, Any]] = {
     "a critic of turns": {"advantage_estimator": "turn_gae"},
     "whole conversations": {"loss_type": "gspo"},
 }
-LONG = replace(LOAD, step_conversations=64)
+LONG = replace(LOAD, step_tokens=64 * 256)
 """A step of eight passes."""
 
 
@@ -138,7 +138,7 @@ def test_what_is_beside_a_pass_is_in_the_figure() -> None:
         return peaks(SMALL, "meta", load=load, beta=0.0, **settings)
 
     plain = bytes()
-    longer = bytes(replace(LONG, step_conversations=4096))["update"] - plain["update"]
+    longer = bytes(replace(LONG, step_tokens=4096 * 256))["update"] - plain["update"]
     assert longer == pytest.approx(40 * 256 * (4096 - 64), rel=0.1)  # ten numbers of four bytes a token
     hidden = 64 * (256 + 256 // 32) * 128 * 2  # of each token and each end of a turn, in bf16
     assert bytes(advantage_estimator="token_gae")["update"] - plain["update"] >= hidden
@@ -151,7 +151,7 @@ def test_what_is_beside_a_pass_is_in_the_figure() -> None:
 @pytest.mark.parametrize("per", ["token", "turn"])
 def test_a_critic_of_the_product_takes_what_is_simulated(per: str) -> None:
     """32 conversations of eight turns, each of a prompt of two tokens and a reply of 32."""
-    load = replace(LOAD, step_conversations=32, row_tokens=272, prompt_tokens=16, pass_tokens=32 * 272)
+    load = replace(LOAD, step_tokens=32 * 256, row_tokens=272, prompt_tokens=16, pass_tokens=32 * 272)
     training = simulated_training(SMALL, "meta", advantage_estimator=f"{per}_gae")
     layout, _ = training._batch(replace(load, pass_tokens=272))
     before = training.counter.live

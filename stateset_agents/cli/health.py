@@ -76,6 +76,12 @@ def _plan(args: argparse.Namespace) -> int:
     if is_control(args.plan):
         raise ConfigurationError("--plan is for trainings of language models, and this file has none")
     config = load_experiment(Path(args.plan))
+    if config.trl is not None:
+        raise ConfigurationError("the memory of a training by TRL is TRL's own, and is not planned")
+    if config.agent.device == "cpu":
+        raise ConfigurationError(
+            "agent.device is cpu, which takes nothing of a GPU: leave it out to plan one"
+        )
     gpu = gpu_memory("auto") if args.gpu_memory is None else (parse_memory(args.gpu_memory), 0)
     if gpu is None:
         raise ConfigurationError("there is no GPU here to plan for: say how large one is, --gpu-memory 24GB")

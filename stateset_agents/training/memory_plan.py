@@ -10,7 +10,12 @@ from typing import Any
 
 import torch
 
-from stateset_agents.backends.pretrained.loading import load_config, model_folder, recommended_settings
+from stateset_agents.backends.pretrained.loading import (
+    load_config,
+    model_folder,
+    reads_pictures,
+    recommended_settings,
+)
 from stateset_agents.core.agent_config import MOST_CACHED, AgentConfig
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.memory_simulation import SimulatedTraining, Workload
@@ -34,6 +39,9 @@ _ROW_TOKENS = 2048
 
 _UNFIT = (BackendError, RuntimeError, ValueError, TypeError, AttributeError, LookupError)
 """Raised by a model whose code reads numbers, or that is no causal language model."""
+
+
+_BY_HAND = "set micro_batch_tokens and gradient_checkpointing by hand"
 
 
 class NoPlan(ConfigurationError):
@@ -136,20 +144,27 @@ def parse_memory(text: str) -> int:
 
 
 def plan_memory(
-    model_config: Any, agent: AgentConfig, training: TrainingConfig, *, name: str, total: int, others: int = 0
+    model_config: Any,
+    agent: AgentConfig,
+    training: TrainingConfig,
+    *,
+    name: str,
+    total: int,
+    others: int = 0,
+    teacher_config: Any = None,
 ) -> MemoryPlan:
     """The plan of a training of this model on a GPU of `total` bytes, of which `others` are taken.
 
     `training.gradient_checkpointing` auto and `micro_batch_tokens` unset are chosen: without recomputing
     where a pass of 8,192 tokens fits, at most 32,768 tokens, as many as fit. So is `agent.max_cached_tokens`
-    unset: what an update of 8,192 tokens leaves, or all with `rollout_sleep`. Blocking: about half a minute
-    of processor time for a model of 36 layers.
+    unset: what an update of 8,192 tokens leaves, or all with `rollout_sleep`. `teacher_config`: of a teacher
+    on the same GPU. Blocking: about half a minute of processor time for a model of 36 layers.
     """
     usable = int(UTILIZATION * (total - others - CONTEXT_BYTES))
-    planner = _Planner(model_config, agent, training, usable)
+    planner = _Planner(model_config, agent, training, usable, teacher_config)
     cache, rollouts = planner.rollouts
-    kept = 0 if training.rollout_sleep else cache
-    recomputes, tokens, update = planner.choose(usable - kept)
+    kept = 0 if training.rollout_sleep else rollouts if training.max_staleness else cache
+    recomputes, tokens, update, least = planner.choose(usable - kept)
     full = planner.full
     start, hand_over = full.start, full.hand_over()
     lora = training.lora
@@ -157,15 +172,27 @@ def plan_memory(
     shared = "one base copy, shared with the sampler" if planner.shares else "the sampler's, and what trains"
     if lora is not None and lora.quantization is not None:
         shared = f"the sampler's, and a copy in {lora.quantization}"
+    if full.teacher is not None:
+        shared += ", and the teacher"
     conversations, columns = planner.load.conversations, planner.load.row_tokens
     less_cache = "lower agent.max_context_tokens, max_concurrent or agent.max_cached_tokens"
     smaller = "train an adapter (lora)" if lora is None else "take a smaller model, or lora.quantization 4bit"
     no_reference = (
         ", or beta: 0, which needs no reference" if training.uses_reference and lora is None else ""
     )
-    sleep = "" if training.rollout_sleep or not kept else "rollout_sleep: true, "
-    recompute = "" if recomputes else "gradient_checkpointing: true, "
+    short_passes_fit = least <= usable - kept
+    long_step = planner.full.critic is not None and training.gradient_accumulation_steps > 1
+    options = {
+        "rollout_sleep: true": kept and not training.rollout_sleep and not training.max_staleness,
+        "gradient_checkpointing: true": not recomputes,
+        "lower gradient_accumulation_steps": long_step and not short_passes_fit,
+        "lower micro_batch_tokens": short_passes_fit,
+    }
+    lower = [option for option, helps in options.items() if helps]
+    smaller_update = ", ".join(lower) + ", or " * bool(lower) + smaller + no_reference
     how = "recomputed" if recomputes else "kept"
+    how += f", values of {training.advantage_estimator}" if full.critic is not None else ""
+    processes = f", each of {training.num_processes} processes" if training.num_processes > 1 else ""
     phases = (
         Phase(name="start", bytes=start, what=shared, mend=smaller + no_reference),
         Phase(
@@ -178,13 +205,13 @@ def plan_memory(
             name="update",
             bytes=update + kept,
             what=f"passes of {tokens:,} tokens, activations {how}",
-            mend=f"{sleep}{recompute}lower micro_batch_tokens, or {smaller}{no_reference}",
+            mend=smaller_update,
         ),
         Phase(name="hand-over", bytes=hand_over + kept, what="the sampler's new weights", mend=smaller),
     )
     largest = max(parameter.numel() for parameter in full.policy.model.parameters())
     return MemoryPlan(
-        title=f"{name}, {adapter}, GPU of {total / 2**30:.0f} GiB",
+        title=f"{name}, {adapter}, GPU of {total / 2**30:.0f} GiB{processes}",
         usable=usable,
         phases=phases,
         host_bytes=4 * largest,
@@ -197,25 +224,52 @@ def plan_memory(
 def plan_training(agent: AgentConfig, training: TrainingConfig, *, total: int, others: int = 0) -> MemoryPlan:
     """`plan_memory` of the agent's model, of which only the config is read, with what its card recommends.
 
-    Blocking. Raises ConfigurationError for a model that is not there, or is a server's, and `NoPlan` for one
-    that cannot be simulated.
+    Blocking. Raises ConfigurationError for a model that is not there, or is a server's, and `NoPlan` for
+    settings and models that cannot be simulated.
     """
+    if agent.model_name == "scripted":
+        raise ConfigurationError("a scripted agent has no weights to train, and nothing to plan")
     training, _ = training.with_recommended(recommended_settings(model_folder(agent.model_name)))
     config = load_config(agent.model_name)
+    distillation, teacher = training.distillation, None
+    if distillation is not None and distillation.device in ("auto", "cuda", agent.device):
+        teacher = None if distillation.is_served else load_config(distillation.teacher)
+    for is_there, part in (
+        (reads_pictures(config), f"a {config.model_type}, which reads pictures,"),
+        (training.parallelism == "fsdp2", "shards (parallelism fsdp2)"),
+        (agent.engine == "plain", "the engine plain"),
+    ):
+        if is_there:
+            raise NoPlan(f"the memory of {part} cannot be planned: {_BY_HAND}")
     try:
-        return plan_memory(config, agent, training, name=agent.model_name, total=total, others=others)
+        return plan_memory(
+            config,
+            agent,
+            training,
+            name=agent.model_name,
+            total=total,
+            others=others,
+            teacher_config=teacher,
+        )
     except _UNFIT as error:  # the model's own code, on tensors without data
         reason = (str(error).splitlines() or [""])[0]
         raise NoPlan(
             f"the memory of a {config.model_type} cannot be planned ({type(error).__name__}: {reason:.120}): "
-            "set micro_batch_tokens and gradient_checkpointing by hand"
+            f"{_BY_HAND}"
         ) from error
 
 
 class _Planner:
     """Simulations of one training, each made once."""
 
-    def __init__(self, model_config: Any, agent: AgentConfig, training: TrainingConfig, usable: int) -> None:
+    def __init__(
+        self,
+        model_config: Any,
+        agent: AgentConfig,
+        training: TrainingConfig,
+        usable: int,
+        teacher_config: Any,
+    ) -> None:
         self._model_config, self._training = model_config, training
         limit = getattr(model_config.get_text_config(), "max_position_embeddings", None) or 2**20
         context = min(limit, agent.max_context_tokens or limit)
@@ -229,9 +283,13 @@ class _Planner:
             prompt_tokens=min(row // 4, 256),
             pass_tokens=_TOKENS[-1],
             prefill_tokens=_PREFILL_TOKENS,
+            step_tokens=training.episodes_per_step() * group * (row - min(row // 4, 256)),
         )
         names = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "auto": torch.bfloat16}
         self._dtype = names[agent.dtype]
+        self._teacher = None
+        if teacher_config is not None and training.distillation is not None:
+            self._teacher = teacher_config, names[training.distillation.dtype]
         computed = names[training.precision]
         self._autocast = None if computed is torch.float32 else computed
         self.full = self._simulated(None, recomputes=False)
@@ -273,16 +331,22 @@ class _Planner:
             if getattr(text, "layer_types", None):
                 text.layer_types = text.layer_types[:layers]
         training = self._training.model_copy(update={"gradient_checkpointing": recomputes})
-        return SimulatedTraining(config, training, dtype=self._dtype, autocast=self._autocast)
+        return SimulatedTraining(
+            config, training, dtype=self._dtype, autocast=self._autocast, teacher=self._teacher
+        )
 
-    def choose(self, usable: int) -> tuple[bool, int, int]:
-        """Whether activations are recomputed, the tokens of a pass, and the peak of an update with them."""
-        training = self._training
+    def choose(self, usable: int) -> tuple[bool, int, int, int]:
+        """Whether activations are recomputed, the tokens of a pass, the peak of an update with them, and
+        where that does not fit, of one with passes of 64 tokens."""
+        training, tokens = self._training, self._training.micro_batch_tokens or 0
         for recomputes in self._ways:
+            is_last = recomputes == self._ways[-1]
+            if is_last and training.micro_batch_tokens is not None:
+                break
             line = self._line(recomputes)
             tokens = training.micro_batch_tokens or line.fitting(usable)
             is_large = training.micro_batch_tokens is not None or tokens >= _ENOUGH_TOKENS
-            if recomputes == self._ways[-1] or (is_large and line.at(tokens) <= usable):
+            if is_last or (is_large and line.at(tokens) <= usable):
                 break
         full = self.full if not recomputes else self._simulated(None, recomputes=True)
         peak = full.update(self._load(tokens))
@@ -293,17 +357,10 @@ class _Planner:
             if tokens < self.load.row_tokens:
                 break
             peak = full.update(self._load(tokens))
-        return recomputes, tokens, peak
+        return recomputes, tokens, peak, peak if peak <= usable else full.update(self._load(_MULTIPLE))
 
     def _load(self, tokens: int) -> Workload:
-        load = self.load
-        return Workload(
-            conversations=load.conversations,
-            row_tokens=min(load.row_tokens, tokens),
-            prompt_tokens=load.prompt_tokens,
-            pass_tokens=tokens,
-            prefill_tokens=load.prefill_tokens,
-        )
+        return replace(self.load, row_tokens=min(self.load.row_tokens, tokens), pass_tokens=tokens)
 
     def _peaks(self, layers: int | None, recomputes: bool) -> list[int]:
         simulated = self._simulated(layers, recomputes=recomputes)

@@ -12,7 +12,7 @@ import contextlib
 import copy
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -24,15 +24,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from transformers.pytorch_utils import Conv1D
 
-from stateset_agents.algorithms.losses import Denominators
+from stateset_agents.algorithms.losses import Denominators, value_loss
+from stateset_agents.algorithms.policy_losses import LOSSES
+from stateset_agents.backends.linears import wide_logits
 from stateset_agents.backends.models.batched import BatchedModel
 from stateset_agents.backends.models.fused import FusedModel
 from stateset_agents.backends.models.slots import CachedModel, Plan
 from stateset_agents.backends.pretrained.load_lock import loading
+from stateset_agents.core.value_function import ValueHead
 from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.processes import buckets
 from stateset_agents.training.rows.layout import Layout
 from stateset_agents.training.rows.parallel_passes import ParallelPasses
 from stateset_agents.training.update.batch import MicroBatch
+from stateset_agents.training.update.critic import make_critic
 from stateset_agents.training.update.lora import adapter_of, add_adapter
 from stateset_agents.training.update.objective import Objective
 from stateset_agents.training.update.policy import Policy, set_mode
@@ -40,6 +45,10 @@ from stateset_agents.types.errors import BackendError
 
 _QUANTIZED = {"4bit": 0.516, "8bit": 1.0}
 """Bytes of a weight: NF4 in blocks of 64 whose scales are in 8 bits, and LLM.int8."""
+_TURN_TOKENS = 32
+"""Tokens of a turn; a critic of turns reads two hidden states of each."""
+_SCORE_TOKENS = 128
+"""Tokens whose log-softmax a teacher computes at once."""
 
 
 class StorageCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
@@ -116,6 +125,15 @@ class _AsOnGPU(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+class _OfOneRow(_AsOnGPU):
+    """Answers, too, what transformers asks of a mask: nothing is padded or packed."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return func is Tensor.__bool__ or super().__torch_function__(func, types, args, kwargs)
+
+
 class _Attention(torch.autograd.Function):
     """The tensors that a fused kernel makes and keeps for queries, keys and values [B, heads, T, D]."""
 
@@ -174,6 +192,8 @@ class Workload:
     """Tokens of one pass of an update, a prompt that rows share counted once."""
     prefill_tokens: int
     """Tokens of one prefill."""
+    step_tokens: int
+    """Trained tokens of one step, over all processes."""
 
 
 class SimulatedTraining:
@@ -186,30 +206,42 @@ class SimulatedTraining:
         *,
         dtype: torch.dtype,
         autocast: torch.dtype | None,
+        teacher: tuple[Any, torch.dtype] | None = None,
         device: str = "meta",
     ) -> None:
-        """`dtype`: the rollouts'; `autocast`: the update's. On another device than `meta` real tensors are
-        counted, by the same branches.
+        """`dtype`: the rollouts'; `autocast`: the update's; `teacher`: config and dtype of one on the same
+        GPU. On another device than `meta` real tensors are counted, by the same branches.
 
         Raises BackendError for a model that is not of attention alone.
         """
-        from transformers import AutoModelForCausalLM
-
+        if (
+            LOSSES[config.loss_type].level == "sequence"
+        ):  # some numbers more for each token, which are counted
+            config = config.model_copy(update={"loss_type": "grpo"})  # on no meta tensor
         self._config, self._device = config, device
         self.counter = StorageCounter()
         with loading(), self.counter, torch.device(device):
-            speaker: Any = AutoModelForCausalLM.from_config(model_config, dtype=dtype)  # type: ignore[no-untyped-call]  # transformers
-            for tensor in (*speaker.parameters(), *speaker.buffers()):
-                self.counter.add(tensor)
-            self.speaker: Any = speaker.eval().requires_grad_(False)
-            self.engine = _engine(speaker)
+            self.speaker = self._frozen(model_config, dtype)
+            self.engine = _engine(self.speaker)
+            self.teacher = None if teacher is None else self._frozen(*teacher)
             computed = autocast or torch.float32
             shares = config.lora is not None and torch.promote_types(computed, dtype) is dtype
             if config.lora is not None and config.lora.quantization is not None:
                 self._quantized = self._quantized_bytes(config.lora.quantization)
             self.policy = self._policy(shares, autocast)
             self.reference = self._reference()
+            self.critic = make_critic(
+                self.policy.model, config, layouts=lambda rows: [], hidden=self.policy.hidden
+            )
         self.start = self.counter.live
+
+    def _frozen(self, model_config: Any, dtype: torch.dtype) -> Any:
+        from transformers import AutoModelForCausalLM
+
+        model: Any = AutoModelForCausalLM.from_config(model_config, dtype=dtype)  # type: ignore[no-untyped-call]  # transformers
+        for tensor in (*model.parameters(), *model.buffers()):
+            self.counter.add(tensor)
+        return model.eval().requires_grad_(False)
 
     def _quantized_bytes(self, bits: str) -> Tensor:
         """A stand-in for the copy in few bits, beside the sampler's dequantised weights, and for the layer
@@ -264,15 +296,19 @@ class SimulatedTraining:
         return cache, peak - begin
 
     def update(self, load: Workload) -> int:
-        """The peak of a pass and of the optimiser's step, once the optimiser has its moments."""
+        """The peak of a step's credit, of a pass, of the sum over processes and of what a critic learns, once
+        the optimisers have their moments."""
         policy, config = self.policy, self._config
         with self._counted():
             trained = [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
-            moments = [torch.empty_like(part) for part in trained for _ in range(2)]
+            head = [] if self.critic is None else list(self.critic.value_function.head.parameters())
+            moments = [torch.empty_like(part) for part in (*trained, *head) for _ in range(2)]
+            layout, batch = self._batch(load)
+            values = self._predicted(layout, load)
+            self._teach(load)
             for parameter in trained:  # of the passes before
                 parameter.grad = torch.empty_like(parameter)
             set_mode(policy.model, dropout=config.dropout)
-            layout, batch = self._batch(load)
             objective = Objective(
                 policy, self.reference, config, exact_logprobs=False, passes=ParallelPasses(load.pass_tokens)
             )
@@ -281,14 +317,74 @@ class SimulatedTraining:
             )
             with torch.no_grad():
                 batch = objective._scored(batch)
+            others = self._other_batches(batch, load)
             output = objective.loss(batch, denominators, config.beta)
             torch.autograd.backward(output.loss)
             layout.forget_masks()
-            peak = self.counter.peak
-            del moments, output, batch
+            del output, batch, others
+            for bucket in buckets(trained) if config.num_processes > 1 else ():
+                sums = torch.cat([part.grad.reshape(-1) for part in bucket if part.grad is not None])
+                del sums
             for parameter in trained:
                 parameter.grad = None
+            self._learn_values(values)
+            peak = self.counter.peak
+            del moments, values
         return peak
+
+    @torch.no_grad()
+    def _predicted(self, layout: Layout, load: Workload) -> Tensor | None:
+        """[values, H] the hidden states that the critic keeps of a step, as `Critic.predict` makes them."""
+        if self.critic is None:
+            return None
+        turns = -(-load.step_tokens // _TURN_TOKENS)
+        count = turns + (load.step_tokens if self.critic.per == "token" else turns)
+        self.policy.model.eval()
+        states = self.policy.hidden(layout)
+        read = [states.new_empty(count, states.shape[-1])]
+        hidden = torch.cat(read)
+        _values(self.critic.value_function.head.eval(), torch.cat([hidden]))
+        return hidden
+
+    def _learn_values(self, hidden: Tensor | None) -> None:
+        """As `Critic.learn`."""
+        if self.critic is None or hidden is None:
+            return
+        head = self.critic.value_function.head.train()
+        every = torch.cat([hidden])
+        counted = every.clone()
+        returns = torch.empty(len(hidden), device=hidden.device)
+        ids = torch.zeros(len(hidden), dtype=torch.long, device=hidden.device)
+        clip = self.critic.value_function.value_clip
+        loss = value_loss(
+            _values(head, counted), returns, returns, ids, Denominators.of([len(hidden)]), value_clip=clip
+        ).loss
+        torch.autograd.backward(loss)
+        head.zero_grad()
+
+    @torch.inference_mode()
+    def _teach(self, load: Workload) -> None:
+        """A teacher scores a conversation."""
+        if self.teacher is not None:
+            row = torch.zeros(1, load.row_tokens, dtype=torch.long, device=self._device)
+            with _OfOneRow(None), wide_logits(self.teacher):
+                logits = self.teacher(input_ids=row, use_cache=False).logits[0, :-1]
+            (logits[:_SCORE_TOKENS].float() / 1.0).logsumexp(-1)
+
+    def _other_batches(self, batch: MicroBatch, load: Workload) -> Tensor:
+        """A stand-in for the trained tokens of the step's other passes, which are there all the time."""
+        columns = {
+            id(part): part.nbytes
+            for field in fields(batch)
+            if isinstance(part := getattr(batch, field.name), Tensor)
+        }
+        count = len(batch.targets)
+        size = (
+            sum(columns.values())
+            // max(1, count)
+            * max(0, load.step_tokens // self._config.num_processes - count)
+        )
+        return torch.empty(size, dtype=torch.uint8, device=self._device)
 
     def hand_over(self) -> int:
         """The peak while an adapter is handed to the sampler; all weights are copied into its own."""
@@ -342,6 +438,12 @@ def _engine(model: Any) -> CachedModel:
         with contextlib.suppress(BackendError, AttributeError, KeyError, TypeError):
             return make(model, fast_linears=False)
     raise BackendError(f"{type(model).__name__} is no model of attention alone")
+
+
+def _values(head: ValueHead, hidden: Tensor) -> Tensor:
+    """As `ValueHead.forward`, which switches off an autocast that `meta` does not have."""
+    values: Tensor = head.outer(head.dropout(torch.relu(head.inner(hidden.float())))).squeeze(-1)
+    return values
 
 
 def _plan(rows: int, start: int, length: int) -> Plan:

@@ -247,7 +247,7 @@ class Processes:
             # AdamW passes over a parameter without a gradient: where all have none it stays so, and where one
             # process has one the others add zeros.
             moved = [parameter for parameter, bit in zip(parameters, present.tolist(), strict=True) if bit]
-            for bucket in _buckets(moved):
+            for bucket in buckets(moved):
                 gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
                 flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
                 dist.all_reduce(flat)
@@ -334,7 +334,7 @@ def _why_not(launched: int, num_processes: int) -> str:
     )
 
 
-def _buckets(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+def buckets(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Buckets of parameters in order, each of one kind of number and of about `_BUCKET` elements."""
     bucket: list[Tensor] = []
     for parameter in parameters:

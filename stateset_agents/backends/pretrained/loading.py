@@ -301,7 +301,7 @@ def load_picture_reader(name: str, model: PreTrainedModel) -> PictureReader | No
     from stateset_agents.backends.pretrained.pictures import PictureReader, expect_pillow
 
     where = model_folder(name)
-    if not _reads_pictures(model.config):
+    if not reads_pictures(model.config):
         return None
     local = from_disk_alone(where)
     try:
@@ -342,10 +342,10 @@ def _auto_class(config: Any) -> Any:
     """The class that loads a model of this config."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    return AutoModelForImageTextToText if _reads_pictures(config) else AutoModelForCausalLM
+    return AutoModelForImageTextToText if reads_pictures(config) else AutoModelForCausalLM
 
 
-def _reads_pictures(config: Any) -> bool:
+def reads_pictures(config: Any) -> bool:
     """True if AutoModelForImageTextToText knows the model and AutoModelForCausalLM does not."""
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING,

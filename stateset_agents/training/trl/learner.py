@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from stateset_agents.algorithms.policy_losses import LOSSES
 from stateset_agents.backends.adapters import Adapter
-from stateset_agents.backends.base import RunningBackend, TrainableBackend, picture_reader
+from stateset_agents.backends.base import AdapterBackend, RunningBackend, TrainableBackend, picture_reader
 from stateset_agents.backends.linears import MatmulPrecision
 from stateset_agents.backends.pretrained.load_lock import loading
 from stateset_agents.core.agent import MultiTurnAgent
@@ -313,6 +313,11 @@ def _critic(model: Any, config: TrainingConfig) -> Critic | None:
     return make_critic(model, config, layouts=layouts, hidden=hidden)
 
 
+def _computes_in_its_dtype(model: Any) -> bool:
+    """True where TRL trains an adapter on weights of this dtype: on a CPU it computes in fp32."""
+    return model.device.type != "cpu" or model.dtype is torch.float32
+
+
 @torch.no_grad()
 def _left_padding_matters(model: Any) -> bool:
     """True where padding before a text changes the model's logits; TRL pads prompts there.
@@ -352,8 +357,12 @@ class TrlLearnerFactory(LearnerFactory):
         if is_quantized_training(config) or config.lora is None:
             model = trainable_copy(backend, config)[0]
         else:
-            model = backend.model_to_quantize()
-            model = backend.master_model() if model.device.type == "cpu" else copy.deepcopy(model)
+            model = None
+            if isinstance(backend, AdapterBackend):
+                model = backend.share_model(_computes_in_its_dtype)
+            if model is None and _computes_in_its_dtype(own := backend.model_to_quantize()):
+                model = copy.deepcopy(own)
+            model = backend.master_model() if model is None else model
         tokenizer: Any = backend.tokenizer
         return TrlLearner(
             model,

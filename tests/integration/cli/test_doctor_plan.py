@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 from repository_paths import ROOT
 from tiny_models import odd_model
+from transformers import LlavaConfig, Qwen3Config
 
 from stateset_agents.cli.main import main
+from stateset_agents.core.agent_config import AgentConfig
 from stateset_agents.training import trainer as trainer_module
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.experiment import Experiment, load_experiment
-from stateset_agents.training.memory_plan import plan_training
+from stateset_agents.training.memory_plan import MemoryPlan, plan_memory, plan_training
 from stateset_agents.types.errors import ConfigurationError
 
 FILE = str(ROOT / "examples" / "desk_with_lora.yaml")
@@ -37,7 +39,10 @@ def test_what_does_not_fit_exits_with_1_and_the_settings_that_would(
     assert main(["doctor", "--plan", FILE, "--gpu-memory", "1.13GB"]) == 1
     lines = capsys.readouterr().out.splitlines()
     (update,) = [line for line in lines if line.lstrip().startswith("update")]
-    assert "GB too much: rollout_sleep: true, lower micro_batch_tokens, or take a smaller model" in update
+    assert "GB too much: rollout_sleep: true, gradient_checkpointing: true, " in update or (
+        "GB too much: rollout_sleep: true, " in update and "recomputed" in update
+    )
+    assert "or take a smaller model, or lora.quantization 4bit" in update
 
 
 def test_a_run_keeps_what_the_plan_chose_and_what_its_file_says() -> None:
@@ -96,6 +101,50 @@ def test_a_model_that_cannot_be_simulated_is_told_in_one_line(
     assert error.count("\n") == 1
 
 
+def refused(settings: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """The line in which a plan of these settings is refused."""
+    file = tmp_path / "train.yaml"
+    file.write_text(f"environment: retail_desk\n{settings}\n")
+    capsys.readouterr()
+    assert main(["doctor", "--plan", str(file), "--gpu-memory", "24GB"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ("trl: {}", "the memory of a training by TRL is TRL's own, and is not planned"),
+        (
+            "training: {num_processes: 2, parallelism: fsdp2}",
+            "the memory of shards (parallelism fsdp2) cannot be planned: set micro_batch_tokens",
+        ),
+        ("agent: {model_name: 'embedded:desk', engine: plain}", "the memory of the engine plain cannot be"),
+        ("agent: {model_name: 'embedded:desk', device: cpu}", "agent.device is cpu, which takes nothing"),
+        ("agent: {model_name: scripted}", "a scripted agent has no weights to train"),
+        ("agent: {model_name: 'vllm:http://127.0.0.1:9'}", "is a server, and here a model's own folder"),
+        ("agent: {model_name: 'embedded:dsk'}", "no embedded model 'embedded:dsk'; shipped: embedded:desk"),
+        ("agent: {model_name: ./none.gguf}", "does not exist; give a GGUF file's path, or a folder"),
+        ("agent: {model_name: ./nothing}", "does not exist; give a folder written by save_pretrained"),
+        ("agent: {model_name: ./empty}", "it has no config.json"),
+        ("agent: {model_name: ./pictures}", "the memory of a llava, which reads pictures, cannot be planned"),
+        (
+            "agent: {model_name: 'embedded:desk'}\ntraining: {distillation: {teacher: 'embedded:dsk'}}",
+            "no embedded model 'embedded:dsk'",
+        ),
+    ],
+)
+def test_what_is_not_planned_is_said_in_one_line(
+    settings: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    LlavaConfig().save_pretrained(tmp_path / "pictures")
+    settings = settings if "agent" in settings else f"agent: {{model_name: 'embedded:desk'}}\n{settings}"
+    assert line in refused(settings, tmp_path, capsys)
+
+
 @pytest.mark.parametrize(
     ("options", "line"),
     [
@@ -112,3 +161,71 @@ def test_a_plan_that_cannot_be_is_one_line(
     error = capsys.readouterr().err
     assert line in error
     assert error.count("\n") == 1
+
+
+MODEL = Qwen3Config(
+    **{"vocab_size": 20_000, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 2},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128, "tie_word_embeddings": True},
+    max_position_embeddings=512,
+)
+
+
+def followed(mend: str, agent: AgentConfig, training: TrainingConfig) -> tuple[AgentConfig, TrainingConfig]:
+    """The settings with the first of those that the plan's line names."""
+    first = mend.split(", ")[0].removeprefix("or ")
+    tokens = training.micro_batch_tokens or 0
+    changes: dict[str, dict[str, object]] = {
+        "rollout_sleep: true": {"rollout_sleep": True},
+        "gradient_checkpointing: true": {"gradient_checkpointing": True},
+        "lower micro_batch_tokens": {"micro_batch_tokens": tokens // 2},
+        "lower gradient_accumulation_steps": {
+            "gradient_accumulation_steps": training.gradient_accumulation_steps // 2
+        },
+        "train an adapter (lora)": {"lora": {"rank": 4}},
+    }
+    if first == "lower agent.max_context_tokens":
+        return agent.model_copy(update={"max_context_tokens": (agent.max_context_tokens or 0) // 2}), training
+    return agent, TrainingConfig(**{**training.model_dump(exclude_unset=True), **changes[first]})
+
+
+@pytest.mark.parametrize(
+    ("free", "settings", "steps"),
+    [
+        # Cache, activations, then the size of a pass.
+        (
+            0.25,
+            {"lora": {"rank": 4}, "micro_batch_tokens": 4096},
+            ["rollout_sleep", "gradient_checkpointing"],
+        ),
+        # Weights and their moments are too many, however small a pass is.
+        (0.30, {"micro_batch_tokens": 256, "rollout_sleep": True}, ["train an adapter"]),
+        # What a critic keeps of a long step.
+        (
+            0.60,
+            {
+                "advantage_estimator": "token_gae",
+                "gradient_accumulation_steps": 64,
+                "micro_batch_tokens": 512,
+            },
+            ["lower gradient_accumulation_steps"],
+        ),
+    ],
+)
+def test_settings_that_a_plan_names_make_it_fit(
+    free: float, settings: dict[str, object], steps: list[str]
+) -> None:
+    agent = AgentConfig(model_name="small", max_context_tokens=512, max_cached_tokens=4096)
+    training = TrainingConfig(
+        **{"beta": 0.0, "gradient_checkpointing": False, "num_generations": 8, **settings}
+    )
+
+    def plan() -> MemoryPlan:
+        return plan_memory(MODEL, agent, training, name="small", total=int(1.2e9 + free * 1e9 / 0.92))
+
+    mends = []
+    while (made := plan()).too_large:
+        assert len(mends) < 12, mends
+        mends.append(made.too_large[0].mend)
+        agent, training = followed(mends[-1], agent, training)
+    for step in steps:
+        assert any(mend.startswith(step) for mend in mends), mends

@@ -73,7 +73,13 @@ class Seen(Callback):
             self.weights[version] = {name: tensor.clone() for name, tensor in source.items()}
             await update_weights(source, version)
 
-        learner.credit, backend.update_weights = crediting, updating
+        update_adapter = backend.update_adapter
+
+        async def adapting(adapter: Any, version: int) -> None:
+            self.weights[version] = {name: tensor.clone() for name, tensor in learner.weights().items()}
+            await update_adapter(adapter, version)
+
+        learner.credit, backend.update_weights, backend.update_adapter = crediting, updating, adapting
 
     def keep(self, trainer: Any) -> None:
         weights = trainer.learner.weights()
@@ -150,6 +156,24 @@ async def test_rollouts_go_on_during_updates_and_every_scenario_trains_once_in_o
     assert trainer.agent.backend.num_conversations == 0
     await trainer.close()
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_the_old_adapter_speaks_until_the_new_one_is_handed_over(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, environment=Slow(seconds=0.02), max_steps=4, lora={"rank": 4}, **OVERLAP)
+    await trainer.initialize()
+    base, trained = trainer.agent.backend.model, trainer.learner.policy.model
+    assert {id(part) for part in base.parameters()} < {id(part) for part in trained.parameters()}
+    seen = Seen()
+    seen.keep(trainer)
+    seen.watch(trainer)
+    await trainer.train()
+    assert max(line["staleness/max"] for line in metrics(trainer)) == 1.0
+    assert sum(line["overlap/tokens"] for line in metrics(trainer)) > 0
+    assert seen.weights.keys() >= {0, 1, 2, 3}
+    assert seen.worst_error() < 1e-4  # each token was sampled with the adapter that its version names
+    seen.weights = {version + 1: weights for version, weights in seen.weights.items()} | {0: seen.weights[1]}
+    assert seen.worst_error() > 1e-3  # and not with the one before it
+    await trainer.close()
 
 
 @pytest.mark.long

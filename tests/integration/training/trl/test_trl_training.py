@@ -47,11 +47,29 @@ class Heard(Callback):
         self.moments.append(f"end {trainer.state}")
 
 
+async def test_an_adapter_of_trl_stands_on_the_agent_s_own_weights(tmp_path):
+    agent = make_agent()
+    trainer = TrlGRPOTrainer(
+        agent, make_environment(), even_share, config(tmp_path, max_steps=2, lora={"rank": 8})
+    )
+    await trainer.initialize()
+    base, trained = agent.backend.model, trainer.learner.model
+    before = {name: value.clone() for name, value in base.state_dict().items()}
+    speaker = {id(part) for part in base.parameters()}
+    assert speaker < {id(part) for part in trained.parameters()}
+    adapter = sum(part.nbytes for part in trained.parameters() if part.requires_grad)
+    assert sum(part.nbytes for part in trained.parameters() if id(part) not in speaker) == adapter
+    await trainer.step()
+    assert agent.backend.has_adapter
+    assert all(torch.equal(before[name], value) for name, value in base.state_dict().items())
+    await trainer.close()
+
+
 @pytest.mark.long
 async def test_an_adapter_learns_and_the_agent_speaks_with_it(tmp_path):
     agent, heard = make_agent(), Heard()
     await agent.initialize()
-    before = {name: value.clone() for name, value in agent.backend.model.state_dict().items()}
+    before = agent.backend.master_model().state_dict()
     settings = config(
         tmp_path, max_steps=10, lora={"rank": 8}, learning_rate=0.03, beta=0.0, eval_steps=10, eval_episodes=2
     )
@@ -60,7 +78,7 @@ async def test_an_adapter_learns_and_the_agent_speaks_with_it(tmp_path):
     assert sum(heard.rewards[-2:]) / 2 > sum(heard.rewards[:2]) / 2 + 0.2
     assert heard.moments[0] == "begin"
     assert heard.moments[-4:] == ["step 10", "evaluated 10", "checkpoint 10", "end finished"]
-    after = agent.backend.model.state_dict()
+    after = agent.backend.master_model().state_dict()
     changed = {name.split(".")[-2] for name in before if not torch.equal(before[name], after[name])}
     assert changed == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
     checkpoint = tmp_path / "latest" / "checkpoints" / "step-000010"

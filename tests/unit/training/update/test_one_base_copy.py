@@ -102,7 +102,9 @@ async def test_every_engine_says_what_the_merged_weights_say(
     await backend.close()
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [("fp32", 1e-5), ("bf16", 5e-2)])
+# In bf16 a layer's rounding depends on its kernel: packed rows are up to .032 of a tensor's norm from peft's
+# plain forward row by row, peft's own forward in one batch .011, with another attention kernel (eager) .052.
+@pytest.mark.parametrize(("dtype", "bound"), [("fp32", 1e-5), ("bf16", 4e-2)])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
 def test_the_gradient_is_that_of_peft_s_plain_forward(family: str, dtype: Any, bound: float) -> None:
     backend = HuggingFaceBackend(tiny_model(family), tiny_tokenizer(), dtype=dtype)

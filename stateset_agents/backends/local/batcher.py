@@ -106,7 +106,7 @@ class Stats:
     """Counts since the start; the names are those of metrics."""
 
     prefilled_tokens: int = 0
-    """Prompt tokens forwarded, without the carried ones."""
+    """Prompt tokens forwarded, without the carried ones, and tokens that a grammar forced."""
     shared_tokens: int = 0
     """Prompt tokens copied from another conversation's cache."""
     carried_tokens: int = 0
@@ -312,8 +312,7 @@ class Batcher:
             spans = zip(slots, starts, starts + lengths, strict=True)
             tokens = np.concatenate([table.ids[slot, start:end] for slot, start, end in spans])
         has_sampled = table.length[slots] > table.prompt[slots]
-        sampled = np.minimum(lengths, table.length[slots] - table.prompt[slots])
-        not_prompt = np.where(has_sampled, sampled, table.carried[slots])
+        not_prompt = np.where(has_sampled, 1, table.carried[slots])  # the newest token was sampled
         self.stats.prefilled_tokens += int((lengths - not_prompt).sum())
         self.stats.carried_tokens += int(table.carried[slots].sum())
         table.carried[slots] = 0

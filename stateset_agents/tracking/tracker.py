@@ -239,4 +239,7 @@ def _turn_record(turn: Turn, earned: float | None) -> dict[str, Any]:
         record["follows"] = turn.follows
     if turn.is_summary:
         record["is_summary"] = True
+    if (constraint := turn.completion.constraint) is not None:
+        record["constraint"] = {"kind": constraint.kind, "digest": constraint.digest}
+        record["forced"] = sum(turn.completion.forced)
     return record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,3 +25,8 @@ class Constraint:
     """Tokens that end the reply; they are allowed where the grammar may end."""
     version: str
     """Of llguidance, which reads the grammar: another version may allow other tokens."""
+
+    @property
+    def digest(self) -> str:
+        """A name for the grammar and the version, for records."""
+        return hashlib.sha256(f"{self.version}\n{self.grammar}".encode()).hexdigest()[:16]

@@ -305,7 +305,7 @@ class HuggingFaceBackend:
             return None
         if params.stop:
             raise ConfigurationError(
-                f"stop strings {list(params.stop)} could cut a constrained reply in its middle: leave them out"
+                f"stop strings {list(params.stop)} could cut a constrained reply anywhere: leave them out"
             )
         return await asyncio.to_thread(grammars_of(self.tokenizer).matcher, constraint)
 

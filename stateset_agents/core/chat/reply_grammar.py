@@ -17,6 +17,7 @@ from stateset_agents.backends.base import Tokenizer
 from stateset_agents.backends.grammars import grammars_of, library_version
 from stateset_agents.core.chat.replies.parsing import ReplyParser
 from stateset_agents.core.chat.spelled_arguments import SpelledArguments
+from stateset_agents.core.chat.template import ChatTemplate
 from stateset_agents.types.constraint import Constraint, ConstraintKind
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message, ToolCall
@@ -50,8 +51,6 @@ class CallFrame:
     """Between words and a call behind them; None where it shows no words beside a call."""
     opener: str | None
     """The text from which on a reply is read as a call; None where that is a pattern."""
-    always_thinks: bool
-    """True where it writes an empty thought, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +64,17 @@ class ReplyGrammar:
     stop_ids: tuple[int, ...]
     thinks: bool
     """True if a thought may stand before the answer where the prompt opens none."""
+
+    @classmethod
+    def of(cls, template: ChatTemplate) -> ReplyGrammar:
+        """The grammars of a chat template's replies."""
+        return cls(
+            tokenizer=template.tokenizer,
+            parser=template.parser,
+            render=template.render_reply,
+            stop_ids=template.stop_ids,
+            thinks="<think>" in template.text,
+        )
 
     def of_calls(
         self,
@@ -98,7 +108,7 @@ class ReplyGrammar:
             return self._constraint("text" if schema is None else "json", "words", rules)
         rules += self._calls(frame, tools, parallel)
         if choice != "auto":
-            return self._constraint("call", "calls", rules, always_thinks=frame.always_thinks)
+            return self._constraint("call", "calls", rules)
         both = ["words", "calls"]
         if frame.words is not None and schema is None and frame.opener is not None:
             rest = self._literal(frame.before.partition(frame.opener)[2])
@@ -107,18 +117,15 @@ class ReplyGrammar:
             else:
                 rules.append(f"spoken[suffix={_quoted(frame.words + frame.opener)}]: /{_ANY}/")
                 both.append(f"spoken {rest} first {self._literal(frame.after)} more")
-        return self._constraint("call_or_words", " | ".join(both), rules, always_thinks=frame.always_thinks)
+        return self._constraint("call_or_words", " | ".join(both), rules)
 
     def of_json(self, schema: Mapping[str, Any]) -> Constraint:
         """The constraint of a reply that is JSON of this schema. Raises ConfigurationError as `of_calls`."""
         rules = [*self._thought(), f"words: %json {json.dumps(dict(schema))}"]
         return self._constraint("json", "words", rules)
 
-    def _constraint(
-        self, kind: ConstraintKind, start: str, rules: Sequence[str], *, always_thinks: bool = False
-    ) -> Constraint:
-        if self._may_think:
-            start = f"thought{'' if always_thinks else '?'} ({start})"
+    def _constraint(self, kind: ConstraintKind, start: str, rules: Sequence[str]) -> Constraint:
+        start = f"thought? ({start})" if self._may_think else start
         start = f"open_thought ({start})" if self._opens_thought else start
         constraint = Constraint(
             grammar="\n".join([f"start: {start}", *rules]),
@@ -226,7 +233,6 @@ class ReplyGrammar:
             joint=joint,
             words=spoken[: len(spoken) - len(bare)] if spoken and spoken.endswith(bare) else None,
             opener=opener if opener and before.lstrip().startswith(opener) else None,
-            always_thinks="<think>" in text[: len(text) - len(bare)],
         )
 
     def _after_name(self, arguments: Mapping[str, Any]) -> str | None:
@@ -287,4 +293,5 @@ def _quoted(text: str) -> str:
 
 def _escaped(text: str) -> str:
     """The text in a regular expression between slashes."""
-    return regex.escape(text, special_only=True).replace("/", "\\/").replace("\n", "\\n")
+    escaped: str = regex.escape(text, special_only=True)
+    return escaped.replace("/", "\\/").replace("\n", "\\n")

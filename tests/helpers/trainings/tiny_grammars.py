@@ -77,7 +77,9 @@ def masked_logprobs(
     return torch.stack(rows)
 
 
-def completion_of(grammars: Grammars, constraint: Constraint, reply: Sequence[int], logprobs: Tensor) -> Completion:
+def completion_of(
+    grammars: Grammars, constraint: Constraint, reply: Sequence[int], logprobs: Tensor
+) -> Completion:
     """A reply as a sampler under the constraint gives it."""
     masks = grammars.replay(constraint, reply)
     assert all(math.isfinite(value) for value in logprobs.tolist())

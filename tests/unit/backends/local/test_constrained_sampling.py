@@ -1,4 +1,4 @@
-"""Constrained turns: only what the grammar allows, as often as it should be, whatever else is in the batch."""
+"""Constrained turns: what the grammar allows, as often as it should be, whatever else is in the batch."""
 
 from __future__ import annotations
 
@@ -82,9 +82,12 @@ def test_logprobs_are_among_what_was_allowed_and_forced_tokens_take_no_step(
     for request in turns:
         assert request.logprobs == pytest.approx(logprobs_of(request, temperature), abs=1e-5)
         forced = [place in request.forced for place in range(len(request.sampled))]
-        assert all(value == 0.0 for value, is_forced in zip(request.logprobs, forced, strict=True) if is_forced)
+        assert all(
+            value == 0.0 for value, is_forced in zip(request.logprobs, forced, strict=True) if is_forced
+        )
     spelled = [request for request in turns if request.sampled == [3, 2, 0, 3, END]]
-    assert spelled and all(request.forced == {1, 2, 3, 4} for request in spelled)
+    assert spelled
+    assert all(request.forced == {1, 2, 3, 4} for request in spelled)
     sampled = sum(len(request.sampled) for request in turns)
     assert work.stats.sampled_tokens <= sampled - 3 * len(spelled)
 

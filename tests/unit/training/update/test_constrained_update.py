@@ -1,4 +1,4 @@
-"""The update of constrained replies is that of the policy that acted, by enumeration of a grammar's replies."""
+"""The update of constrained replies is that of the policy that acted, by enumeration of all replies."""
 
 from __future__ import annotations
 
@@ -39,9 +39,7 @@ def reward_of(reply: tuple[int, ...]) -> float:
 
 def learner_of(model: Any, *, grammars: Grammars | None = GRAMMARS, **settings: Any) -> Learner:
     settings = {"beta": 0.0, **LOOSE, "loss_type": "dr_grpo", "loss_length": LENGTH, **settings}
-    return Learner(
-        model, TrainingConfig(**settings), num_steps=10, exact_logprobs=True, grammars=grammars
-    )
+    return Learner(model, TrainingConfig(**settings), num_steps=10, exact_logprobs=True, grammars=grammars)
 
 
 def samples_of(model: Any, *, temperature: float = 1.0, advantage_of: Any = None) -> list[Sample]:
@@ -138,7 +136,10 @@ def test_the_kl_is_between_the_two_policies_that_would_act() -> None:
         (turn,) = sample.trajectory.turns
         chosen = [place for place, forced in enumerate(turn.completion.forced) if not forced]
         with torch.no_grad():
-            pair = [masked_logprobs(net, GRAMMARS, CONSTRAINT, turn.completion.token_ids) for net in (other, model)]
+            pair = [
+                masked_logprobs(net, GRAMMARS, CONSTRAINT, turn.completion.token_ids)
+                for net in (other, model)
+            ]
         gap = (pair[0] - pair[1])[chosen]
         gaps.append(gap.exp() - gap - 1)
     expected = float(torch.cat(gaps).mean())

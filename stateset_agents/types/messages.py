@@ -340,6 +340,13 @@ class SamplingParams:
     constraint: Constraint | None = None
     """The grammar that the turn keeps to; None: none."""
 
+    def refuse_constraint(self, sampler: str) -> None:
+        """Raises ConfigurationError where a sampler that knows no grammar would have to keep to one."""
+        if self.constraint is not None:
+            raise ConfigurationError(
+                f"{sampler} cannot keep to a grammar: leave constrain, tool_choice and answer schemas out"
+            )
+
 
 class VersionSpan(NamedTuple):
     """Tokens [start, end) of a completion were sampled by policy `version`."""

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 from stateset_agents.backends.base import EngineInfo, Session, Tokenizer
+from stateset_agents.backends.grammars import grammars_of, only_token
 from stateset_agents.backends.pretrained.load_lock import load_in_thread
 from stateset_agents.backends.tokenizers import TurnText
 from stateset_agents.runtime.circuit_breakers import Breaker, admitted, retry, wait_before
@@ -37,8 +38,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from stateset_agents.backends.grammars import grammars_of, only_token
-from stateset_agents.backends.linears import MatmulPrecision
+    from stateset_agents.backends.linears import MatmulPrecision
     from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
 
 

@@ -305,10 +305,7 @@ class MultiTurnAgent:
                 f"AgentConfig.constrain is {mode}: set it to strict, or take that out of the environment"
             )
         tools = tools if limits.callable_tools is None else limits.callable_tools
-        is_strict = limits.is_requested and any(_is_strict(tool) for tool in tools)
-        if (choice == "none" and schema is None) or (
-            not wants and (not tools or (mode == "off" and not is_strict))
-        ):
+        if (choice == "none" and schema is None) or (not wants and (mode == "off" or not tools)):
             return None
         key = repr((tools, choice, schema, limits.parallel_tool_calls))
         if key not in self._constraints:
@@ -530,11 +527,6 @@ class MultiTurnAgent:
         agent = cls(AgentConfig(model_name=str(path), **settings))
         await agent.initialize()
         return agent
-
-
-def _is_strict(tool: Mapping[str, Any]) -> bool:
-    """True for a tool that asks for calls that keep to its schema, as OpenAI's `strict`."""
-    return bool((tool.get("function") or tool).get("strict"))
 
 
 class TokenSpeaker:

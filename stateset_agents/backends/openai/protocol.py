@@ -82,7 +82,9 @@ class OfferedFunction(_Part):
     name: Annotated[str, Field(min_length=1)]
     description: str | None = None
     parameters: dict[str, Any] | None = Field(default=None, description="a JSON schema of its arguments")
-    strict: bool | None = Field(default=None, description="true: calls keep to the schema, by a grammar")
+    strict: bool | None = Field(
+        default=None, description="without effect: with constrain calls or strict all calls keep to it"
+    )
 
 
 class OfferedTool(_Part):

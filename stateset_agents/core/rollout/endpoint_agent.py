@@ -216,6 +216,13 @@ class EndpointSpeaker:
         }
         if stops := [*config.stop, *limits.stop]:
             sampling["stop"] = stops
+        if limits.tool_choice in ("required", "none"):
+            sampling["tool_choice"] = limits.tool_choice
+        elif limits.tool_choice != "auto":
+            sampling["tool_choice"] = {"type": "function", "function": {"name": limits.tool_choice}}
+        if limits.answer_schema is not None:
+            named = {"name": "answer", "schema": dict(limits.answer_schema)}
+            sampling["response_format"] = {"type": "json_schema", "json_schema": named}
         try:
             answer = await self._agent.ask(self._as_sent(prompt.messages), prompt.tools, sampling)
         except BackendError:

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+NEVER = -1e9
+"""The logit of a token that no reply can have; with minus infinity an entropy would be NaN."""
 _BLOCK = 32
 _BELOW_ONE = 1 - 2**-40
 
@@ -50,6 +52,30 @@ def sample(
     # By the total of the draw: a float32 softmax sums to 1 only within 1e-6.
     chosen = probs.gather(-1, tokens).double() / total
     return tokens[:, 0], chosen.log()[:, 0].float()
+
+
+def forbid(
+    logits: torch.Tensor,
+    packed: torch.Tensor,
+    rows: torch.Tensor | None = None,
+    *,
+    free: torch.Tensor | None = None,
+) -> None:
+    """Give the tokens that a mask leaves out the logit NEVER, in place; sampler and update both call it.
+
+    Args:
+        logits: [N, V]; of tokens beyond 32 W none is allowed.
+        packed: [D, W] int32, a bit for each token that is allowed.
+        rows: [N] the mask of each row; None: the row of the same number.
+        free: [D] True for a mask that is not used: its rows may have any token.
+    """
+    bits = torch.arange(32, dtype=torch.int32, device=packed.device)
+    allowed = ((packed[:, :, None] >> bits) & 1).flatten(1)[:, : logits.shape[1]]
+    added = logits.new_full((len(packed), logits.shape[1]), NEVER)
+    added[:, : allowed.shape[1]].masked_fill_(allowed.bool(), 0.0)
+    if free is not None:
+        added[free] = 0.0
+    logits.add_(added if rows is None else added[rows])
 
 
 def _inverse_cdf(probs: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

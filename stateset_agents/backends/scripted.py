@@ -85,6 +85,7 @@ class ScriptedBackend:
         With `on_text`, other tasks of the event loop run between two tokens, as with a model. Raises
         BackendError if the script has no reply for this turn or the prompt fills the context.
         """
+        params.refuse_constraint("a script")
         room = self.context_length - len(prompt_ids)
         if room <= 0:
             raise BackendError(

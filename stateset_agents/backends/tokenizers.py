@@ -152,6 +152,8 @@ class HuggingFaceTokenizer:
 
     hf: PreTrainedTokenizerBase
     """The wrapped tokenizer, for chat templates and `save_pretrained`."""
+    control: Mapping[str, int]
+    """Control tokens: text as markup writes them -> id."""
 
     def __init__(self, hf_tokenizer: PreTrainedTokenizerBase, *, extra_eos_ids: Iterable[int] = ()) -> None:
         """`extra_eos_ids`: those that the model's generation config adds to the tokenizer's eos.
@@ -164,7 +166,7 @@ class HuggingFaceTokenizer:
         self.eos_ids = tuple(dict.fromkeys([*tokenizer_eos, *extra_eos_ids]))
         # Any text that the vocabulary lacks becomes the unknown token, so that is no control token.
         unknown = {hf_tokenizer.unk_token_id} - {*self.eos_ids, hf_tokenizer.bos_token_id}
-        self._control = {
+        self.control = {
             token.content: id
             for id, token in hf_tokenizer.added_tokens_decoder.items()
             if id not in unknown and (token.special or not _is_text(token.content))
@@ -174,7 +176,7 @@ class HuggingFaceTokenizer:
         self._plain = (
             None
             if backend is None
-            else _load(_without_control(json.loads(backend.to_str()), set(self._control)))
+            else _load(_without_control(json.loads(backend.to_str()), set(self.control)))
         )
         self._check_plain()
         self._bound = _bound(self._markup, self._plain)
@@ -215,8 +217,8 @@ class HuggingFaceTokenizer:
         return f" {text}" if begins_word and not text.startswith(" ") else text  # decoders drop the first one
 
     def _check_plain(self) -> None:
-        forged = set(self._control.values())
-        for content in self._control:
+        forged = set(self.control.values())
+        for content in self.control:
             if forged & set(self.encode(content)):
                 raise ConfigurationError(
                     f"tokenizer {self.hf.name_or_path!r} turns the plain text {content!r} into a control "

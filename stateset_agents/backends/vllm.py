@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 from stateset_agents.backends.base import EngineInfo, Session, Tokenizer
+from stateset_agents.backends.grammars import grammars_of, only_token
 from stateset_agents.backends.pretrained.load_lock import load_in_thread
 from stateset_agents.backends.tokenizers import TurnText
 from stateset_agents.runtime.circuit_breakers import Breaker, admitted, retry, wait_before
@@ -332,6 +333,8 @@ class VLLMBackend:
             "skip_special_tokens": params.skip_special_tokens,
             "logprobs": 0,
         }
+        if params.constraint is not None:
+            body["structured_outputs"] = {"grammar": params.constraint.grammar}
         async with self._request():
             choice = await self._complete(body, prompt_ids)
             version = self.version
@@ -351,7 +354,16 @@ class VLLMBackend:
             logprobs=logprobs,
             finish_reason="length" if choice["finish_reason"] == "length" else "stop",
             version_spans=(VersionSpan(version, 0, len(ids)),),
+            constraint=params.constraint,
+            forced=await self._forced(params, ids),
         )
+
+    async def _forced(self, params: SamplingParams, ids: Sequence[int]) -> tuple[bool, ...]:
+        """[T] which tokens the grammar forced. Raises BackendError for one that our llguidance forbids."""
+        if params.constraint is None:
+            return ()
+        masks = await asyncio.to_thread(grammars_of(self.tokenizer).replay, params.constraint, ids)
+        return tuple(only_token(mask) is not None for mask in masks)
 
     async def score(self, ids: Sequence[int], *, temperature: float = 1.0) -> list[float]:
         """[T-1] log-probs of `ids[1:]`; the server computes them at temperature 1 only."""

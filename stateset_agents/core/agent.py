@@ -29,9 +29,12 @@ from stateset_agents.core.agent_config import AgentConfig as AgentConfig
 from stateset_agents.core.chat.history import ChatHistory, Prompt, num_replies
 from stateset_agents.core.chat.plain_template import PlainTemplate, chatml_text, is_plain
 from stateset_agents.core.chat.rendering import PinnedTemplate, write_template
+from stateset_agents.core.chat.reply_grammar import ReplyGrammar
 from stateset_agents.core.chat.template import ChatTemplate, JinjaTemplate, ToolSchemas
+from stateset_agents.core.environment import ReplyLimits
 from stateset_agents.core.model_card import Origin, write_card
 from stateset_agents.runtime.tasks import LoopShare, reported
+from stateset_agents.types.constraint import Constraint
 from stateset_agents.types.errors import BackendError, ConfigurationError
 from stateset_agents.types.images import PixelValues
 from stateset_agents.types.logs import get_logger
@@ -90,6 +93,7 @@ def _with_system(messages: Sequence[Message], text: str, *, before: bool) -> tup
 
 
 _log = get_logger(__name__)
+_MOST_CONSTRAINTS = 1024
 _MUCH_TEXT = 10_000
 """Characters; tokenising more would block the event loop for a noticeable time."""
 _tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizing")
@@ -121,6 +125,8 @@ class MultiTurnAgent:
         self._next_episode = 0
         self._responses = count()
         self._prompting = LoopShare(_SHARE_SECONDS)
+        self._constraints: dict[str, Constraint] = {}
+        """By tools and what is asked for."""
         self._has_warned_of_window = False
         self.origin: Origin | None = None
         """The run and step that its weights come from, for their model card; the trainer sets it."""
@@ -283,6 +289,37 @@ class MultiTurnAgent:
         else:
             completion = await backend.generate(ids, params, session=session, on_text=on_text)
         return self.template.parser.read_completion(completion, turn=turn, tools=tools, calls=calls)
+
+    async def constraint(self, tools: ToolSchemas, limits: ReplyLimits) -> Constraint | None:
+        """The grammar of a reply that may call these tools, by `AgentConfig.constrain` and what the
+        conversation asks for; None: none.
+
+        Raises ConfigurationError where the settings allow none, and for a grammar that cannot be made of the
+        chat template or of a schema.
+        """
+        mode, choice, schema = self.config.constrain, limits.tool_choice, limits.answer_schema
+        wants = schema is not None or choice != "auto"
+        if wants and mode != "strict" and not limits.is_requested:
+            raise ConfigurationError(
+                f"the environment asks for {'JSON of a schema' if schema else f'tool_choice {choice}'}, and "
+                f"AgentConfig.constrain is {mode}: set it to strict, or take that out of the environment"
+            )
+        tools = tools if limits.callable_tools is None else limits.callable_tools
+        if (choice == "none" and schema is None) or (not wants and (mode == "off" or not tools)):
+            return None
+        key = repr((tools, choice, schema, limits.parallel_tool_calls))
+        if key not in self._constraints:
+            grammar = ReplyGrammar.of(self.template)
+            if tools or choice not in ("auto", "none"):
+                make = partial(
+                    grammar.of_calls, tools, choice, schema=schema, parallel=limits.parallel_tool_calls
+                )
+            else:
+                make = partial(grammar.of_json, schema or {})
+            if len(self._constraints) >= _MOST_CONSTRAINTS:
+                self._constraints.clear()
+            self._constraints[key] = await asyncio.to_thread(make)
+        return self._constraints[key]
 
     def speaker(self, session: Session, *, stream: int, temperature: float | None = None) -> TokenSpeaker:
         """The agent's side of one conversation of a rollout; turn t samples from `derive(stream, t)`."""
@@ -509,15 +546,14 @@ class TokenSpeaker:
         self.next_prompt = partial(agent.next_prompt, history)
         """The prompt before the next turn; raises ContextLengthExceeded and ConversationRefused."""
 
-    async def reply(
-        self, prompt: Prompt, *, turn: int, max_new_tokens: int | None, stop: tuple[str, ...]
-    ) -> Completion:
+    async def reply(self, prompt: Prompt, *, turn: int, limits: ReplyLimits) -> Completion:
         """One turn within the agent's own limits and these, and within the context."""
         agent = self._agent
         params = agent.sampling(stream=derive(self._stream, turn), temperature=self._temperature)
         room = agent.context_length - len(prompt.ids)
-        most = min(params.max_new_tokens, max_new_tokens or params.max_new_tokens, room)
-        params = replace(params, max_new_tokens=most, stop=params.stop + stop)
+        most = min(params.max_new_tokens, limits.max_new_tokens or params.max_new_tokens, room)
+        constraint = None if prompt.asks_summary else await agent.constraint(prompt.tools, limits)
+        params = replace(params, max_new_tokens=most, stop=params.stop + limits.stop, constraint=constraint)
         return await agent.reply(
             prompt.ids,
             params,

@@ -50,6 +50,11 @@ class AgentConfig(Settings):
     stop: tuple[str, ...] = ()
     """Texts that end a turn, in rollouts too: the answer ends before them, their tokens are kept and trained
     as they were sampled."""
+    constrain: Literal["off", "calls", "strict"] = "off"
+    """Replies under a grammar, which is masked before sampling and again in the update (needs the extra
+    grammar). calls: where tools are offered, what opens a call becomes a valid one. strict: calls, and an
+    environment may require a call or JSON of a schema. off: no grammar, and an environment that asks for one
+    is refused; a request's own tool_choice and response_format always hold."""
     temperature: float = Field(default=1.0, ge=0.0)
     """Of generate_response; 0 is greedy."""
     top_k: int = Field(default=0, ge=0)

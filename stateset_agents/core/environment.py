@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from stateset_agents.core.sources.datasets import read_any_scenarios, with_drawn_split
 from stateset_agents.core.tools import RecordedToolbox, Tools
@@ -208,6 +208,17 @@ class ReplyLimits:
     """Texts that end it, besides those of `AgentConfig.stop`."""
     with_reasoning: bool = False
     """True if the conversation gets the agent's thoughts beside its words, as clients of a server do."""
+    tool_choice: str = "auto"
+    """OpenAI's: auto, required (the reply calls a tool), none, or the name of the tool that it calls. The
+    reply is sampled under a grammar then, and trained under it; see `AgentConfig.constrain`."""
+    answer_schema: Mapping[str, Any] | None = None
+    """The JSON schema of a reply in words; None: any words."""
+    parallel_tool_calls: bool = True
+    """False: at most one call in the reply, where a grammar holds."""
+    callable_tools: Sequence[Mapping[str, Any]] | None = None
+    """The tools that a constrained reply may call, where the prompt lists others; None: those it lists."""
+    is_requested: bool = False
+    """True where a client's request asks for it: then it holds whatever `AgentConfig.constrain` says."""
 
 
 class Conversation(Protocol):
@@ -366,6 +377,8 @@ class ConversationEnvironment(OptionalMembers):
         system_prompt: str | None = None,
         local: bool | None = None,
         max_result_chars: int = 10_000,
+        first_reply: Literal["any", "call"] = "any",
+        answer_schema: Mapping[str, Any] | None = None,
     ) -> None:
         """
         Args:
@@ -385,6 +398,9 @@ class ConversationEnvironment(OptionalMembers):
             system_prompt: Opens every conversation, instead of a row's own.
             local: Does no step wait on anything remote? Read off tools, state and user if absent.
             max_result_chars: Of a longer tool result the agent reads the first ones and how many are missing.
+            first_reply: call: the conversation's first reply calls a tool, by a grammar
+                (`AgentConfig(constrain="strict")`).
+            answer_schema: The JSON schema of replies in words, by a grammar, too.
 
         `tools`, `user`, `success` and `state` may be named as "module:function", which is how a YAML file
         gives them.
@@ -428,6 +444,8 @@ class ConversationEnvironment(OptionalMembers):
                 "success", success, judged, positional=("scenario", "messages"), cures=cures
             )
         self._max_turns = max_turns
+        expect_that(first_reply in ("any", "call"), "first_reply", "be any or call", first_reply)
+        self._first_reply, self._answer_schema = first_reply, answer_schema
         self._one_reply = user is None or max_turns == 1
         self._system = () if system_prompt is None else (Message(role="system", content=system_prompt),)
         self.local = self._is_local() if local is None else local
@@ -494,6 +512,8 @@ class ConversationEnvironment(OptionalMembers):
             state=state,
             turns_left=self._max_turns,
             one_reply=self._one_reply,
+            must_call=self._first_reply == "call",
+            answer_schema=self._answer_schema,
         )
 
     def _is_local(self) -> bool:
@@ -527,6 +547,14 @@ class _ScenarioConversation:
     state: Any
     turns_left: int
     one_reply: bool
+    must_call: bool = False
+    """True where the next reply must call a tool."""
+    answer_schema: Mapping[str, Any] | None = None
+
+    @property
+    def reply_limits(self) -> ReplyLimits:
+        choice = "required" if self.must_call else "auto"
+        return ReplyLimits(tool_choice=choice, answer_schema=self.answer_schema)
 
     def __post_init__(self) -> None:
         self.tools: Sequence[Mapping[str, Any]] = self.toolbox.offered(self.scenario)
@@ -535,6 +563,7 @@ class _ScenarioConversation:
     async def step(self, reply: Message) -> Observation:
         self.messages += (reply,)
         self.turns_left -= 1
+        self.must_call = False
         if reply.tool_calls:
             calls = self.toolbox.call_all(reply.tool_calls, scenario=self.scenario, state=self.state)
             answers = tuple(await calls)

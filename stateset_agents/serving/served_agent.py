@@ -7,10 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stateset_agents.backends.openai.protocol import Answer, ChatRequest, as_sent, new_text
+from stateset_agents.backends.openai.protocol import Answer, ChatRequest, as_sent, invalid, new_text
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.chat.history import ChatHistory, KnownConversations, SentConversation
+from stateset_agents.core.environment import ReplyLimits
 from stateset_agents.serving.limits import Limits
+from stateset_agents.types.constraint import Constraint
+from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Completion, Message
 from stateset_agents.types.seeds import derive
 
@@ -127,6 +130,7 @@ class ServedAgent:
         history = self._histories.of(pending.client) if self._histories is not None and is_sent else None
         messages = self.agent.with_system_prompt(pending.request.messages)
         restored = messages if history is None else history.restored(messages)
+        constraint = await self._constraint(pending.request)
         stream = self.agent.template.parser.stream(calls=bool(pending.request.tools))
         is_complete = False
 
@@ -144,7 +148,7 @@ class ServedAgent:
             pending.request.tools,
             history=None if history is None else history.turns,
             on_text=None if on_delta is None else on_text,
-            sampling=self._sampling(pending.request, number),
+            sampling={**self._sampling(pending.request, number), "constraint": constraint},
         )
         is_complete = True
         answer = self._to_answer(pending, completion, number)
@@ -156,6 +160,27 @@ class ServedAgent:
             reply = completion.message if is_whole else answer.message
             history.add([*messages, answer.message], (*restored, reply))
         return answer
+
+    async def _constraint(self, request: ChatRequest) -> Constraint | None:
+        """The grammar of an answer, by the request and `AgentConfig.constrain`. Raises ApiError for what no
+        grammar can keep."""
+        limits = ReplyLimits(
+            tool_choice=request.tool_choice,
+            answer_schema=request.answer_schema,
+            parallel_tool_calls=not request.single_call,
+            is_requested=True,
+        )
+        try:
+            constraint = await self.agent.constraint(request.tools, limits)
+        except ConfigurationError as error:
+            wants = "response_format" if request.answer_schema is not None else "tool_choice"
+            raise invalid(str(error), wants, code="unsupported_constraint") from error
+        if constraint is not None and (stop := request.sampling.get("stop") or self.agent.config.stop):
+            shown = stop if isinstance(stop, str) else ", ".join(map(repr, stop))
+            raise invalid(
+                f"stop {shown:.60} could cut an answer that keeps to a grammar anywhere: leave it out", "stop"
+            )
+        return constraint
 
     def _sampling(self, request: ChatRequest, number: int) -> dict[str, Any]:
         """Each answer has its own random stream."""

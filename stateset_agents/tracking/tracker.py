@@ -226,7 +226,7 @@ def timeline_record(trajectory: Trajectory) -> dict[str, Any]:
 
 def _turn_record(turn: Turn, earned: float | None) -> dict[str, Any]:
     """`follows` and `is_summary` only where they say something: versions before them read the others."""
-    record = {
+    record: dict[str, Any] = {
         "prompt_tokens": len(turn.prompt_ids),
         "sampled_tokens": len(turn.completion.token_ids),
         "feedback": len(turn.feedback),
@@ -239,4 +239,7 @@ def _turn_record(turn: Turn, earned: float | None) -> dict[str, Any]:
         record["follows"] = turn.follows
     if turn.is_summary:
         record["is_summary"] = True
+    if (constraint := turn.completion.constraint) is not None:
+        record["constraint"] = {"kind": constraint.kind, "digest": constraint.digest}
+        record["forced"] = sum(turn.completion.forced)
     return record

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, get_args
 
+from stateset_agents.types.constraint import Constraint
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.images import IMAGE_MARK, Image, PixelValues
 from stateset_agents.types.settings import closest
@@ -336,6 +337,15 @@ class SamplingParams:
     """Leave control tokens out of the text? False for models whose thoughts or calls only they frame."""
     stream: int = 0
     """Key of this turn's own random stream (see `seeds.derive`): token t uses its t-th uniform."""
+    constraint: Constraint | None = None
+    """The grammar that the turn keeps to; None: none."""
+
+    def refuse_constraint(self, sampler: str) -> None:
+        """Raises ConfigurationError where a sampler that knows no grammar would have to keep to one."""
+        if self.constraint is not None:
+            raise ConfigurationError(
+                f"{sampler} cannot keep to a grammar: leave constrain, tool_choice and answer schemas out"
+            )
 
 
 class VersionSpan(NamedTuple):
@@ -362,6 +372,11 @@ class Completion:
     version_spans: tuple[VersionSpan, ...] = ()
     pixels: tuple[PixelValues, ...] = ()
     """The pictures in `prompt_ids`, in order."""
+    constraint: Constraint | None = None
+    """The grammar that it was sampled under; None: none."""
+    forced: tuple[bool, ...] = ()
+    """[T] True for a token beside which the constraint allowed no other: its log-prob is 0, whatever the
+    policy, so it does not train; empty where no token is."""
     begun: float | None = field(default=None, compare=False)
     """Time at which the model began the turn, in seconds of `time.monotonic()`; None if unknown."""
 
@@ -371,12 +386,19 @@ class Completion:
                 f"a completion needs one log-prob per token, got {len(self.token_ids)} tokens "
                 f"and {len(self.logprobs)} log-probs"
             )
+        if self.forced and len(self.forced) != len(self.token_ids):
+            raise ValueError(f"forced must tell it of {len(self.token_ids)} tokens, got {len(self.forced)}")
         if self.version_spans:
             covered = [position for span in self.version_spans for position in range(span.start, span.end)]
             if covered != list(range(len(self.token_ids))):
                 raise ValueError(
                     f"version spans {self.version_spans} do not cover {len(self.token_ids)} tokens"
                 )
+
+    @property
+    def num_trained(self) -> int:
+        """Tokens that were the policy's choice: all but the forced ones."""
+        return len(self.token_ids) - sum(self.forced)
 
     @property
     def versions(self) -> Sequence[int]:

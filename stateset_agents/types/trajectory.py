@@ -278,6 +278,11 @@ class Trajectory:
         return sum(len(turn.completion.token_ids) for turn in self.turns)
 
     @property
+    def num_trained(self) -> int:
+        """Agent tokens that were the policy's choice; a grammar forced the others."""
+        return sum(turn.completion.num_trained for turn in self.turns)
+
+    @property
     def environment_reward(self) -> float | None:
         """Turn rewards plus the outcome's; None if the environment gave neither."""
         rewards = [turn.reward for turn in self.turns if turn.reward is not None]

@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 
 from stateset_agents.backends.adapters import AdaptedModel, Adapter, give_own_parameters, shapes_of
 from stateset_agents.backends.base import Session, Tokenizer
+from stateset_agents.backends.grammars import Matcher, grammars_of
 from stateset_agents.backends.linears import MatmulPrecision, usable_precision
 from stateset_agents.backends.local.batcher import Batcher, Stats
 from stateset_agents.backends.local.model_selection import Engine, RunningModel, select_engine
@@ -261,6 +262,7 @@ class HuggingFaceBackend:
             self.context_length,
             marked=self._marked(prompt_ids, pixels),
             pixels=pixels,
+            matcher=await self._matcher(params),
         )
         on_piece = None if on_text is None else partial(call, asyncio.get_running_loop(), on_text)
         text = TurnText(
@@ -289,8 +291,23 @@ class HuggingFaceBackend:
             finish_reason=request.finish_reason,
             version_spans=request.version_spans(),
             pixels=request.pixels,
+            constraint=params.constraint,
+            forced=tuple(place in request.forced for place in range(len(token_ids)))
+            if request.forced
+            else (),
             begun=request.admitted_at,
         )
+
+    async def _matcher(self, params: SamplingParams) -> Matcher | None:
+        """The matcher of a constrained turn. Raises ConfigurationError where a stop string could cut it."""
+        constraint = params.constraint
+        if constraint is None:
+            return None
+        if params.stop:
+            raise ConfigurationError(
+                f"stop strings {list(params.stop)} could cut a constrained reply anywhere: leave them out"
+            )
+        return await asyncio.to_thread(grammars_of(self.tokenizer).matcher, constraint)
 
     def _marked(self, ids: Sequence[int], pixels: Sequence[PixelValues]) -> Sequence[int]:
         """The ids as the engine takes them. Raises BackendError for pictures that are not the prompt's."""

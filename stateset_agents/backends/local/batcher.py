@@ -19,7 +19,7 @@ import torch
 
 from stateset_agents.backends.local.slot_table import GenerationRequest, Key, SlotTable
 from stateset_agents.backends.models.slots import ROW_MULTIPLE, CachedModel, Ints, Plan, round_up
-from stateset_agents.backends.sampling import SamplingMetadata, sample
+from stateset_agents.backends.sampling import SamplingMetadata, forbid, sample
 from stateset_agents.runtime.machine import trim_memory
 from stateset_agents.types.errors import BackendError
 from stateset_agents.types.messages import GREEDY_BELOW
@@ -106,7 +106,7 @@ class Stats:
     """Counts since the start; the names are those of metrics."""
 
     prefilled_tokens: int = 0
-    """Prompt tokens forwarded, without the carried ones."""
+    """Prompt tokens forwarded, without the carried ones, and tokens that a grammar forced."""
     shared_tokens: int = 0
     """Prompt tokens copied from another conversation's cache."""
     carried_tokens: int = 0
@@ -338,6 +338,7 @@ class Batcher:
         )
         # Each turn has its own row of random numbers, so a token depends on no other row of the batch.
         uniforms = self._tensor(table.uniforms[slots, columns])
+        logits = self._constrained(slots, logits)
         drawn, drawn_logprobs = sample(logits, uniforms, metadata)
         tokens, logprobs = drawn.cpu().numpy(), drawn_logprobs.cpu().numpy()
         ended: list[GenerationRequest] = []
@@ -352,10 +353,12 @@ class Batcher:
         self.stats.sampled_tokens += len(slots)
         stopped = (table.stops[slots] == tokens[:, None]).any(1)
         full = columns + 1 == table.end[slots]
-        for row in np.flatnonzero(stopped | full | table.streams_text[slots]).tolist():
+        looks = stopped | full | table.streams_text[slots] | table.constrained[slots]
+        for row in np.flatnonzero(looks).tolist():
             slot = int(slots[row])
             try:
                 stops = bool(stopped[row]) or table.hits_stop_string(slot, int(tokens[row]))
+                table.advance(slot)
             except Exception as error:  # whatever a tokenizer's decoder raises, only this turn fails
                 ended.append(self._fail(slot, error))
                 continue
@@ -364,6 +367,20 @@ class Batcher:
             elif full[row]:
                 ended.append(table.finish(slot, "length"))
         return ended
+
+    def _constrained(self, slots: Ints, logits: torch.Tensor) -> torch.Tensor:
+        """The logits with what the grammars of their requests forbid at NEVER."""
+        table = self._table
+        rows = np.flatnonzero(table.constrained[slots]).tolist()
+        masks = [request.allowed for row in rows if (request := table.requests[slots[row]]) is not None]
+        packed = [mask for mask in masks if mask is not None]
+        if not packed:
+            return logits
+        logits = logits.float()
+        part = logits[rows]
+        forbid(part, self._tensor(np.stack(packed)))
+        logits[rows] = part
+        return logits
 
     def _fail(self, slot: int, cause: Exception | None = None) -> GenerationRequest:
         """End a live request with an error, and drop its conversation; without a cause its logits are NaN.

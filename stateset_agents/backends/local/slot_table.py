@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from stateset_agents.backends.grammars import Matcher, Packed, only_token
 from stateset_agents.backends.models.slots import COLUMN_MULTIPLE, ROW_MULTIPLE, CachedModel, Ints, round_up
 from stateset_agents.backends.sampling import turn_uniforms
 from stateset_agents.backends.tokenizers import TurnText
@@ -40,6 +41,12 @@ class GenerationRequest:
     limit: int
     """Most tokens to sample: `max_new_tokens`, or what the context has room for."""
     uniforms: np.ndarray[tuple[int], np.dtype[np.float64]]  # [limit]
+    matcher: Matcher | None = None
+    """Where the grammar of a constrained turn stands; None for a free one."""
+    allowed: Packed | None = None
+    """[W] the tokens that the grammar allows next."""
+    forced: set[int] = field(default_factory=set)
+    """Places of tokens beside which no other was allowed."""
     text: TurnText | None = None
     """The decoder of the turn's text, for streaming and stop strings; without it no token is decoded."""
     sampled: list[int] = field(default_factory=list)
@@ -78,6 +85,7 @@ def new_request(
     *,
     marked: Sequence[int] | None = None,
     pixels: Sequence[PixelValues] = (),
+    matcher: Matcher | None = None,
 ) -> GenerationRequest:
     """A request that can be admitted; `marked`: the prompt with its pictures' places marked.
 
@@ -110,6 +118,8 @@ def new_request(
         stop_ids=stop_ids,
         limit=limit,
         uniforms=turn_uniforms(params.stream, limit),
+        matcher=matcher,
+        allowed=None if matcher is None else matcher.allowed(),
     )
 
 
@@ -149,6 +159,8 @@ class SlotTable:
         self.greedy = np.zeros(0, np.bool_)
         self.streams_text = np.zeros(0, np.bool_)
         """[slots] Is each token decoded at once, for streaming or stop strings?"""
+        self.constrained = np.zeros(0, np.bool_)
+        """[slots] Does the request keep to a grammar?"""
         self.sessionless = np.zeros(0, np.bool_)
         """[slots] Does the request belong to no session?"""
         self.stops: Ints = tokens
@@ -184,12 +196,14 @@ class SlotTable:
         self.top_k[slot] = 0 if greedy else min(params.top_k, _MAX_TOP_K)
         self.top_p[slot] = 1.0 if greedy else params.top_p
         self.streams_text[slot] = request.text is not None
+        self.constrained[slot] = request.matcher is not None
         self.sessionless[slot] = request.key[0] == 1
         if len(request.stop_ids) > self.stops.shape[1]:
             more = len(request.stop_ids) - self.stops.shape[1]
             self.stops = np.pad(self.stops, ((0, 0), (0, more)), constant_values=-1)
         self.stops[slot] = -1
         self.stops[slot, : len(request.stop_ids)] = sorted(request.stop_ids)
+        self._append_forced(slot, request)
 
     def pixels(self, slots: Ints) -> Sequence[Sequence[PixelValues]]:
         """The pictures of each slot's live request; empty where none has any."""
@@ -201,6 +215,37 @@ class SlotTable:
         """Decode and stream a slot's newest token. Does the text hold a stop string now?"""
         request = self.requests[slot]
         return request is not None and request.text is not None and request.text.add(token)
+
+    def advance(self, slot: int) -> None:
+        """Take a constrained request's newest token into its grammar, and append what that then forces.
+
+        Raises BackendError where the grammar cannot go on.
+        """
+        request = self.requests[slot]
+        if request is None or request.matcher is None or request.allowed is None:
+            return
+        newest = int(self.length[slot]) - 1
+        if only_token(request.allowed) is not None:
+            request.forced.add(newest - int(self.prompt[slot]))
+        request.matcher.advance(int(self.ids[slot, newest]))
+        request.allowed = request.matcher.allowed()
+        self._append_forced(slot, request)
+
+    def _append_forced(self, slot: int, request: GenerationRequest) -> None:
+        """Append the tokens beside which the grammar allows no other; the next forward takes them together.
+
+        A token that ends the reply is left to the sampler, which knows of ends.
+        """
+        while request.matcher is not None and request.allowed is not None:
+            place, token = int(self.length[slot]), only_token(request.allowed)
+            if token is None or token in request.stop_ids or place + 1 >= self.end[slot]:
+                return
+            self.ids[slot, place], self.logprobs[slot, place] = token, 0.0
+            self.length[slot] = place + 1
+            request.forced.add(place - int(self.prompt[slot]))
+            self.hits_stop_string(slot, token)
+            request.matcher.advance(token)
+            request.allowed = request.matcher.allowed()
 
     def detach(self, slot: int) -> GenerationRequest:
         """Remove the live request from a slot; the cache stays."""
@@ -320,5 +365,5 @@ _MATRICES = ("ids", "uniforms", "logprobs")
 _ARRAYS = (
     *_MATRICES,
     *("length", "cached", "prompt", "end", "carried", "last_used"),
-    *("temperature", "top_k", "top_p", "greedy", "streams_text", "sessionless", "stops"),
+    *("temperature", "top_k", "top_p", "greedy", "streams_text", "constrained", "sessionless", "stops"),
 )

@@ -17,7 +17,8 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 
 from stateset_agents.backends.linears import fast_linears, head_weight, wide_logits
 from stateset_agents.backends.models.slots import EngineBase, Ints, Plan
-from stateset_agents.backends.pretrained.pictures import NEVER, place_id_of, stacked
+from stateset_agents.backends.pretrained.pictures import place_id_of, stacked
+from stateset_agents.backends.sampling import NEVER
 from stateset_agents.types.errors import BackendError
 from stateset_agents.types.images import PixelValues
 

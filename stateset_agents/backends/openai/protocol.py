@@ -82,6 +82,9 @@ class OfferedFunction(_Part):
     name: Annotated[str, Field(min_length=1)]
     description: str | None = None
     parameters: dict[str, Any] | None = Field(default=None, description="a JSON schema of its arguments")
+    strict: bool | None = Field(
+        default=None, description="without effect: with constrain calls or strict all calls keep to it"
+    )
 
 
 class OfferedTool(_Part):
@@ -100,10 +103,43 @@ class StreamOptions(_Part):
 
 
 class TextFormat(_Part):
-    """The only format of answers."""
+    """Words, or any JSON object."""
 
     model_config = ConfigDict(extra="forbid")
-    type: Literal["text"]
+    type: Literal["text", "json_object"]
+
+
+class NamedSchema(_Part):
+    """The schema of an answer, with its name."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    description: str | None = None
+    json_schema: dict[str, Any] = Field(alias="schema", description="the answer keeps to it, by a grammar")
+    strict: bool | None = Field(default=None, description="without effect: the answer always keeps to it")
+
+
+class SchemaFormat(_Part):
+    """JSON of a schema."""
+
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+class ChosenFunction(_Part):
+    """The tool that has to be called."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: Annotated[str, Field(min_length=1)]
+
+
+class ChosenTool(_Part):
+    """A `tool_choice` that names a tool."""
+
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["function"]
+    function: ChosenFunction
 
 
 class ChatBody(_Part):
@@ -116,8 +152,8 @@ class ChatBody(_Part):
     )
     model: str | None = Field(default=None, description="the served model; unset: the same")
     tools: Annotated[list[OfferedTool], Field(fail_fast=True, max_length=512)] | None = None
-    tool_choice: Literal["auto", "none"] | None = Field(
-        default=None, description="none: as if no tool were offered"
+    tool_choice: Literal["auto", "none", "required"] | ChosenTool | None = Field(
+        default=None, description="none: as if no tool were offered; required, or a tool: by a grammar"
     )
     parallel_tool_calls: bool | None = Field(
         default=None, description="false: at most one tool call an answer"
@@ -142,7 +178,9 @@ class ChatBody(_Part):
     seed: int | None = Field(default=None, ge=-_INT64, lt=_INT64, description="the same one, the same answer")
     frequency_penalty: float | None = Field(default=None, ge=0, le=0, description="not served")
     presence_penalty: float | None = Field(default=None, ge=0, le=0, description="not served")
-    response_format: TextFormat | None = None
+    response_format: TextFormat | SchemaFormat | None = Field(
+        default=None, description="json_object and json_schema: by a grammar"
+    )
     user: Text | None = Field(
         default=None, description="names the conversation where a deployment is served; else without effect"
     )
@@ -161,7 +199,7 @@ class RolloutBody(ChatBody):
 
     n: int | None = Field(default=None, ge=1, le=1)
     logprobs: Literal[False] | None = None
-    tool_choice: Literal["auto"] | None = None
+    tool_choice: Literal["auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: Literal[True] | None = None
 
 
@@ -294,6 +332,10 @@ class ChatRequest:
     """True if the log-probs of the sampled tokens are sent."""
     single_call: bool = False
     """True if an answer may have one tool call at most."""
+    tool_choice: str = "auto"
+    """auto, required, none, or a tool's name."""
+    answer_schema: Mapping[str, Any] | None = None
+    """The schema of an answer in words; None: any words."""
     user: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
@@ -323,9 +365,34 @@ def read_request(data: Any, *, body: type[ChatBody] = ChatBody, ignore: Collecti
         num_choices=request.n or 1,
         logprobs=bool(request.logprobs),
         single_call=request.parallel_tool_calls is False,
+        tool_choice=_choice(request),
+        answer_schema=_schema(request.response_format),
         user=request.user or "",
         metadata=request.metadata or {},
     )
+
+
+def _choice(request: ChatBody) -> str:
+    """The request's `tool_choice` in one word. Raises ApiError where it names no tool of the request."""
+    choice = request.tool_choice
+    if choice is None or isinstance(choice, str):
+        if choice == "required" and not request.tools:
+            raise invalid("tool_choice is required, and tools are missing: offer some", "tool_choice")
+        return choice or "auto"
+    names = [tool.function.name for tool in request.tools or ()]
+    if choice.function.name not in names:
+        offered = ", ".join(names) or "none"
+        raise invalid(
+            f"tool_choice names {choice.function.name!r:.60}, and the tools are: {offered:.200}",
+            "tool_choice",
+        )
+    return choice.function.name
+
+
+def _schema(format: TextFormat | SchemaFormat | None) -> Mapping[str, Any] | None:
+    if isinstance(format, SchemaFormat):
+        return format.json_schema.json_schema
+    return {"type": "object"} if format is not None and format.type == "json_object" else None
 
 
 def _written_arguments(read: ChatBody) -> Iterator[bytes]:

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-NEVER = -1e9
-"""The logit of the token that stands for a picture, in rollouts and updates: a reply cannot show any."""
-
 _NUM_READ = 256
 """Pictures whose tensors are remembered: the members of a group see the same one."""
 _PER_TOKEN = ("mm_token_type_ids", "token_type_ids")

@@ -50,6 +50,8 @@ class PlainTemplate:
         self.end_id = tokenizer.eos_ids[0]
         self.stop_ids = tokenizer.eos_ids
         self.parser = HERMES
+        self.text = ""
+        """No jinja."""
         self._end = tokenizer.piece(self.end_id)
         if tokenizer.encode_markup(self._end) != [self.end_id]:
             raise ConfigurationError(
@@ -91,6 +93,10 @@ class PlainTemplate:
         said = self.tokenizer.decode_markup(sampled[:-1] if ends else sampled)
         is_same = "".join(said.split()) == "".join(_body(reply).split())
         return is_same and (not ends or sampled[-1] == self.end_id)
+
+    def render_reply(self, reply: Message) -> str:
+        """The template's text of a reply, without its end."""
+        return " " + _body(reply)
 
     def reply(self, message: Message, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Ids of a reply as the agent would sample it after a prompt, its eos included."""

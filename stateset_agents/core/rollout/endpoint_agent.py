@@ -18,6 +18,7 @@ from stateset_agents.backends.openai.responses import ChatAnswer, Failure, words
 from stateset_agents.core.agent import add_system_prompt
 from stateset_agents.core.agent_config import AgentConfig
 from stateset_agents.core.chat.history import Prompt, View
+from stateset_agents.core.environment import ReplyLimits
 from stateset_agents.types.errors import BackendError, ConfigurationError, ContextLengthExceeded
 from stateset_agents.types.messages import GREEDY_BELOW, Completion, Message, ToolCall
 from stateset_agents.types.seeds import derive
@@ -201,9 +202,7 @@ class EndpointSpeaker:
         before = self._num_turns - 1 if self._num_turns else None
         return Prompt(messages=tuple(messages), tools=tuple(tools), view=View(), ids=(), follows=before)
 
-    async def reply(
-        self, prompt: Prompt, *, turn: int, max_new_tokens: int | None, stop: tuple[str, ...]
-    ) -> Completion:
+    async def reply(self, prompt: Prompt, *, turn: int, limits: ReplyLimits) -> Completion:
         """The endpoint's answer, without tokens.
 
         Raises ContextLengthExceeded, ConfigurationError where no conversation would be answered, and
@@ -212,11 +211,18 @@ class EndpointSpeaker:
         config = self._agent.config
         sampling: dict[str, Any] = {
             "temperature": self._temperature,
-            "max_new_tokens": min(config.max_new_tokens, max_new_tokens or config.max_new_tokens),
+            "max_new_tokens": min(config.max_new_tokens, limits.max_new_tokens or config.max_new_tokens),
             "seed": derive(self._stream, turn) % _SEEDS,
         }
-        if stops := [*config.stop, *stop]:
+        if stops := [*config.stop, *limits.stop]:
             sampling["stop"] = stops
+        if limits.tool_choice in ("required", "none"):
+            sampling["tool_choice"] = limits.tool_choice
+        elif limits.tool_choice != "auto":
+            sampling["tool_choice"] = {"type": "function", "function": {"name": limits.tool_choice}}
+        if limits.answer_schema is not None:
+            named = {"name": "answer", "schema": dict(limits.answer_schema)}
+            sampling["response_format"] = {"type": "json_schema", "json_schema": named}
         try:
             answer = await self._agent.ask(self._as_sent(prompt.messages), prompt.tools, sampling)
         except BackendError:

@@ -52,9 +52,7 @@ class Speaker(Protocol):
         """
         ...
 
-    async def reply(
-        self, prompt: Prompt, *, turn: int, max_new_tokens: int | None, stop: tuple[str, ...]
-    ) -> Completion:
+    async def reply(self, prompt: Prompt, *, turn: int, limits: ReplyLimits) -> Completion:
         """Turn number `turn`, from 0 on, within what the conversation asks of it.
 
         Raises BackendError, and ContextLengthExceeded where only the model can tell.
@@ -272,9 +270,7 @@ async def _converse(
                 watch.lap("environment")
             limits = None if prompt.asks_summary else getattr(conversation, "reply_limits", None)
             limits = limits or ReplyLimits()
-            completion = await speaker.reply(
-                prompt, turn=len(turns), max_new_tokens=limits.max_new_tokens, stop=limits.stop
-            )
+            completion = await speaker.reply(prompt, turn=len(turns), limits=limits)
         except ContextLengthExceeded as error:
             if not turns:
                 raise EnvironmentFailure(

@@ -13,7 +13,7 @@ import asyncio
 import functools
 import secrets
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from stateset_agents.backends.openai.bodies import EventStream, read_json
@@ -109,7 +109,12 @@ class RolloutSession:
             conversation=current.conversation,
             messages=fresh,
             tools=current.request.tools,
-            limits=_limits(current.request.sampling),
+            limits=replace(
+                _limits(current.request.sampling),
+                tool_choice=current.request.tool_choice,
+                answer_schema=current.request.answer_schema,
+                is_requested=True,
+            ),
         )
 
     def answer(self, reply: Message, completion: Completion | None = None) -> None:

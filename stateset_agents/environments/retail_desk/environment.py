@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from stateset_agents.core.environment import Observation
+from stateset_agents.core.environment import Observation, ReplyLimits
 from stateset_agents.environments.retail_desk.agents import DEGENERATE, HonestAgent
 from stateset_agents.environments.retail_desk.claims import normalized_text
 from stateset_agents.environments.retail_desk.database import Database
@@ -59,8 +59,16 @@ class DeskConversation:
     desk: Desk
     caller: Caller
     max_turns: int
+    calls_first: bool = False
+    """True where the first reply must call a tool, and all calls are valid ones, by a grammar."""
     num_replies: int = 0
     is_over: bool = False
+
+    @property
+    def reply_limits(self) -> ReplyLimits | None:
+        if not self.calls_first:
+            return None
+        return ReplyLimits(tool_choice="auto" if self.num_replies else "required", callable_tools=SCHEMAS)
 
     async def step(self, reply: Message) -> Observation:
         """Run the reply's tool calls, or else pass its text to the caller, who answers or leaves."""
@@ -169,6 +177,9 @@ class RetailDesk:
     learnable calls have the short one, and the others the full one. `offer_tools` gives the schemas, or not,
     whatever the prompt: a model behind an endpoint calls only what it is offered. `max_turns` is 6 for the
     learnable calls and 24 for the others unless set. `seed` chooses the training scenarios only.
+
+    With `tool_choice="first"` a conversation's first reply calls a tool, by a grammar
+    (`AgentConfig(constrain="strict")`), whatever the prompt shows.
     """
 
     local = True
@@ -186,6 +197,7 @@ class RetailDesk:
         max_turns: int | None = None,
         prompt: Literal["short", "full"] | None = None,
         offer_tools: bool | None = None,
+        tool_choice: Literal["auto", "first"] = "auto",
     ) -> None:
         self.families = families_named(families)
         expect_that(max_turns is None or max_turns >= 1, "max_turns", "be at least 1", max_turns)
@@ -194,6 +206,8 @@ class RetailDesk:
         self._max_turns = max_turns
         if not isinstance(offer_tools, bool | None):
             raise ConfigurationError(f"offer_tools must be true, false or absent, got {offer_tools!r:.60}")
+        expect_that(tool_choice in ("auto", "first"), "tool_choice", "be auto or first", tool_choice)
+        self._calls_first = tool_choice == "first"
         self._prompt = prompt
         self._offer_tools = offer_tools
         self._seed = seed
@@ -242,4 +256,5 @@ class RetailDesk:
             desk=desk,
             caller=caller,
             max_turns=self._max_turns or max_turns,
+            calls_first=self._calls_first,
         )

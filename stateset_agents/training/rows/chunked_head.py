@@ -33,6 +33,7 @@ from stateset_agents.backends.linears import (
     transposed,
     wide_product,
 )
+from stateset_agents.training.rows.token_masks import TokenMasks
 
 _CHUNK_ELEMENTS = 2**23
 """Elements of a chunk's [C, V]: 32 MB in fp32. Matrix products of fewer rows take longer."""
@@ -73,10 +74,16 @@ class Head:
 
 
 @torch.no_grad()
-def chunked_scores(hidden: Tensor, head: Head, targets: Tensor) -> TokenScores:
-    """Scores of [N] targets that follow [N, H] hidden states, without gradient."""
+def chunked_scores(
+    hidden: Tensor, head: Head, targets: Tensor, masks: TokenMasks | None = None
+) -> TokenScores:
+    """Scores of [N] targets that follow [N, H] hidden states, without gradient. `masks`: which tokens each
+    was chosen among; None: all."""
     weight = rounded(head.weight, "medium") if head.rounds_logits else head.weight
-    scores = [_distributions(hidden[part], head, weight, targets[part])[1] for part in _chunks(hidden, head)]
+    scores = [
+        _distributions(hidden[part], head, weight, targets[part], masks and masks[part])[1]
+        for part in _chunks(hidden, head)
+    ]
     return TokenScores(*map(torch.cat, zip(*scores, strict=True)))
 
 
@@ -86,6 +93,7 @@ def chunked_loss(
     targets: Tensor,
     loss_of: LossOf[_M],
     *,
+    masks: TokenMasks | None = None,
     additive: bool = True,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, list[_M]]:
@@ -94,8 +102,9 @@ def chunked_loss(
 
     `additive`: `loss_of` is called on one chunk of tokens at a time and its values are summed; otherwise it
     is called once, on all, and the head computed twice. `entropy_gradient`: entropies carry gradient, too.
+    `masks` as of `chunked_scores`.
     """
-    arguments = (hidden, head.weight, head.bias, head, targets, loss_of, additive, entropy_gradient)
+    arguments = (hidden, head.weight, head.bias, head, targets, loss_of, masks, additive, entropy_gradient)
     loss, measured = _ChunkedLoss.apply(*arguments)  # type: ignore[no-untyped-call]  # torch
     return loss, measured
 
@@ -110,6 +119,7 @@ class _ChunkedLoss(torch.autograd.Function):
         head: Head,
         targets: Tensor,
         loss_of: LossOf[_M],
+        masks: TokenMasks | None,
         additive: bool,
         entropy_gradient: bool,
     ) -> tuple[Tensor, list[_M]]:
@@ -118,12 +128,12 @@ class _ChunkedLoss(torch.autograd.Function):
         operand = sums.weight if head.rounds_logits else weight
         total, measured, whole = hidden.new_zeros(()), [], None
         if not additive:
-            scores = chunked_scores(hidden, head, targets)
+            scores = chunked_scores(hidden, head, targets, masks)
             whole, figures = _derivatives(loss_of, scores, slice(0, len(hidden)), entropy_gradient)
             total = whole.loss
             measured.append(figures)
         for part in _chunks(hidden, head):
-            p, scores = _distributions(hidden[part], head, operand, targets[part])
+            p, scores = _distributions(hidden[part], head, operand, targets[part], masks and masks[part])
             if whole is None:
                 derivatives, figures = _derivatives(loss_of, scores, part, entropy_gradient)
                 measured.append(figures)
@@ -145,7 +155,7 @@ class _ChunkedLoss(torch.autograd.Function):
             out = torch.empty_like(by_weight, memory_format=torch.contiguous_format)
             by_weight = torch.mul(by_weight, grad_output, out=out)
         by_bias = None if by_bias is None else grad_output * by_bias
-        return grad_output * by_hidden, by_weight, by_bias, *(None,) * 5
+        return grad_output * by_hidden, by_weight, by_bias, *(None,) * 6
 
 
 class _Derivatives(NamedTuple):
@@ -170,7 +180,7 @@ def _derivatives(
 
 
 def _distributions(
-    hidden: Tensor, head: Head, weight: Tensor | Rounded, targets: Tensor
+    hidden: Tensor, head: Head, weight: Tensor | Rounded, targets: Tensor, masks: TokenMasks | None
 ) -> tuple[Tensor, TokenScores]:
     """[C, V] probabilities of C tokens, and the scores of their targets. `weight`: the head's, rounded where
     `rounds_logits`."""
@@ -183,6 +193,8 @@ def _distributions(
         else:
             logits = wide_product((hidden / head.temperature).bfloat16(), weight[0])
         logits = logits if bias is None else logits.add_(bias)
+    if masks is not None:
+        masks.apply(logits)
     scores = []
     size = _cached_rows(logits)
     for rows, chosen in zip(torch.split(logits, size), torch.split(targets, size), strict=True):

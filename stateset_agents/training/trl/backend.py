@@ -82,6 +82,7 @@ class TrlBackend:
         """
         if on_text is not None:
             raise ConfigurationError("TRL's generation has no streaming: use generation own")
+        params.refuse_constraint("TRL's generation")
         if params.temperature != self._temperature or params.max_new_tokens > self._max_new_tokens:
             raise ConfigurationError(
                 f"TRL samples at temperature {self._temperature:g}, up to {self._max_new_tokens} tokens, got "

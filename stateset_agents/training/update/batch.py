@@ -15,12 +15,13 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from statistics import fmean, pstdev
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from stateset_agents.algorithms.advantages import broadcast_turns, clipped
+from stateset_agents.backends.grammars import Grammars, Packed
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.estimators import (
     ESTIMATORS,
@@ -30,6 +31,9 @@ from stateset_agents.training.estimators import (
     tokens_per_turn,
 )
 from stateset_agents.training.rows.layout import Layout
+from stateset_agents.training.rows.token_masks import TokenMasks
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.messages import Completion
 from stateset_agents.types.settings import expect_that
 from stateset_agents.types.trajectory import Row, Trajectory, TrajectoryGroup, Turn
 
@@ -113,24 +117,30 @@ class MicroBatch:
     """[N] log-probs under the reference, once the objective has prepared the batch."""
     behaviour_logprobs: Tensor | None = None
     """[N] log-probs under the policy that sampled, where pi_old may be another."""
+    masks: TokenMasks | None = None
+    """Which tokens each was chosen among; None where all were free."""
 
     def to(self, device: torch.device) -> MicroBatch:
         """The batch with the trained tokens on `device`; a layout is moved when it is forwarded."""
         tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "layout"}
-        moved = {name: tensor.to(device) for name, tensor in tensors.items() if tensor is not None}
+        moved: dict[str, Any] = {
+            name: tensor.to(device) for name, tensor in tensors.items() if tensor is not None
+        }
         return replace(self, **moved)
 
 
-def micro_batch(samples: Sequence[Sample], layout: Layout) -> MicroBatch:
+def micro_batch(samples: Sequence[Sample], layout: Layout, grammars: Grammars | None = None) -> MicroBatch:
     """The tokens that train in the rows of `layout`, which numbers those of all samples behind one another.
 
     Trajectory ids are indices in `samples`. Without samples no token trains: a batch for a process that must
-    call the model as often as the others.
+    call the model as often as the others. Forced tokens do not train, and are in no count. `grammars`: of the
+    model's tokenizer, for replies that were constrained.
     """
     rows = rows_of(sample.rows for sample in samples)
     numbered = zip(layout.rows, layout.flat, strict=True) if samples else ()
     positions = [torch.empty(0, dtype=torch.long)]
     tokens: list[tuple[int, int, int, float, float]] = []
+    masks: list[Packed | None] = []
     for index, row_positions in numbered:
         conversation, row = rows[index]
         sample = samples[conversation]
@@ -139,10 +149,13 @@ def micro_batch(samples: Sequence[Sample], layout: Layout) -> MicroBatch:
         for number, turn, start in trained_turns(row):
             completion, first = turn.completion, firsts[number]
             end = first + len(completion.token_ids)
-            positions.append(row_positions[start - 1 : start - 1 + end - first])
             advantages = (sample.weight * value for value in sample.advantages[first:end])
             columns = (completion.token_ids, range(first, end), completion.logprobs, advantages)
-            tokens += [(conversation, *token) for token in zip(*columns, strict=True)]
+            chosen = [not forced for forced in completion.forced] or [True] * (end - first)
+            positions.append(row_positions[start - 1 : start - 1 + end - first][chosen])
+            every = [(conversation, *token) for token in zip(*columns, strict=True)]
+            tokens += itertools.compress(every, chosen)
+            masks += itertools.compress(_masks(completion, grammars), chosen)
     ids, targets, places, logprobs, credit = zip(*tokens, strict=True) if tokens else [()] * 5
     return MicroBatch(
         layout=layout,
@@ -152,12 +165,25 @@ def micro_batch(samples: Sequence[Sample], layout: Layout) -> MicroBatch:
         places=torch.tensor(places, dtype=torch.long),
         old_logprobs=torch.tensor(logprobs, dtype=torch.float32),
         advantages=torch.tensor(credit, dtype=torch.float32),
+        masks=TokenMasks.of(masks),
     )
+
+
+def _masks(completion: Completion, grammars: Grammars | None) -> Iterable[Packed | None]:
+    """[T] the tokens that each of a reply's tokens was chosen among."""
+    if completion.constraint is None:
+        return itertools.repeat(None, len(completion.token_ids))
+    if grammars is None:
+        raise ConfigurationError(
+            "a reply was constrained by a grammar, and this update knows none: its gradient would be that of "
+            "another policy"
+        )
+    return grammars.replay(completion.constraint, completion.token_ids)
 
 
 def lengths(samples: Sequence[Sample]) -> Tensor:
     """[B] trained tokens of each."""
-    return torch.tensor([sample.trajectory.num_agent_tokens for sample in samples], dtype=torch.long)
+    return torch.tensor([sample.trajectory.num_trained for sample in samples], dtype=torch.long)
 
 
 # ------------------------------------------------------------------------------ credit
@@ -210,7 +236,7 @@ def trainable(groups: Sequence[TrajectoryGroup], config: TrainingConfig) -> list
         for index, group in enumerate(groups)
         if len(group.scored) >= config.min_group_size
         for member, trajectory in enumerate(group.trajectories)
-        if trajectory.reward is not None and trajectory.num_agent_tokens
+        if trajectory.reward is not None and trajectory.num_trained
     ]
 
 

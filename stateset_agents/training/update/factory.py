@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from stateset_agents.backends.base import AdapterBackend, RunningBackend, TrainableBackend, picture_reader
+from stateset_agents.backends.grammars import grammars_of
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.runs.optimizer import autocast_dtype
 from stateset_agents.training.config import TrainingConfig
@@ -69,6 +70,7 @@ class LearnerFactory:
             processes=processes,
             matmul_precision=backend.matmul_precision,
             pictures=picture_reader(backend),
+            grammars=grammars_of(backend.tokenizer),
         )
 
     async def player(self, agent: MultiTurnAgent, learner: PolicyLearner) -> MultiTurnAgent:

@@ -16,6 +16,7 @@ from stateset_agents.algorithms.kl_settings import create_kl_controller
 from stateset_agents.algorithms.losses import Denominators, Metrics
 from stateset_agents.algorithms.policy_losses import LOSSES
 from stateset_agents.backends.adapters import Adapter
+from stateset_agents.backends.grammars import Grammars
 from stateset_agents.backends.linears import MatmulPrecision
 from stateset_agents.backends.pretrained.pictures import PictureReader
 from stateset_agents.runs.optimizer import Optimization, StepResult, autocast_dtype
@@ -75,6 +76,7 @@ class Learner(ActorCritic):
         matmul_precision: MatmulPrecision = "highest",
         reference_model: nn.Module | None = None,
         pictures: PictureReader | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         """Trains `model` itself, in fp32 (or float64 where it is that).
 
@@ -83,12 +85,14 @@ class Learner(ActorCritic):
         those that train together credit and update on the same groups, and each takes its share of the rows.
         `matmul_precision`: of fp32 products, as the rollouts' backend has it. `reference_model`: what the
         policy is to stay near, where that is not a copy of `model` as it is now; it is frozen and widened in
-        its place. `pictures`: the rollouts' reader, where their prompts may have pictures.
+        its place. `pictures`: the rollouts' reader, where their prompts may have pictures. `grammars`: of the
+        model's tokenizer, where replies may be constrained.
 
         Raises ConfigurationError for a reference model that no setting uses, or beside an adapter.
         """
         self.config = config
         self._processes = processes or Processes()
+        self._grammars = grammars
         self.base: Any = model
         self.policy = _trainable_policy(model, config, matmul_precision, pictures)
         self.device = self.policy.device
@@ -157,7 +161,7 @@ class Learner(ActorCritic):
 
     def _micro_batches(self, samples: Sequence[Sample]) -> list[MicroBatch]:
         layouts = self._layouts(rows_of(sample.rows for sample in samples))
-        return [micro_batch(samples, layout).to(self.policy.device) for layout in layouts]
+        return [micro_batch(samples, layout, self._grammars).to(self.policy.device) for layout in layouts]
 
     def close(self) -> None:
         """End the threads of passes."""
@@ -242,7 +246,8 @@ class Learner(ActorCritic):
             metrics |= passes
             if not self.config.log_learner_logprobs:
                 return Learned(metrics, failure=failure)
-            logprobs = self._objective.token_logprobs(prepared, last_logprobs)
+            counts = [sample.trajectory.num_agent_tokens for sample in local]
+            logprobs = self._objective.token_logprobs(prepared, last_logprobs, counts)
             local_logprobs = {local_places[number]: tokens for number, tokens in logprobs.items()}
             merged = ChainMap(*self._processes.gather("the log-probs", local_logprobs))
             return Learned(metrics, [merged.get(place) for place in range(len(samples))], failure)

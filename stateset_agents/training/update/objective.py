@@ -226,24 +226,29 @@ class Objective:
         )
 
     def token_logprobs(
-        self, batches: Sequence[MicroBatch], logprobs: Sequence[Tensor]
+        self, batches: Sequence[MicroBatch], logprobs: Sequence[Tensor], counts: Sequence[int]
     ) -> dict[int, TokenLogprobs]:
         """Log-probs by trajectory, of prepared micro-batches that hold all trained tokens of each.
 
-        `logprobs`: [N] of each micro-batch, as `loss` measured them.
+        `logprobs`: [N] of each micro-batch, as `loss` measured them; `counts`: agent tokens of each
+        trajectory, of which forced ones have the log-prob 0.
         """
-        tokens_of: dict[int, list[tuple[int, float, float]]] = {}
+        tokens_of: dict[int, dict[int, tuple[float, float]]] = {}
         for batch, current in zip(batches, logprobs, strict=True):
             old = current if self.old_is_current else batch.old_logprobs
             columns = (column.tolist() for column in (batch.trajectory_ids, batch.places, old, current))
-            for trajectory, *token in zip(*columns, strict=True):
-                tokens_of.setdefault(trajectory, []).append((token[0], token[1], token[2]))
+            for trajectory, place, *pair in zip(*columns, strict=True):
+                tokens_of.setdefault(trajectory, {})[place] = pair[0], pair[1]
+        pairs = {
+            trajectory: [tokens.get(place, (0.0, 0.0)) for place in range(counts[trajectory])]
+            for trajectory, tokens in tokens_of.items()
+        }
         return {
             trajectory: TokenLogprobs(
-                old=tuple(old for _, old, _ in sorted(tokens)),
-                learner=tuple(learner for _, _, learner in sorted(tokens)),
+                old=tuple(old for old, _ in of_trajectory),
+                learner=tuple(current for _, current in of_trajectory),
             )
-            for trajectory, tokens in tokens_of.items()
+            for trajectory, of_trajectory in pairs.items()
         }
 
 

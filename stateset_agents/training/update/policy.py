@@ -25,7 +25,8 @@ from stateset_agents.backends.linears import (
     multiplies_wide,
     sums_in_fp32,
 )
-from stateset_agents.backends.pretrained.pictures import NEVER, stacked
+from stateset_agents.backends.pretrained.pictures import stacked
+from stateset_agents.backends.sampling import NEVER
 from stateset_agents.core.value_function import trunk_of
 from stateset_agents.training.rows.chunked_head import Head, LossOf, TokenScores, chunked_loss, chunked_scores
 from stateset_agents.training.rows.fused_layers import (
@@ -228,10 +229,10 @@ class Policy:
 
         def work() -> TokenScores:
             if not self.selects:
-                return _scores(self._logits(batch) / self.temperature, batch.targets)
+                return _scores(self._logits(batch), batch.targets)
             hidden = self.hidden(batch.layout).index_select(0, batch.positions).to(self.dtype)
             with fast_linears(self.fast):
-                return chunked_scores(hidden, self._head(), batch.targets)
+                return chunked_scores(hidden, self._head(), batch.targets, batch.masks)
 
         scores: TokenScores = self._run(work)
         return scores
@@ -248,10 +249,17 @@ class Policy:
         def work() -> tuple[Tensor, list[_M]]:
             if self.selects:
                 hidden = self.hidden(batch.layout).index_select(0, batch.positions).to(self.dtype)
-                options = {"additive": additive, "entropy_gradient": entropy_gradient}
                 with fast_linears(self.fast):
-                    return chunked_loss(hidden, self._head(), batch.targets, loss_of, **options)
-            scores = _scores(self._logits(batch) / self.temperature, batch.targets)
+                    return chunked_loss(
+                        hidden,
+                        self._head(),
+                        batch.targets,
+                        loss_of,
+                        masks=batch.masks,
+                        additive=additive,
+                        entropy_gradient=entropy_gradient,
+                    )
+            scores = _scores(self._logits(batch), batch.targets)
             if not entropy_gradient:
                 scores = scores._replace(entropy=scores.entropy.detach())
             share, figures = loss_of(scores, slice(0, len(batch.targets)))
@@ -261,13 +269,16 @@ class Policy:
         return total, measured
 
     def _logits(self, batch: MicroBatch) -> Tensor:
-        """[N, V] as the model itself computes them."""
+        """[N, V] as the model itself computes them, over the temperature."""
         with self._forwarding(batch.layout), _full_precision_head(self.model.get_output_embeddings()):
             output: Tensor = self.model(**batch.layout.forward_arguments(self.device)).logits
         logits = output.flatten(0, 1).index_select(0, batch.positions).to(self.dtype)
         if self._place_id is not None:
             column = torch.tensor([self._place_id], device=logits.device)
             logits = logits.index_fill(1, column, NEVER)
+        logits = logits / self.temperature
+        if batch.masks is not None:
+            batch.masks.apply(logits)
         return logits
 
     @contextlib.contextmanager

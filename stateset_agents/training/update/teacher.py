@@ -67,6 +67,11 @@ class Teacher:
 
         Raises BackendError where it cannot be had.
         """
+        if any(turn.completion.constraint for turn in sample.trajectory.turns):
+            raise ConfigurationError(
+                "a teacher scores without the grammar that a reply kept to: distil without constrain, "
+                "first_reply and answer_schema"
+            )
         by_turn: list[Sequence[float]] = [()] * len(sample.trajectory.turns)
 
         async def score(row: Row) -> None:

@@ -1,0 +1,166 @@
+"""Which tokens a grammar allows next: llguidance's matchers over one of our tokenizers.
+
+Rollouts mask logits by them before they sample, and the update asks them again over the sampled ids. The
+only module that imports llguidance.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from stateset_agents.backends.base import Tokenizer
+from stateset_agents.types.constraint import Constraint
+from stateset_agents.types.errors import BackendError, ConfigurationError
+
+Packed = np.ndarray[Any, np.dtype[np.int32]]
+"""[..., W] a bit for each token of the vocabulary, 32 in a word, the lowest first."""
+
+_MOST_COMPILED = 256
+"""Grammars that are kept compiled, one for each choice of tools and schema."""
+_PROBE = 'a "W12" $5 (x) [y] #z {"k": "v", "n": -1.5}\n\tend. Ünïcode'
+
+
+def llguidance() -> Any:
+    """The library; raises ConfigurationError where it is missing."""
+    try:
+        import llguidance as library
+    except ImportError as error:
+        raise ConfigurationError(
+            'constrained decoding needs llguidance. Install it with: pip install "stateset-agents[grammar]"'
+        ) from error
+    return library
+
+
+@lru_cache(1)
+def library_version() -> str:
+    """The version of the library, which constraints carry."""
+    version: str = llguidance().get_version()
+    return version
+
+
+class Matcher:
+    """A grammar on its way through one reply."""
+
+    def __init__(self, matcher: Any, num_words: int) -> None:
+        self._matcher = matcher
+        self._num_words = num_words
+
+    def allowed(self) -> Packed:
+        """[W] the tokens that may come next. Raises BackendError where the library gave up."""
+        mask = np.empty(self._num_words, np.int32)
+        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        self._expect_no_error()
+        return mask
+
+    def advance(self, token: int) -> None:
+        """Take the next token. Raises BackendError for one that the grammar forbids."""
+        if not self._matcher.consume_token(token):
+            self._expect_no_error()
+
+    def _expect_no_error(self) -> None:
+        if self._matcher.is_error():
+            line = " ".join(str(self._matcher.get_error()).split())
+            raise BackendError(f"the grammar of a reply cannot go on: {line:.200}")
+
+
+def only_token(mask: Packed) -> int | None:
+    """The token of a mask [W] that allows no other; None where it allows several."""
+    words = np.flatnonzero(mask)
+    if len(words) != 1:
+        return None
+    bits = int(mask[words[0]]) & 0xFFFFFFFF
+    return None if bits & (bits - 1) else int(words[0]) * 32 + bits.bit_length() - 1
+
+
+class Grammars:
+    """The grammars of one tokenizer, compiled when they are first asked for; from any thread."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()
+        self._vocabularies: dict[tuple[int, ...], Any] = {}
+        self._compile = lru_cache(_MOST_COMPILED)(self._new_matcher)
+
+    def matcher(self, constraint: Constraint) -> Matcher:
+        """A matcher before the first token of a reply.
+
+        Raises ConfigurationError without llguidance, for a tokenizer that it cannot read, for another version
+        of it than the constraint's, and for a grammar that it refuses, in its words.
+        """
+        with self._lock:
+            matcher, num_words = self._compile(constraint)
+            return Matcher(matcher.deep_copy(), num_words)
+
+    def replay(self, constraint: Constraint, ids: Sequence[int]) -> Packed:
+        """[T, W] what was allowed at each token of a reply.
+
+        Raises BackendError where it has a token that the grammar forbids.
+        """
+        matcher = self.matcher(constraint)
+        masks = []
+        for token in ids:
+            masks.append(matcher.allowed())
+            if not int(masks[-1][token // 32]) >> token % 32 & 1:
+                raise BackendError(
+                    f"a reply has the token {token} ({self._tokenizer.piece(token)!r}) where its grammar "
+                    f"forbids it, by llguidance {library_version()} here: the engine that sampled it reads "
+                    "the grammar, or the tokenizer, otherwise"
+                )
+            matcher.advance(token)
+        return np.stack(masks) if masks else np.zeros((0, 0), np.int32)
+
+    def _new_matcher(self, constraint: Constraint) -> tuple[Any, int]:
+        library = llguidance()
+        if constraint.version != library_version():
+            raise ConfigurationError(
+                f"a reply was constrained by llguidance {constraint.version}, and here is "
+                f"{library_version()}, which may allow other tokens: install the one that sampled"
+            )
+        vocabulary = self._vocabulary(constraint.stop_ids)
+        matcher = library.LLMatcher(vocabulary, library.LLMatcher.grammar_from_lark(constraint.grammar))
+        if matcher.is_error():
+            raise ConfigurationError(_refusal(matcher.get_error()))
+        return matcher, (vocabulary.vocab_size + 31) // 32
+
+    def _vocabulary(self, stop_ids: tuple[int, ...]) -> Any:
+        """Our tokenizer as the library reads it; control tokens are no text."""
+        if stop_ids in self._vocabularies:
+            return self._vocabularies[stop_ids]
+        backend = getattr(getattr(self._tokenizer, "hf", None), "backend_tokenizer", None)
+        if backend is None:
+            raise ConfigurationError(
+                f"constrained decoding reads tokenizers of the tokenizers library, and "
+                f"{type(self._tokenizer).__name__} is none: use a model with a tokenizer.json"
+            )
+        state = json.loads(backend.to_str())
+        control = getattr(self._tokenizer, "control", {})
+        for token in state["added_tokens"]:
+            token["special"] = token["content"] in control
+        state["truncation"] = state["padding"] = None
+        vocabulary = llguidance().LLTokenizer(json.dumps(state), eos_token=list(stop_ids))
+        probe = self._tokenizer.encode(_PROBE)
+        if vocabulary.decode_bytes(probe) != self._tokenizer.decode(probe).encode():
+            raise ConfigurationError(
+                "constrained decoding needs a tokenizer whose tokens are pieces of the text, and this "
+                "model's rewrites it (embedded models' do): use another model, such as package:smollm2"
+            )
+        return self._vocabularies.setdefault(stop_ids, vocabulary)
+
+
+_of_tokenizer: WeakKeyDictionary[Any, Grammars] = WeakKeyDictionary()
+
+
+def grammars_of(tokenizer: Tokenizer) -> Grammars:
+    """The compiled grammars of a tokenizer; the same for backend, agent and update."""
+    return _of_tokenizer.setdefault(tokenizer, Grammars(tokenizer))
+
+
+def _refusal(error: str) -> str:
+    return f"llguidance cannot follow this grammar: {' '.join(error.split()):.300}"

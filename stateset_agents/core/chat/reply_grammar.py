@@ -1,0 +1,297 @@
+"""The grammar of a reply, from its tools' schemas and from how the chat template writes a call.
+
+How it writes one is found by probing, as the parser is: a call with known names is rendered, and what stands
+around them is the frame. The text goes to llguidance by way of `Constraint`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import regex  # type: ignore[import-untyped]  # it has no types of its own
+
+from stateset_agents.backends.base import Tokenizer
+from stateset_agents.backends.grammars import grammars_of, library_version
+from stateset_agents.core.chat.replies.parsing import ReplyParser
+from stateset_agents.core.chat.spelled_arguments import SpelledArguments
+from stateset_agents.core.chat.template import ChatTemplate
+from stateset_agents.types.constraint import Constraint, ConstraintKind
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.messages import Message, ToolCall
+
+ToolChoice = Literal["auto", "required", "none"] | str
+"""OpenAI's: words or calls, at least one call, no call, or a call of the tool that it names."""
+
+_NAME = "probe_tool"
+_ARGUMENTS = {"ka": "va", "kb": 5}
+_WORDS = "Probing words."
+_SEPARATORS = ((", ", ": "), (",", ":"), (", ", ":"), (",", ": "))
+_ANY = "(?s:.*)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallFrame:
+    """What a chat template writes around a call's name and arguments."""
+
+    before: str
+    between: str
+    """Between the name and JSON arguments."""
+    after: str
+    """After JSON arguments."""
+    separators: tuple[str, str]
+    """Of JSON arguments: between items, and behind keys."""
+    spelled: SpelledArguments | None
+    """The arguments, from the name on to the call's end, where they are no JSON."""
+    joint: str | None
+    """Between two calls; None where the template writes one call a reply."""
+    words: str | None
+    """Between words and a call behind them; None where it shows no words beside a call."""
+    opener: str | None
+    """The text from which on a reply is read as a call; None where that is a pattern."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyGrammar:
+    """Writes the constraints of one chat template's replies."""
+
+    tokenizer: Tokenizer
+    parser: ReplyParser
+    render: Callable[[Message], str]
+    """A reply as the template writes it, without its end; raises ConfigurationError where it cannot."""
+    stop_ids: tuple[int, ...]
+    thinks: bool
+    """True if a thought may stand before the answer where the prompt opens none."""
+
+    @classmethod
+    def of(cls, template: ChatTemplate) -> ReplyGrammar:
+        """The grammars of a chat template's replies."""
+        return cls(
+            tokenizer=template.tokenizer,
+            parser=template.parser,
+            render=template.render_reply,
+            stop_ids=template.stop_ids,
+            thinks="<think>" in template.text,
+        )
+
+    def of_calls(
+        self,
+        tools: Sequence[Mapping[str, Any]],
+        choice: ToolChoice,
+        *,
+        schema: Mapping[str, Any] | None = None,
+        parallel: bool = True,
+    ) -> Constraint:
+        """The constraint of a reply that may or must call.
+
+        Args:
+            tools: In OpenAI's shape. Arguments are those of their schemas and no others; without
+                `additionalProperties` an object of arguments has none.
+            choice: Which calls the reply makes.
+            schema: Of the JSON that words have to be, where they are no call.
+            parallel: True if one reply may make several calls.
+
+        Raises ConfigurationError for a tool that is not among them, for a template whose calls are not framed
+        JSON, and for a schema that llguidance does not take, in its words.
+        """
+        if choice not in ("auto", "required", "none"):
+            tools = [tool for tool in tools if _function(tool)["name"] == choice] or _refuse(choice, tools)
+        if not tools and choice != "none":
+            raise ConfigurationError(f"tool_choice {choice!r} without tools: offer some, or leave it out")
+        frame = self._frame()
+        rules = self._thought()
+        if choice in ("auto", "none"):
+            rules += self._words(frame, schema)
+        if choice == "none":
+            return self._constraint("text" if schema is None else "json", "words", rules)
+        rules += self._calls(frame, tools, parallel)
+        if choice != "auto":
+            return self._constraint("call", "calls", rules)
+        both = ["words", "calls"]
+        if frame.words is not None and schema is None and frame.opener is not None:
+            rest = self._literal(frame.before.partition(frame.opener)[2])
+            if _is_control(frame.opener, self.tokenizer):
+                both.append(f"words {self._literal(frame.words)} calls")
+            else:
+                rules.append(f"spoken[suffix={_quoted(frame.words + frame.opener)}]: /{_ANY}/")
+                both.append(f"spoken {rest} first {self._literal(frame.after)} more")
+        return self._constraint("call_or_words", " | ".join(both), rules)
+
+    def of_json(self, schema: Mapping[str, Any]) -> Constraint:
+        """The constraint of a reply that is JSON of this schema. Raises ConfigurationError as `of_calls`."""
+        rules = [*self._thought(), f"words: %json {json.dumps(dict(schema))}"]
+        return self._constraint("json", "words", rules)
+
+    def _constraint(self, kind: ConstraintKind, start: str, rules: Sequence[str]) -> Constraint:
+        start = f"thought? ({start})" if self._may_think else start
+        start = f"open_thought ({start})" if self._opens_thought else start
+        constraint = Constraint(
+            grammar="\n".join([f"start: {start}", *rules]),
+            kind=kind,
+            stop_ids=self.stop_ids,
+            version=library_version(),
+        )
+        grammars_of(self.tokenizer).matcher(constraint)  # raises where it cannot be followed
+        return constraint
+
+    @property
+    def _opens_thought(self) -> bool:
+        region = self.parser.begins_in
+        return region is not None and region.holds == "reasoning"
+
+    @property
+    def _may_think(self) -> bool:
+        return self.thinks and not self._opens_thought
+
+    def _thought(self) -> list[str]:
+        """The rules of a thought before the answer, as HERMES and Qwen write it."""
+        if not self._opens_thought and not self._may_think:
+            return []
+        rules = [f"open_thought: {self._until('</think>')} /\\s*/"]
+        return [
+            *rules,
+            f"thought: /\\s*/ {self._literal('<think>')} open_thought",
+            *self._inner_rules("</think>"),
+        ]
+
+    def _until(self, text: str) -> str:
+        return "inner " + self._literal(text) if _is_control(text, self.tokenizer) else "inner"
+
+    def _inner_rules(self, text: str) -> list[str]:
+        if _is_control(text, self.tokenizer):
+            return [f"inner: /{_ANY}/"]
+        return [f"inner[suffix={_quoted(text)}]: /{_ANY}/"]
+
+    def _words(self, frame: CallFrame, schema: Mapping[str, Any] | None) -> list[str]:
+        """The rule of a reply that calls nothing."""
+        if schema is not None:
+            return [f"words: %json {json.dumps(dict(schema))}"]
+        if frame.opener is None:
+            raise ConfigurationError(
+                "in this chat template's replies no fixed text begins a call, so words cannot be kept apart "
+                "from calls: give tool_choice required, none of the tools, or another chat_template"
+            )
+        if _is_control(frame.opener, self.tokenizer):
+            return [f"words: /{_ANY}/"]
+        return ["words: WORDS", f"WORDS: /{_ANY}/ & ~/{_ANY}{_escaped(frame.opener)}{_ANY}/"]
+
+    def _calls(self, frame: CallFrame, tools: Sequence[Mapping[str, Any]], parallel: bool) -> list[str]:
+        """The rules of one call or several: `first` is a call within its frame."""
+        names = [f"tool_{number}" for number in range(len(tools))]
+        rules = [f"first: {' | '.join(names)}"]
+        for label, tool in zip(names, tools, strict=True):
+            function = _function(tool)
+            schema = {"type": "object", "additionalProperties": False, **(function.get("parameters") or {})}
+            if frame.spelled is not None:
+                rest, more = frame.spelled.rules(label, schema, self._literal)
+                rest = rest.replace(_NAME, function["name"])  # some name the tool twice
+                rules += [f"{label}: {self._literal(function['name'])} ({rest})", *more]
+                continue
+            item, key = frame.separators
+            layout = {"whitespace_flexible": False, "item_separator": item, "key_separator": key}
+            written = json.dumps({**schema, "x-guidance": layout})
+            rules.append(f"{label}: {self._literal(function['name'] + frame.between)} %json {written}")
+        rules.append(f"call: {self._literal(frame.before)} first {self._literal(frame.after)}")
+        if frame.joint is None or not parallel:
+            return [*rules, "more: ", "calls: call"]
+        return [*rules, f"more: ({self._literal(frame.joint)} call)*", "calls: call more"]
+
+    def _frame(self) -> CallFrame:
+        """How the template writes a call; raises ConfigurationError where no grammar can be made of it."""
+        text = self._rendered("", _call(_ARGUMENTS)) or ""
+        before, _, rest = text.partition(_NAME)
+        between, separators, after, spelled = "", _SEPARATORS[0], "", None
+        for item, key in _SEPARATORS:
+            written = json.dumps(_ARGUMENTS, separators=(item, key))
+            if written in rest:
+                between, _, after = rest.partition(written)
+                separators = (item, key)
+                break
+        else:
+            spelled = SpelledArguments.of(self._after_name)
+        if not rest or (spelled is None and not between):
+            raise ConfigurationError(
+                "this chat template writes a call in a form for which there is no grammar, "
+                f"{text or 'none'!r:.120}: use chatml, or leave tool_choice and constrain out"
+            )
+        words, two = self._rendered(_WORDS, _call(_ARGUMENTS)), self._rendered("", *[_call(_ARGUMENTS)] * 2)
+        bare = text.rpartition("</think>")[2].lstrip() if "</think>" in before else text
+        before = before[len(text) - len(bare) :]
+        joint = None
+        if two is not None and two.startswith(text) and two.endswith(bare) and len(two) >= len(text + bare):
+            joint = two[len(text) : len(two) - len(bare)]
+        spoken = None if words is None else words.rpartition(_WORDS)[2]
+        opener = self._opener(bare)
+        return CallFrame(
+            before=before,
+            between=between,
+            after=after,
+            separators=separators,
+            spelled=spelled,
+            joint=joint,
+            words=spoken[: len(spoken) - len(bare)] if spoken and spoken.endswith(bare) else None,
+            opener=opener if opener and before.lstrip().startswith(opener) else None,
+        )
+
+    def _after_name(self, arguments: Mapping[str, Any]) -> str | None:
+        """What stands behind the name of a call with these arguments."""
+        text = self._rendered("", _call(arguments))
+        return None if text is None else text.partition(_NAME)[2]
+
+    def _opener(self, text: str) -> str | None:
+        """The fixed text that the parser takes for the beginning of this call; None where there is none."""
+        for region in self.parser.regions:
+            match = region.opens.search(text) if region.holds == "tool_calls" else None
+            if match is not None:
+                fixed = regex.match(r"(?:[^\\()\[\]{}*+?|^$.]|\\[^A-Za-z0-9])*", region.opens.pattern)[0]
+                return regex.sub(r"\\(.)", r"\1", fixed) or None
+        return None
+
+    def _rendered(self, words: str, *calls: ToolCall) -> str | None:
+        """A reply as the template writes it; None where it refuses."""
+        try:
+            text = self.render(Message(role="assistant", content=words, tool_calls=calls))
+        except ConfigurationError:
+            return None
+        return text
+
+    def _literal(self, text: str) -> str:
+        """A text in the grammar, control tokens in it by their ids."""
+        control: Mapping[str, int] = getattr(self.tokenizer, "control", {})
+        names = sorted(control, key=len, reverse=True)
+        if not names:
+            return _quoted(text)
+        pieces = regex.split(f"({'|'.join(map(regex.escape, names))})", text)
+        parts = [f"<[{control[piece]}]>" if piece in control else _quoted(piece) for piece in pieces if piece]
+        return " ".join(parts) or '""'
+
+
+def _call(arguments: Mapping[str, Any]) -> ToolCall:
+    return ToolCall(name=_NAME, arguments=arguments)
+
+
+def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    function: Mapping[str, Any] = tool.get("function", tool)
+    return function
+
+
+def _refuse(choice: str, tools: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    names = ", ".join(sorted(str(_function(tool)["name"]) for tool in tools)) or "none"
+    raise ConfigurationError(f"tool_choice names {choice!r}, and the tools are: {names}")
+
+
+def _is_control(text: str, tokenizer: Tokenizer) -> bool:
+    """True if the text is a control token, which no free text of a grammar writes."""
+    return text in getattr(tokenizer, "control", {})
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _escaped(text: str) -> str:
+    """The text in a regular expression between slashes."""
+    escaped: str = regex.escape(text, special_only=True)
+    return escaped.replace("/", "\\/").replace("\n", "\\n")

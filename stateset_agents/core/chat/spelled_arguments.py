@@ -1,0 +1,230 @@
+"""Grammars of arguments that are not one JSON object: tags, Python calls, bare keys; for reply_grammar.py.
+
+<parameter=city>          city='Oslo', days=3          city:<|"|>Oslo<|"|>,days:3
+Oslo
+</parameter>
+
+What stands around keys and values is read off calls that the template renders.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import regex  # type: ignore[import-untyped]  # it has no types of its own
+
+from stateset_agents.types.errors import ConfigurationError
+
+_ANY = "(?s:.*)"
+_NOT_OF_TEXTS = ("format", "contentEncoding", "contentMediaType")
+_OF_VALUES = ("allOf", "not", "if", "then", "else", "dependentRequired", "patternProperties", "propertyNames")
+
+
+@dataclass(frozen=True, slots=True)
+class SpelledArguments:
+    """What a template writes around the keys and values of a call's arguments."""
+
+    empty: str
+    """After the name of a call without arguments."""
+    opens: str
+    divides: str
+    """Between a key and its value."""
+    joins: str
+    """Between a value and the next key."""
+    closes: str
+    text: tuple[str, str]
+    """Around a value that is text."""
+    constants: Mapping[str, str]
+    """JSON's true, false and null as they are written."""
+    items: tuple[str, str, str] | None
+    """Opens, parts and closes a list; None where lists are JSON."""
+    objects_are_json: bool
+
+    @classmethod
+    def of(cls, write: Callable[[Mapping[str, Any]], str | None]) -> SpelledArguments | None:
+        """Read off what `write` makes of arguments behind a call's name; None where it is another form."""
+        plain, empty = write({"ka": 5, "kb": 6}), write({})
+        match = regex.fullmatch(r"(?s:(.*?)ka(.*?)5(.*?)kb(.*?)6(.*))", plain or "")
+        if match is None or empty is None or match[2] != match[4]:
+            return None
+        opens, divides, joins, _, closes = match.groups()
+
+        def value(example: Any) -> str | None:
+            """One value as it is written."""
+            written = write({"ka": example, "kb": 6})
+            before, after = f"{opens}ka{divides}", f"{joins}kb{divides}6{closes}"
+            if written is None or not (written.startswith(before) and written.endswith(after)):
+                return None
+            return written[len(before) : len(written) - len(after)]
+
+        text, true, false, null = value("va"), value(True), value(False), value(None)
+        if text is None or "va" not in text or true is None or false is None:
+            return None
+        pre, post = text.split("va", 1)
+        listed = value(["va", "vb"])
+        items = None
+        if listed is not None and listed != json.dumps(["va", "vb"]):
+            parts = regex.fullmatch(
+                f"(?s:(.*?){regex.escape(text)}(.*?){regex.escape(pre)}vb{regex.escape(post)}(.*))", listed
+            )
+            items = None if parts is None else (parts[1], parts[2], parts[3])
+        nested = {"c": "d", "e": 1}
+        constants = {"true": true, "false": false, "null": "null" if null is None else null}
+        return cls(
+            empty,
+            opens,
+            divides,
+            joins,
+            closes,
+            (pre, post),
+            constants,
+            items,
+            value(nested) == json.dumps(nested),
+        )
+
+    def rules(
+        self, label: str, schema: Mapping[str, Any], literal: Callable[[str], str]
+    ) -> tuple[str, list[str]]:
+        """What follows a call's name by the schema of its arguments: an expression, and the rules it names.
+
+        Raises ConfigurationError for a keyword that this form cannot keep to.
+        """
+        properties, required = schema.get("properties") or {}, set(schema.get("required") or ())
+        if not properties:
+            return literal(self.empty), []
+        names, rules = list(properties), []
+        writer = _Values(self, schema, literal, label)
+        for number, name in enumerate(names):
+            value = writer.value(properties[name], name)
+            rules.append(f"{label}_pair_{number}: {literal(name + self.divides)} ({value})")
+        for number in range(len(names) - 1, -1, -1):
+            choices = []
+            for other in range(number, len(names)):
+                later = required & set(names[other + 1 :])
+                tail = "" if other + 1 == len(names) else f"({literal(self.joins)} {label}_from_{other + 1})"
+                choices.append(f"{label}_pair_{other} {tail}{'' if later or not tail else '?'}")
+                if names[other] in required:
+                    break
+            rules.append(f"{label}_from_{number}: {' | '.join(choices)}")
+        rules += writer.terminals
+        some = f"{literal(self.opens)} {label}_from_0 {literal(self.closes)}"
+        return (some if required else f"{literal(self.empty)} | {some}"), rules
+
+
+class _Values:
+    """Writes the expression of a value by its schema."""
+
+    def __init__(
+        self, form: SpelledArguments, root: Mapping[str, Any], literal: Callable[[str], str], label: str
+    ) -> None:
+        self.terminals: list[str] = []
+        """Rules of texts: intersections are for terminals alone, whose names are in capitals."""
+        self._label = label.upper()
+        self._form = form
+        self._root = root
+        self._literal = literal
+
+    def value(self, schema: Any, name: str, seen: tuple[str, ...] = ()) -> str:
+        """An expression of the values that the schema of argument `name` takes. `seen`: references on the
+        way."""
+        if not isinstance(schema, Mapping) or not schema:
+            return f"{self._text({}, name)} | %json {{}}" if schema is not False else _refuse(name, "false")
+        for keyword in _OF_VALUES:
+            if keyword in schema:
+                _refuse(name, keyword)
+        if "$ref" in schema:
+            return self._referred(str(schema["$ref"]), name, seen)
+        if "enum" in schema or "const" in schema:
+            return " | ".join(map(self._constant, schema.get("enum", [schema.get("const")])))
+        for keyword in ("anyOf", "oneOf"):
+            if keyword in schema:
+                return " | ".join(f"({self.value(option, name, seen)})" for option in schema[keyword])
+        kinds = schema.get("type", ["string", "number", "boolean", "null"])
+        kinds = kinds if isinstance(kinds, list) else [kinds]
+        return " | ".join(self._of_kind(kind, schema, name, seen) for kind in kinds)
+
+    def _of_kind(self, kind: str, schema: Mapping[str, Any], name: str, seen: tuple[str, ...]) -> str:
+        form = self._form
+        if kind == "string":
+            return self._text(schema, name)
+        if kind == "boolean":
+            return " | ".join(self._literal(form.constants[word]) for word in ("true", "false"))
+        if kind == "null":
+            return self._literal(form.constants["null"])
+        if kind == "array" and form.items is not None:
+            return self._list(schema, name, seen)
+        if kind == "object" and not form.objects_are_json:
+            _refuse(name, "an object")
+        definitions = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
+        return f"%json {json.dumps({**schema, 'type': kind, **definitions})}"
+
+    def _list(self, schema: Mapping[str, Any], name: str, seen: tuple[str, ...]) -> str:
+        assert self._form.items is not None
+        opens, parts, closes = map(self._literal, self._form.items)
+        for keyword in ("uniqueItems", "prefixItems", "contains"):
+            if schema.get(keyword):
+                _refuse(name, keyword)
+        least, most = int(schema.get("minItems", 0)), schema.get("maxItems")
+        item = f"({self.value(schema.get('items', {}), name, seen)})"
+        if most == 0:
+            return f"{opens} {closes}"
+        further = f"({parts} {item}){{{max(0, least - 1)},{'' if most is None else int(most) - 1}}}"
+        return f"{opens} {item} {further} {closes}" + (f" | {opens} {closes}" if least == 0 else "")
+
+    def _referred(self, reference: str, name: str, seen: tuple[str, ...]) -> str:
+        target: Any = self._root
+        for part in reference.removeprefix("#/").split("/"):
+            target = target.get(part) if isinstance(target, Mapping) else None
+        if target is None or reference in seen or not reference.startswith("#/"):
+            _refuse(name, f"$ref {reference}")
+        return self.value(target, name, (*seen, reference))
+
+    def _constant(self, value: Any) -> str:
+        if isinstance(value, str):
+            pre, post = self._form.text
+            return self._literal(pre + value + post)
+        text = json.dumps(value)
+        return self._literal(self._form.constants.get(text, text))
+
+    def _text(self, schema: Mapping[str, Any], name: str) -> str:
+        """Text without what would end it: its closing quote, or for bare text what closes the argument."""
+        for keyword in _NOT_OF_TEXTS:
+            if keyword in schema:
+                _refuse(name, keyword)
+        pre, post = self._form.text
+        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+        body = f"(?s:.{{{least},{most}}})" if least or most != "" else _ANY
+        if "pattern" in schema:
+            pattern = str(schema["pattern"])
+            start, end = ("" if pattern.startswith("^") else _ANY), ("" if pattern.endswith("$") else _ANY)
+            body = f"{start}({pattern.removeprefix('^').removesuffix('$')}){end}".replace("/", "\\/")
+            if least or most != "":
+                _refuse(name, "pattern with a length")
+        if post:
+            without = regex.escape(post[0], special_only=True).replace("/", "\\/")
+            text = self._terminal(f"/{body}/ & /[^{without}\\\\\\n]*/")
+            return f"{self._literal(pre)} {text} {self._literal(post)}"
+        closing = _common_prefix(self._form.joins, self._form.closes)
+        closing = closing[: closing.rindex(">") + 1] if ">" in closing else closing
+        ended = regex.escape(closing, special_only=True).replace("/", "\\/").replace("\n", "\\n")
+        return self._terminal(f"/{body}/ & ~/{_ANY}{ended}{_ANY}/")
+
+    def _terminal(self, expression: str) -> str:
+        name = f"{self._label}_TEXT_{len(self.terminals)}"
+        self.terminals.append(f"{name}: {expression}")
+        return name
+
+
+def _refuse(name: str, keyword: str) -> str:
+    raise ConfigurationError(
+        f"the argument {name!r} has {keyword} in its schema, which no grammar of this chat template's calls "
+        "can keep to: leave it out, or use a template whose calls are JSON, such as chatml"
+    )
+
+
+def _common_prefix(one: str, other: str) -> str:
+    length = next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+    return one[: min(len(one), len(other)) if length is None else length]

@@ -1,0 +1,32 @@
+"""What a reply keeps to while it is sampled: a grammar, as plain text, which travels with the reply."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Literal
+
+ConstraintKind = Literal["call", "call_or_words", "json", "text"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraint:
+    """Before each token, only those are sampled with which the reply can still become one of the grammar's.
+
+    Which these are follows from the grammar and the tokens before, so no mask is kept: the update finds them
+    again, and learns the policy that acted.
+    """
+
+    grammar: str
+    """In llguidance's Lark (https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md)."""
+    kind: ConstraintKind
+    """What it asks for, for messages and metrics."""
+    stop_ids: tuple[int, ...]
+    """Tokens that end the reply; they are allowed where the grammar may end."""
+    version: str
+    """Of llguidance, which reads the grammar: another version may allow other tokens."""
+
+    @property
+    def digest(self) -> str:
+        """A name for the grammar and the version, for records."""
+        return hashlib.sha256(f"{self.version}\n{self.grammar}".encode()).hexdigest()[:16]

@@ -1,0 +1,165 @@
+"""Grammars of replies: what they let through is what the template writes and the parser reads back."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from chat_templates import TRL_WITH_TOOLS, chosen, trl_template
+
+from stateset_agents.backends.grammars import grammars_of
+from stateset_agents.core.chat.reply_grammar import ReplyGrammar
+from stateset_agents.core.chat.template import JinjaTemplate
+from stateset_agents.types.constraint import Constraint
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.messages import Message
+
+
+def tool(name: str, required: list[str], **properties: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties, "required": required}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+ORDER = {"type": "string", "pattern": "^[A-Z][0-9]{2}$"}
+TOOLS = [
+    tool("get_order", ["order_id"], order_id=ORDER),
+    tool(
+        "find",
+        ["n"],
+        n={"type": "integer", "minimum": 0, "maximum": 99},
+        kind={"enum": ["a", "b"]},
+        exact={"type": "boolean"},
+        tags={"type": "array", "items": {"type": "string", "maxLength": 3}, "maxItems": 2},
+        note={"anyOf": [{"type": "string", "maxLength": 4}, {"type": "integer"}]},
+    ),
+]
+IN_SUITE = (
+    "qwen3",
+    "llama3_1",
+    "gptoss",
+    "gemma4",
+    "glm4moe",
+    "lfm2_2_5",
+    "qwen3_5_nothink",
+    "nemotron_3_nano",
+)
+
+
+def written(
+    template: JinjaTemplate, constraint: Constraint, dice: random.Random, most: int = 700
+) -> str | None:
+    """A reply that the grammar lets through, drawn token by token; None where it has no end in `most`."""
+    matcher, ids = grammars_of(template.tokenizer).matcher(constraint), []
+    while len(ids) < most:
+        mask = matcher.allowed()
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+        ends = [id for id in allowed if id in template.stop_ids or template.tokenizer.piece(id) in "<\n"]
+        id = dice.choice(ends) if ends and dice.random() < 0.3 else dice.choice(allowed)
+        if id in template.stop_ids:
+            skips = template.parser.skip_special_tokens
+            return template.tokenizer.decode(ids) if skips else template.tokenizer.decode_markup(ids)
+        matcher.advance(id)
+        ids.append(id)
+    return None
+
+
+def fits(arguments: Any, name: str) -> bool:
+    if name == "get_order":
+        return set(arguments) == {"order_id"} and len(arguments["order_id"]) == 3
+    checks = {
+        "n": lambda value: type(value) is int and 0 <= value <= 99,
+        "kind": lambda value: value in ("a", "b"),
+        "exact": lambda value: isinstance(value, bool),
+        "tags": lambda value: isinstance(value, list) and len(value) <= 2,
+        "note": lambda value: isinstance(value, str | int),
+    }
+    return "n" in arguments and all(checks[key](value) for key, value in arguments.items())
+
+
+@pytest.mark.parametrize("name", chosen(IN_SUITE, TRL_WITH_TOOLS))
+def test_a_required_call_is_one_that_the_parser_reads(name: str) -> None:
+    template = trl_template(name)
+    constraint = ReplyGrammar.of(template).of_calls(TOOLS, "required")
+    assert constraint.kind == "call"
+    dice, read = random.Random(name), 0
+    for _ in range(6):
+        text = written(template, constraint, dice)
+        if text is None:
+            continue
+        calls = template.parser.read(text, tools=TOOLS).tool_calls
+        assert calls, text
+        assert all(call.error is None and fits(call.arguments, call.name) for call in calls), text
+        read += 1
+    assert read >= 2
+
+
+@pytest.mark.parametrize("name", chosen(IN_SUITE[:1], TRL_WITH_TOOLS))
+def test_a_named_tool_is_the_one_that_is_called(name: str) -> None:
+    template = trl_template(name)
+    constraint = ReplyGrammar.of(template).of_calls(TOOLS, "get_order", parallel=False)
+    text = written(template, constraint, random.Random(1))
+    assert text is not None
+    (call,) = template.parser.read(text, tools=TOOLS).tool_calls
+    assert (call.name, call.error) == ("get_order", None)
+
+
+def test_words_may_hold_the_marker_s_beginning_and_no_call_that_is_not_one() -> None:
+    template = trl_template("qwen3")
+    grammar = ReplyGrammar.of(template)
+    matcher = grammars_of(template.tokenizer).matcher(grammar.of_calls(TOOLS, "auto"))
+    for id in template.tokenizer.encode("see <tool_cal"):
+        matcher.advance(id)
+    marker = template.tokenizer.encode_markup("<tool_call>")
+    assert len(marker) == 1  # a control token, which no words can write
+    none = grammars_of(template.tokenizer).matcher(grammar.of_calls(TOOLS, "none")).allowed()
+    assert not int(none[marker[0] // 32]) >> marker[0] % 32 & 1
+
+
+def test_the_forced_text_of_a_call_is_the_template_s_own() -> None:
+    """Tokens of a marker as well: a model never sees another spelling than it was shown."""
+    template = trl_template("qwen3")
+    fixed = [tool("ping", ["to"], to={"enum": ["me"]})]
+    text = written(
+        template, ReplyGrammar.of(template).of_calls(fixed, "ping", parallel=False), random.Random(0)
+    )
+    from stateset_agents.types.messages import ToolCall
+
+    call = ToolCall(name="ping", arguments={"to": "me"})
+    assert text is not None
+    assert (
+        text.rpartition("</think>")[2].strip()
+        == template.render_reply(Message(role="assistant", content="", tool_calls=(call,)))
+        .rpartition("</think>")[2]
+        .strip()
+    )
+
+
+def test_what_cannot_be_kept_is_refused_by_name() -> None:
+    grammar = ReplyGrammar.of(trl_template("qwen3"))
+    with pytest.raises(
+        ConfigurationError, match="tool_choice names 'nope', and the tools are: find, get_order"
+    ):
+        grammar.of_calls(TOOLS, "nope")
+    with pytest.raises(ConfigurationError, match="tool_choice 'required' without tools"):
+        grammar.of_calls([], "required")
+    with pytest.raises(ConfigurationError, match="not"):
+        grammar.of_calls([tool("f", ["x"], x={"not": {"type": "string"}})], "required")
+    spelled = ReplyGrammar.of(trl_template("gemma4"))
+    with pytest.raises(ConfigurationError, match="argument 'x' has an object in its schema"):
+        spelled.of_calls([tool("f", ["x"], x={"type": "object"})], "required")
+    with pytest.raises(ConfigurationError, match="no fixed text begins a call"):
+        ReplyGrammar.of(trl_template("llama3_1")).of_calls(TOOLS, "auto")
+
+
+def test_json_answers_are_of_the_schema() -> None:
+    template = trl_template("llama3_1")
+    schema = {
+        "type": "object",
+        "properties": {"n": {"enum": [1, 2]}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    texts = {written(template, ReplyGrammar.of(template).of_json(schema), random.Random(k)) for k in range(6)}
+    assert {"".join(str(text).split()) for text in texts} == {'{"n":1}', '{"n":2}'}

@@ -1,0 +1,208 @@
+"""The update of constrained replies is that of the policy that acted, by enumeration of all replies."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from test_learner import LOOSE, derivative, distance, gradient
+from tiny_grammars import (
+    PROMPT,
+    completion_of,
+    constraint_of,
+    letters,
+    letters_model,
+    masked_logprobs,
+    replies_of,
+)
+
+from stateset_agents.backends.grammars import Grammars
+from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.update.batch import Sample
+from stateset_agents.training.update.learner import Learner
+from stateset_agents.types.errors import BackendError, ConfigurationError
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.trajectory import Trajectory, Turn
+
+GRAMMARS = Grammars(letters())
+CONSTRAINT = constraint_of()
+REPLIES = list(replies_of(GRAMMARS, CONSTRAINT))
+LENGTH = 4
+
+
+def reward_of(reply: tuple[int, ...]) -> float:
+    return (hash(reply) % 97) / 97 - 0.3  # ints hash to themselves: the same everywhere
+
+
+def learner_of(model: Any, *, grammars: Grammars | None = GRAMMARS, **settings: Any) -> Learner:
+    settings = {"beta": 0.0, **LOOSE, "loss_type": "dr_grpo", "loss_length": LENGTH, **settings}
+    return Learner(model, TrainingConfig(**settings), num_steps=10, exact_logprobs=True, grammars=grammars)
+
+
+def samples_of(model: Any, *, temperature: float = 1.0, advantage_of: Any = None) -> list[Sample]:
+    """Every reply once, its advantage its probability times its reward, so that the loss of all is minus the
+    expected reward."""
+    made = []
+    for reply in REPLIES:
+        with torch.no_grad():
+            logprobs = masked_logprobs(model, GRAMMARS, CONSTRAINT, reply, temperature)
+        probability = float(logprobs.sum().exp())
+        advantage = (
+            probability * reward_of(reply) * len(REPLIES) * LENGTH
+            if advantage_of is None
+            else advantage_of(reply, probability)
+        )
+        turn = Turn(prompt_ids=PROMPT, completion=completion_of(GRAMMARS, CONSTRAINT, reply, logprobs))
+        trajectory = Trajectory(scenario=Scenario(id="s"), turns=(turn,))
+        made.append(Sample(trajectory=trajectory, advantages=(advantage,) * len(reply)))
+    return made
+
+
+def expected_reward(model: Any, temperature: float = 1.0) -> torch.Tensor:
+    total = torch.zeros((), dtype=torch.float64)
+    for reply in REPLIES:
+        logprob = masked_logprobs(model, GRAMMARS, CONSTRAINT, reply, temperature).sum()
+        total = total + logprob.exp() * reward_of(reply)
+    return total
+
+
+def without_constraints(samples: list[Sample]) -> list[Sample]:
+    made = []
+    for sample in samples:
+        (turn,) = sample.trajectory.turns
+        free = replace(turn.completion, constraint=None, forced=())
+        trajectory = replace(sample.trajectory, turns=(replace(turn, completion=free),))
+        made.append(replace(sample, trajectory=trajectory))
+    return made
+
+
+def test_the_probabilities_of_the_grammar_s_replies_sum_to_one() -> None:
+    model = letters_model().double()
+    with torch.no_grad():
+        total = sum(
+            masked_logprobs(model, GRAMMARS, CONSTRAINT, reply).sum().exp().item() for reply in REPLIES
+        )
+    assert len(REPLIES) == 20
+    assert total == pytest.approx(1.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("row_layout", ["packed", "padded"])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_gradient_is_that_of_the_expected_reward(row_layout: str, temperature: float) -> None:
+    model = letters_model().double()
+    samples = samples_of(model, temperature=temperature)
+    settings = {"row_layout": row_layout, "temperature": temperature}
+    update, metrics = gradient(learner_of(copy.deepcopy(model), **settings), samples)
+    truth = derivative(model, -expected_reward(model, temperature))
+    assert distance(update, truth) < 1e-6
+    assert metrics["policy/first_ratio_max"] == pytest.approx(1.0, abs=1e-5)
+    free, _ = gradient(learner_of(copy.deepcopy(model), **settings), without_constraints(samples))
+    assert distance(free, truth) > 0.1
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "gspo", "dapo"])
+def test_forced_tokens_are_in_no_mean(loss_type: str) -> None:
+    """The reply d c a d is one choice, whatever the grammar spells out behind it."""
+    model = letters_model().double()
+    samples = samples_of(model, advantage_of=lambda reply, _: reward_of(reply))
+    update, _ = gradient(learner_of(copy.deepcopy(model), loss_type=loss_type), samples)
+    terms = []
+    for sample in samples:
+        (turn,) = sample.trajectory.turns
+        reply = turn.completion.token_ids
+        chosen = [place for place, forced in enumerate(turn.completion.forced) if not forced]
+        logprobs = masked_logprobs(model, GRAMMARS, CONSTRAINT, reply)[chosen]
+        terms.append(-sample.advantages[0] * logprobs)
+    if loss_type == "dapo":
+        loss = torch.cat(terms).mean()
+    else:
+        loss = torch.stack([term.mean() for term in terms]).mean()
+    assert distance(update, derivative(model, loss)) < 1e-6
+    assert sum(len(term) for term in terms) < sum(len(reply) for reply in REPLIES)
+
+
+def test_the_kl_is_between_the_two_policies_that_would_act() -> None:
+    model, other = letters_model().double(), letters_model(seed=1).double()
+    samples = samples_of(model)
+    learner = learner_of(copy.deepcopy(model), beta=0.5, kl_estimator="k3")
+    assert learner.reference is not None
+    learner.reference.model.load_state_dict(other.state_dict())
+    _, metrics = gradient(learner, samples)
+    gaps = []
+    for sample in samples:
+        (turn,) = sample.trajectory.turns
+        chosen = [place for place, forced in enumerate(turn.completion.forced) if not forced]
+        with torch.no_grad():
+            pair = [
+                masked_logprobs(net, GRAMMARS, CONSTRAINT, turn.completion.token_ids)
+                for net in (other, model)
+            ]
+        gap = (pair[0] - pair[1])[chosen]
+        gaps.append(gap.exp() - gap - 1)
+    expected = float(torch.cat(gaps).mean())
+    assert metrics["kl/reference"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_an_entropy_bonus_is_of_what_was_allowed() -> None:
+    model = letters_model().double()
+    samples = samples_of(model, advantage_of=lambda *_: 0.0)
+    update, _ = gradient(learner_of(copy.deepcopy(model), entropy_coef=0.3), samples)
+    entropies = []
+    for sample in samples:
+        (turn,) = sample.trajectory.turns
+        reply = turn.completion.token_ids
+        logits = model(input_ids=torch.tensor([[*PROMPT, *reply]])).logits[0, len(PROMPT) - 1 : -1]
+        masks = GRAMMARS.replay(CONSTRAINT, reply)
+        for row, (word,) in zip(logits, masks, strict=True):
+            allowed = [token for token in range(6) if int(word) >> token & 1]
+            if len(allowed) > 1:
+                p = torch.softmax(row[allowed], 0)
+                entropies.append(-(p * p.log()).sum())
+    loss = -0.3 * torch.stack(entropies).sum() / (len(samples) * LENGTH)
+    assert distance(update, derivative(model, loss)) < 1e-6
+
+
+def test_two_passes_clip_by_the_masked_ratio() -> None:
+    model = letters_model().double()
+    learner = learner_of(copy.deepcopy(model), num_iterations=2, learning_rate=1e-4)
+    _, metrics = gradient(learner, samples_of(model, advantage_of=lambda reply, _: reward_of(reply)))
+    assert metrics["policy/first_ratio_max"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["policy/ratio_max"] < 1.5
+
+
+def test_recorded_logprobs_of_forced_tokens_are_zero() -> None:
+    model = letters_model().double()
+    learner = learner_of(model, log_learner_logprobs=True)
+    learned = learner.learn_from(samples_of(model), step=0)
+    assert learned.logprobs is not None
+    for reply, tokens in zip(REPLIES, learned.logprobs, strict=True):
+        assert tokens is not None
+        assert len(tokens.old) == len(reply)
+        if reply == (3, 2, 0, 3, 5):
+            assert tokens.old[0] < 0
+            assert tokens.old[1:] == (0.0,) * 4
+
+
+def test_an_update_without_grammars_refuses_constrained_replies() -> None:
+    model = letters_model().double()
+    samples = samples_of(model)
+    with pytest.raises(ConfigurationError, match="gradient would be that of another policy"):
+        learner_of(copy.deepcopy(model), grammars=None).update(samples, step=0)
+
+
+def test_a_token_that_the_grammar_forbids_is_an_error_that_names_it() -> None:
+    with pytest.raises(BackendError, match=r"the token 3 \('d'\) where its grammar forbids it"):
+        GRAMMARS.replay(CONSTRAINT, (2, 3))
+
+
+def test_another_version_of_the_library_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"llguidance 0\.0\.1, and here is"):
+        GRAMMARS.matcher(replace(CONSTRAINT, version="0.0.1"))
+
+
+def test_a_grammar_that_cannot_be_read_is_refused_in_the_library_s_words() -> None:
+    with pytest.raises(ConfigurationError, match="cannot follow this grammar"):
+        GRAMMARS.matcher(constraint_of("start: missing"))

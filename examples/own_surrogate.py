@@ -54,7 +54,7 @@ class NeuralEnsemble(nn.Module):
 
     num_outputs = 1
 
-    def __init__(self, *, members: int = 10, hidden: int = 16, noise: float = 1.0, steps: int = 20) -> None:
+    def __init__(self, *, members: int = 8, hidden: int = 12, noise: float = 1.0, steps: int = 15) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(0)
 
@@ -110,7 +110,13 @@ def trained(surrogate: Surrogate, *, steps: int, seed: int, log: Callable[[str],
     """A policy that is paid for the fall of the true regret, on 4,096 models that are simulated."""
     scms = create_random_scm(seed, FAMILY, number=4096)
     config = GRPOConfig(
-        total_steps=steps, num_groups=32, group_size=16, learning_rate=3e-3, entropy_coef=0.001, seed=seed
+        total_steps=steps,
+        num_groups=32,
+        group_size=16,
+        num_iterations=8,
+        learning_rate=3e-3,
+        entropy_coef=0.001,
+        seed=seed,
     )
     return enhanced_grpo_training_loop(
         config,
@@ -126,7 +132,7 @@ def main() -> None:
     """Train, and compare with experiments at random on models that no training plays."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     arguments.add_argument("--surrogate", choices=SURROGATES, default="neural ensemble")
-    arguments.add_argument("--steps", type=int, default=20_000, help="experiments of the training")
+    arguments.add_argument("--steps", type=int, default=30_000, help="experiments of the training")
     arguments.add_argument("--tasks", type=int, default=500, help="held out")
     chosen = arguments.parse_args()
     torch.set_num_threads(1)

@@ -1,12 +1,11 @@
 """Policies whose surrogate is a Gaussian process of BoTorch or an ensemble of networks, against rules.
 
     .venv/bin/python scripts/beside.py .venv-botorch botorch
-    PYTHONPATH=. .venv-botorch/bin/python scripts/own_surrogates.py            # twenty minutes of one core
-    PYTHONPATH=. .venv-botorch/bin/python scripts/own_surrogates.py --write    # docs/causal-acquisition.md, too
+    PYTHONPATH=. .venv-botorch/bin/python scripts/own_surrogates.py    # --write: docs/causal-acquisition.md, too
 
-The surrogates are those of examples/own_surrogate.py. Policies and rules play the same held-out graphs with the
-same noise and the same surrogate, which also recommends in the end; regret is the true one. What is there already
-(runs/own-surrogates/SURROGATE-SEED.json) is not made again.
+The surrogates are those of examples/own_surrogate.py. Policies and rules play the same held-out graphs with
+the same noise and the same surrogate, which also recommends in the end; regret is the true one. What is there
+already (runs/own-surrogates/SURROGATE-SEED.json) is not made again.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from stateset_agents.numeric.acquisition.network import AcquisitionPolicyNetwork
 from stateset_agents.numeric.acquisition.surrogates import Surrogate
 from stateset_agents.numeric.evaluation import evaluate, evaluate_rule
 
-RULES = ("random", "EI per cost", "sd per cost")
+RULES = ("random", "sd per cost")
 FOLDER = Path("runs/own-surrogates")
 
 
@@ -86,7 +85,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=30_000, help="experiments of each training")
-    parser.add_argument("--tasks", type=int, default=2000, help="held-out graphs")
+    parser.add_argument("--tasks", type=int, default=1000, help="held-out graphs")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument(
         "--write", action="store_true", help="write the table into docs/causal-acquisition.md"

@@ -16,14 +16,8 @@ import numpy as np
 
 from stateset_agents.numeric.acquisition.campaign import measured
 from stateset_agents.numeric.acquisition.families import LinearFamily, Tasks
-from stateset_agents.numeric.acquisition.linear_models import Array, Belief, joined, taken
-from stateset_agents.numeric.acquisition.rules import (
-    RULES,
-    EffectBelief,
-    Rule,
-    Situation,
-    expected_improvement,
-)
+from stateset_agents.numeric.acquisition.linear_models import Array, joined, taken
+from stateset_agents.numeric.acquisition.rules import RULES, Rule, Situation, expected_improvement
 from stateset_agents.numeric.acquisition.surrogates import Surrogate, SurrogateBelief
 from stateset_agents.numeric.environments.base import BoolArray, FloatArray, IntArray, Spec, Transition
 from stateset_agents.numeric.environments.base import Rule as EnvironmentRule
@@ -102,7 +96,6 @@ class AcquisitionEnv:
     """Regret of the interventions that are recommended now."""
     expected_regret: Array  # [B]
     """The same by 32 models drawn from the posterior."""
-    _unit: Array  # [B]
 
     def __init__(
         self,
@@ -208,9 +201,10 @@ class AcquisitionEnv:
     def begin(self, tasks: Tasks) -> dict[str, FloatArray]:
         """`reset` with tasks that are there, one per row."""
         self.tasks = tasks
-        belief = self._first_belief()
+        belief = tasks.belief if self.surrogate is None else SurrogateBelief.begun(self.surrogate, tasks)
         self.situation = Situation.first(belief, tasks.menu, tasks.budget, np.random.default_rng(0))
-        self._unit = _unit(belief)
+        _, deviations = belief.effect_moments()
+        self._unit: Array = np.sqrt((deviations**2).mean(axis=1)) + 1e-12
         self._look()
         return self.observe()
 
@@ -221,16 +215,14 @@ class AcquisitionEnv:
         """
         other, belief = copy.copy(self), self.situation.belief
         other.surrogate = surrogate
-        first = other._first_belief()
-        if isinstance(belief, Belief) and self.situation.counts.any():
-            raise ConfigurationError(
-                "states that have had experiments by the exact posterior have not kept them for a surrogate: "
-                "begin them by create_acquisition_state(scms, surrogate=surrogate_model)"
-            )
-        now = first if isinstance(belief, Belief) else belief.by(surrogate)
-        other.situation = replace(self.situation, belief=now)
-        other._unit = _unit(first)
-        other._look()
+        other.begin(self.tasks)
+        if isinstance(belief, SurrogateBelief):
+            other.situation = replace(self.situation, belief=belief.by(surrogate))
+            other._look()
+        else:
+            rule, hint = "be 0, as it keeps none for a surrogate", "begin with the surrogate"
+            number = int(self.situation.counts.sum())
+            expect_that(not number, "experiments by the exact posterior", rule, number, hint)
         return other
 
     def rule_actions(self, rule: Rule) -> IntArray:
@@ -250,11 +242,6 @@ class AcquisitionEnv:
         return {name: played(rule) for name, rule in RULES.items()}
 
     # ------------------------------------------------------------------------------ inside
-
-    def _first_belief(self) -> EffectBelief:
-        if self.surrogate is None:
-            return self.tasks.belief
-        return SurrogateBelief.begun(self.surrogate, self.tasks)
 
     def _look(self) -> None:
         """Regrets, and each intervention's share of the drawn models in which it is best."""
@@ -319,10 +306,3 @@ def _draws(shape: tuple[int, ...]) -> tuple[Array, Array]:
     uniforms = (np.arange(_DRAWS) + 0.5) / _DRAWS
     random.shuffle(uniforms)
     return np.concatenate([half, -half]), uniforms
-
-
-def _unit(first: EffectBelief) -> Array:
-    """[B] spread of the effects before the first experiment."""
-    _, deviations = first.effect_moments()
-    unit: Array = np.sqrt((deviations**2).mean(axis=1)) + 1e-12
-    return unit

@@ -168,7 +168,8 @@ class LinearFamily:
         belief = Belief.prior(
             is_parent=is_parent, order=order, noise=noise, scale=scale, target=size - 1, menu=menu
         )
-        drawn = stream.normals(self.num_observations * size).reshape(len(keys), self.num_observations, size)
+        shape = (len(keys), self.num_observations, size)
+        drawn = stream.normals(shape[1] * size).reshape(shape)
         nothing = np.zeros((len(keys), size), dtype=np.bool_)
         observations = models.sample(nothing, np.zeros((len(keys), size)), drawn)
         for index in range(self.num_observations):

@@ -28,7 +28,6 @@ class AcquisitionPolicyNetwork(nn.Module):
         super().__init__()
         expect_that(hidden >= 1, "hidden", "be at least 1", hidden)
         generator = torch.Generator().manual_seed(seed)
-        self._hidden, self._critic = hidden, critic
         features, context = len(CANDIDATE_FEATURES), len(CONTEXT_FEATURES)
         root = math.sqrt(2)
         self.embed = linear_layer(features + context, hidden, root, generator)
@@ -42,7 +41,8 @@ class AcquisitionPolicyNetwork(nn.Module):
 
         `state`: an `AcquisitionState`, which is scored once, so that one that does not fit raises here.
         """
-        fresh = AcquisitionPolicyNetwork(hidden=self._hidden, critic=self._critic, seed=as_key(key))
+        hidden, critic = self.mix.in_features, self.value is not None
+        fresh = AcquisitionPolicyNetwork(hidden=hidden, critic=critic, seed=as_key(key))
         fresh.requires_grad_(False)(as_tensors(state.observations))
         return dict(fresh.named_parameters())
 

@@ -14,10 +14,8 @@ import numpy as np
 import torch
 
 from stateset_agents.numeric.acquisition.linear_models import Array, Belief, Bools, Ints, Menu, Rows
-from stateset_agents.numeric.acquisition.surrogates import SurrogateBelief
+from stateset_agents.numeric.acquisition.surrogates import EffectBelief
 from stateset_agents.types.errors import ConfigurationError
-
-EffectBelief = Belief | SurrogateBelief
 
 _SAMPLES = 64
 """Models drawn from the posterior for the probability of being best."""

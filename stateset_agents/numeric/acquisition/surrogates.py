@@ -15,7 +15,7 @@ from torch import Tensor
 
 from stateset_agents.numeric.acquisition.families import Tasks
 from stateset_agents.numeric.acquisition.linear_models import Array, Belief, Bools, Ints, Rows
-from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import expect_that
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +67,9 @@ class SurrogateBelief(Rows):
     def begun(cls, model: Surrogate, tasks: Tasks) -> Self:
         """The belief before the first experiment, from the tasks' observations alone."""
         size, num_observations, num_variables = tasks.observations.shape
-        if model.num_outputs not in (1, num_variables):
-            raise ConfigurationError(
-                f"num_outputs of {type(model).__name__} must be 1, the target, or {num_variables}, all "
-                f"variables, got {model.num_outputs}"
-            )
+        rule = f"be 1, the target, or {num_variables}, all variables"
+        expect_that(model.num_outputs in (1, num_variables), "num_outputs", rule, model.num_outputs)
         capacity = num_observations + tasks.family.most_experiments
-        points = np.zeros((size, capacity, 2 * num_variables))
         outcomes = np.zeros((size, capacity, model.num_outputs))
         outcomes[:, :num_observations] = tasks.observations[..., -model.num_outputs :]
         num_actions = tasks.menu.costs.shape[1]
@@ -81,7 +77,7 @@ class SurrogateBelief(Rows):
             mean=np.zeros((size, num_actions)),
             root=np.zeros((size, num_actions, num_actions)),
             menu=np.concatenate([tasks.menu.is_set, tasks.menu.values], axis=2),
-            points=points,
+            points=np.zeros((size, capacity, 2 * num_variables)),
             outcomes=outcomes,
             number=np.full(size, num_observations),
             before=tasks.belief,
@@ -103,11 +99,9 @@ class SurrogateBelief(Rows):
                 effects = conditioned.posterior(torch.from_numpy(self.menu[part])).distribution
                 covariance = effects.covariance_matrix.numpy().astype(np.float64)
                 mean[part] = effects.mean.numpy()
-            if not (np.isfinite(covariance).all() and np.isfinite(mean[part]).all()):
-                raise ConfigurationError(
-                    f"the posterior of {type(model).__name__} after {number} experiments is not finite: "
-                    "raise its noise, or train it less"
-                )
+            is_finite = bool(np.isfinite(covariance).all() and np.isfinite(mean[part]).all())
+            name, hint = f"the posterior after {number} experiments", "raise the surrogate's noise"
+            expect_that(is_finite, name, "be finite", mean[part].tolist(), hint, length=80)
             values, vectors = np.linalg.eigh(covariance)  # a posterior is singular where it is sure
             root[part] = vectors * np.sqrt(np.maximum(values, 0.0))[:, None, :]
         return replace(self, mean=mean, root=root, model=model)
@@ -120,8 +114,7 @@ class SurrogateBelief(Rows):
         points[live, number[live]] = np.concatenate([is_set, np.where(is_set, values, 0.0)], axis=1)[live]
         outcomes[live, number[live]] = values[live, -self.model.num_outputs :]
         number[live] += 1
-        told = replace(self, points=points, outcomes=outcomes, number=number)
-        return told.by(self.model, rows)
+        return replace(self, points=points, outcomes=outcomes, number=number).by(self.model, rows)
 
     @property
     def draw_shape(self) -> tuple[int, ...]:
@@ -143,3 +136,6 @@ class SurrogateBelief(Rows):
     def sampled_effects(self, normals: Array, uniforms: Array) -> Array:
         drawn: Array = self.mean[:, None] + normals @ self.root.transpose(0, 2, 1)
         return drawn
+
+
+EffectBelief = Belief | SurrogateBelief

@@ -28,6 +28,7 @@ from stateset_agents.numeric.policy import as_tensors, sample_actions
 from stateset_agents.numeric.rollout import action_keys, uniforms
 from stateset_agents.rewards.composites import RewardScaling
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import expect_that
 
 Params = Mapping[str, Tensor]
 """A network's parameters by name."""
@@ -94,7 +95,7 @@ def collect_grpo_batch(
     surrogate_params: Any,
     config: GRPOConfig,
     reward_config: RewardConfig | None,
-    key: int | torch.Generator,
+    key: int | torch.Generator | Sequence[int],
     reward_scaling: RewardScaling = "tanh",
     reward_clip_value: float = 10.0,
     *,
@@ -104,14 +105,39 @@ def collect_grpo_batch(
 
     `scms`: the models that answer, one for each state. `surrogate_model`: what believes, with
     `surrogate_params` as its state_dict; None: the exact posterior, or what the states were begun with.
-    Everything random follows from `key`; states and parameters stay as they are. Raises ConfigurationError
-    for a state without a payable experiment, and for models that are not the states'.
+    Everything random follows from `key`, or from one for each state; what is given stays as it is. Raises
+    ConfigurationError for a state without a payable experiment, and for models that are not the states'.
     """
-    begun = joined_states(states).believing(surrogate_model, surrogate_params)
-    check_scms(scms, begun)
-    keys = action_keys(as_key(key), 0, len(begun), config.group_size)
-    apply = applied(policy_network, compile=compile)
-    return _collected(apply, params, begun, keys, reward_config, reward_scaling, reward_clip_value)
+    first = joined_states(states).believing(surrogate_model, surrogate_params)
+    check_scms(scms, first)
+    apply, keys = applied(policy_network, compile=compile), _keys(key, len(first), config.group_size)
+    reward_config = reward_config or RewardConfig()
+    if not first.goes_on.all():
+        row = int(first.goes_on.argmin())
+        raise ConfigurationError(
+            f"state {row} cannot pay any experiment: leave it out by "
+            "states.take(np.flatnonzero(states.goes_on))"
+        )
+    knows_graphs = first.environment.surrogate is None or not reward_config.weights.get("structure")
+    hint = "a surrogate says nothing of the graph"
+    expect_that(knows_graphs, "weights", "be without structure", dict(reward_config.weights), hint)
+    group_ids = np.repeat(np.arange(len(first)), config.group_size)
+    begun = first.take(group_ids)
+    actions, log_probs = sampled(apply, params, begun, uniforms(keys, 0))
+    ends, num_experiments, step = begun.after(actions), len(begun), 1
+    while reward_config.horizon == "campaign" and (goes_on := ends.goes_on).any():
+        next_actions, _ = sampled(apply, params, ends, uniforms(keys, step))
+        ends, num_experiments, step = ends.after(next_actions), num_experiments + int(goes_on.sum()), step + 1
+    before, after = begun.worth(), ends.worth()
+    rewards = reward_config.total({name: after[name] - before[name] for name in before})
+    return {
+        "states": begun,
+        "actions": torch.from_numpy(actions),
+        "rewards": apply_reward_scaling(rewards, reward_scaling, reward_clip_value),
+        "old_log_probs": torch.from_numpy(log_probs),
+        "group_ids": torch.from_numpy(group_ids),
+        "num_experiments": num_experiments,
+    }
 
 
 def compiled_batch_collection(
@@ -127,15 +153,11 @@ def compiled_batch_collection(
     """`collect_grpo_batch` of all states at once with the forward pass compiled, each state's group by a key
     of its own. `policy_network`: an `AcquisitionPolicyNetwork` of the parameters' width when absent;
     `scaling`: reward_scaling and reward_clip_value."""
-    begun = joined_states(states)
-    if len(keys) != len(begun):
-        raise ConfigurationError(f"keys must be one for each state, got {len(keys)} for {len(begun)} states")
-    size = (config or GRPOConfig()).group_size
-    drawn = np.concatenate([action_keys(as_key(key), 0, 1, size) for key in keys])
     if policy_network is None:
         policy_network = _network(len(policy_params["mix.bias"]), "value.bias" in policy_params)
-    apply = applied(policy_network, compile=True)
-    return _collected(apply, policy_params, begun, drawn, reward_config, **scaling)
+    begun, config = joined_states(states), config or GRPOConfig()
+    before = (policy_network, policy_params, begun, begun.environment.tasks, None, None, config)
+    return collect_grpo_batch(*before, reward_config, list(keys), **scaling, compile=True)
 
 
 def grpo_with_exploration(
@@ -148,13 +170,12 @@ def grpo_with_exploration(
     >>> batch = collect(params, states, scms, None, None, config, reward_config, key)
     """
     collect = partial(collect_grpo_batch, *arguments, **named)
-    takes_actions = len(inspect.signature(exploration_strategy.compute_bonuses).parameters) > 1
     compute: Callable[..., Any] = exploration_strategy.compute_bonuses
+    size = len(inspect.signature(compute).parameters)
 
     def enhanced_batch_collection(*more: Any, **more_named: Any) -> GRPOBatch:
         batch = collect(*more, **more_named)
-        states, actions = batch["states"], batch["actions"].numpy()
-        bonuses = torch.as_tensor(compute(states, actions) if takes_actions else compute(states))
+        bonuses = torch.as_tensor(compute(*(batch["states"], batch["actions"].numpy())[:size]))
         return {**batch, "rewards": batch["rewards"] + bonuses}
 
     return enhanced_batch_collection
@@ -179,46 +200,14 @@ def compute_advantages(rewards: Tensor, config: GRPOConfig) -> Tensor:
     return advantages
 
 
+def _keys(key: int | torch.Generator | Sequence[int], num_states: int, group_size: int) -> np.ndarray:
+    """[N] a stream for each sample."""
+    if not isinstance(key, Sequence):
+        return action_keys(as_key(key), 0, num_states, group_size)
+    expect_that(len(key) == num_states, "the number of keys", "be that of the states", len(key))
+    return np.concatenate([action_keys(as_key(each), 0, 1, group_size) for each in key])
+
+
 @lru_cache(maxsize=8)
 def _network(hidden: int, critic: bool) -> AcquisitionPolicyNetwork:
     return AcquisitionPolicyNetwork(hidden=hidden, critic=critic)
-
-
-def _collected(
-    apply: Apply,
-    params: Params,
-    states: AcquisitionState,
-    keys: np.ndarray,
-    reward_config: RewardConfig | None,
-    reward_scaling: RewardScaling = "tanh",
-    reward_clip_value: float = 10.0,
-) -> GRPOBatch:
-    """The samples of these states, of which each has the same number of keys."""
-    reward_config = reward_config or RewardConfig()
-    if not states.goes_on.all():
-        row = int(states.goes_on.argmin())
-        raise ConfigurationError(
-            f"state {row} cannot pay any experiment: leave it out by "
-            "states.take(np.flatnonzero(states.goes_on))"
-        )
-    if states.environment.surrogate is not None and reward_config.weights.get("structure"):
-        raise ConfigurationError(
-            "weights: structure is the graph's entropy, of which a surrogate says nothing: leave it out"
-        )
-    group_ids = np.repeat(np.arange(len(states)), len(keys) // len(states))
-    begun = states.take(group_ids)
-    actions, log_probs = sampled(apply, params, begun, uniforms(keys, 0))
-    ends, num_experiments, step = begun.after(actions), len(begun), 1
-    while reward_config.horizon == "campaign" and (goes_on := ends.goes_on).any():
-        next_actions, _ = sampled(apply, params, ends, uniforms(keys, step))
-        ends, num_experiments, step = ends.after(next_actions), num_experiments + int(goes_on.sum()), step + 1
-    before, after = begun.worth(), ends.worth()
-    rewards = reward_config.total({name: after[name] - before[name] for name in before})
-    return {
-        "states": begun,
-        "actions": torch.from_numpy(actions),
-        "rewards": apply_reward_scaling(rewards, reward_scaling, reward_clip_value),
-        "old_log_probs": torch.from_numpy(log_probs),
-        "group_ids": torch.from_numpy(group_ids),
-        "num_experiments": num_experiments,
-    }

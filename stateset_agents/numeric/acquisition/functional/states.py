@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +15,8 @@ from stateset_agents.numeric.acquisition.families import LinearFamily, Tasks, as
 from stateset_agents.numeric.acquisition.linear_models import Array, Bools, Ints, joined
 from stateset_agents.numeric.acquisition.surrogates import Surrogate
 from stateset_agents.numeric.environments.base import BoolArray, FloatArray
-from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.seeds import derive
+from stateset_agents.types.settings import expect_that
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,11 +68,8 @@ class AcquisitionState:
         """
         surrogate = surrogate_model
         if surrogate_params is not None:
-            if not isinstance(surrogate, torch.nn.Module):
-                raise ConfigurationError(
-                    f"surrogate_params are a torch module's state_dict, and surrogate_model is a "
-                    f"{type(surrogate).__name__}: give None"
-                )
+            rule, kind = "be None where surrogate_model is no torch module", type(surrogate_params).__name__
+            expect_that(isinstance(surrogate, torch.nn.Module), "surrogate_params", rule, kind)
             surrogate = deepcopy(surrogate)
             surrogate.load_state_dict(surrogate_params)
         if surrogate is None or surrogate is self.environment.surrogate:
@@ -84,8 +81,7 @@ class AcquisitionState:
         menu, rows = self.environment.tasks.menu, np.arange(len(self))
         sets, values = menu.is_set[rows, actions], menu.values[rows, actions]
         return [
-            dict(zip(np.flatnonzero(is_set).tolist(), value[is_set].tolist(), strict=True))
-            for is_set, value in zip(sets, values, strict=True)
+            {int(number): float(values[row, number]) for number in np.flatnonzero(sets[row])} for row in rows
         ]
 
     def worth(self) -> dict[str, Array]:
@@ -131,8 +127,7 @@ def joined_scms(scms: Tasks | Sequence[Tasks]) -> Tasks:
     """
     if isinstance(scms, Tasks):
         return scms
-    _check_alike("scms", [each.family for each in scms])
-    together: Tasks = joined(scms)
+    together: Tasks = joined(_alike("scms", scms, lambda tasks: tasks.family))
     return together
 
 
@@ -143,29 +138,24 @@ def joined_states(states: AcquisitionState | Sequence[AcquisitionState]) -> Acqu
     """
     if isinstance(states, AcquisitionState):
         return states
-    _check_alike("states", [(each.environment.family, each.environment.surrogate) for each in states])
+    _alike("states", states, lambda state: (state.environment.family, state.environment.surrogate))
     return states[0].joined(states[1:])
 
 
 def check_scms(scms: Tasks | Sequence[Tasks], states: AcquisitionState) -> None:
     """Raises ConfigurationError for other models than those that answer the states' experiments."""
-    if not np.array_equal(joined_scms(scms).keys, states.environment.tasks.keys):
-        raise ConfigurationError(
-            f"scms must be the models that the {len(states)} states were made of, in order: make them "
-            "by create_acquisition_state(scms)"
-        )
+    is_same = np.array_equal(joined_scms(scms).keys, states.environment.tasks.keys)
+    rule, hint = "be the models that the states were made of", "make states by create_acquisition_state(scms)"
+    expect_that(is_same, "scms", rule, "others, or in another order", hint)
 
 
 def _state(environment: AcquisitionEnv) -> AcquisitionState:
     return AcquisitionState(environment, environment.observe())
 
 
-def _check_alike(name: str, kinds: Sequence[Any]) -> None:
-    if not kinds:
-        raise ConfigurationError(f"{name} must have at least one, got none")
-    for index, kind in enumerate(kinds):
-        if kind != kinds[0]:
-            raise ConfigurationError(
-                f"{name}[{index}] is of another family or surrogate than {name}[0]: train families one after "
-                "another, by curriculum_enhanced_grpo"
-            )
+def _alike(name: str, parts: Sequence[Any], kind_of: Callable[[Any], Any]) -> Sequence[Any]:
+    expect_that(len(parts) > 0, name, "be at least one", len(parts))
+    for index, part in enumerate(parts):
+        rule, hint = f"be of the family and surrogate of {name}[0]", "train families one after another"
+        expect_that(kind_of(part) == kind_of(parts[0]), f"{name}[{index}]", rule, "another", hint)
+    return parts

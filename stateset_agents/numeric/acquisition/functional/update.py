@@ -100,17 +100,17 @@ class OptimizerState:
     """Experiments of the batches so far, every use counted; the learning rate falls by this number."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class UpdateStep:
     """One update as a pure function: the same values give the same results, inputs stay as they are, and
     nothing random is in it. Made by `create_grpo_trainer`."""
 
     policy_network: nn.Module
     config: GRPOConfig
-    kl_dead_zone: float = 0.0
-    compile: bool = False
     reference: Params | None
     """What the KL is to; None without one."""
+    kl_dead_zone: float
+    compile: bool
 
     def __call__(
         self, params: Params, opt_state: OptimizerState, batch: GRPOBatch, *, chunk_size: int | None = None
@@ -155,13 +155,8 @@ def create_grpo_trainer(
     >>> params, opt_state, update = update_step(params, optimizer_init(params), batch)
     """
     expect_that(0 <= kl_dead_zone < math.inf, "kl_dead_zone", "be at least 0", kl_dead_zone)
-    update_step = UpdateStep(
-        policy_network=policy_network,
-        config=config,
-        kl_dead_zone=kl_dead_zone,
-        compile=compile,
-        reference=initial_params(policy_network) if config.beta else None,
-    )
+    reference = initial_params(policy_network) if config.beta else None
+    update_step = UpdateStep(policy_network, config, reference, kl_dead_zone, compile)
     return update_step, update_step.init
 
 
@@ -187,10 +182,10 @@ def compiled_grpo_update(
 def _steps(batch: GRPOBatch, config: GRPOConfig) -> StepBatch:
     """The batch as `minibatch_loss` wants it: each sample is an episode of one step."""
     number, rewards = len(batch["actions"]), torch.as_tensor(batch["rewards"])
-    if rewards.shape != (number,):
-        raise ConfigurationError(
-            f'batch["rewards"] must be one for each of {number} samples, got the shape {tuple(rewards.shape)}'
-        )
+    shape = tuple(rewards.shape)
+    expect_that(
+        shape == (number,), 'the shape of batch["rewards"]', f"be ({number},), a number a sample", shape
+    )
     advantages = compute_advantages(_by_group(batch), config).reshape(-1)
     return StepBatch(
         observations=as_tensors(batch["states"].observations),
@@ -312,6 +307,7 @@ def _measured(
 
 Samples = GRPOBatch | Sequence[Any]
 """A batch, or samples of one's own, such as tuples of state, action, reward and log-prob."""
+Collect = Callable[[], Samples]
 Log = Callable[[str], None]
 
 
@@ -346,11 +342,7 @@ def create_sample_reuse_manager(config: GRPOConfig) -> SampleReuseManager:
 
 
 def training_step_with_reuse(
-    manager: SampleReuseManager,
-    config: GRPOConfig,
-    collect: Callable[[], Samples] | None = None,
-    *,
-    log: Log = print,
+    manager: SampleReuseManager, config: GRPOConfig, collect: Collect | None = None, *, log: Log = print
 ) -> tuple[Any, SampleReuseManager]:
     """The samples of this step, and the manager after this use: new ones of `collect` where they are due.
 
@@ -388,11 +380,8 @@ def collect_grpo_batch_with_reuse(
     before = (policy_network, params, states, scms, surrogate_model, surrogate_params, config, reward_config)
     collect = partial(collect_grpo_batch, *before, key, reward_scaling, reward_clip_value)
     samples, manager = training_step_with_reuse(sample_reuse_manager, config, collect, log=lambda line: None)
-    if not isinstance(samples, Mapping):
-        raise ConfigurationError(
-            "current_samples must be a batch of collect_grpo_batch, which says whose group each sample is, "
-            f"got {type(samples).__name__}: begin with create_sample_reuse_manager(config)"
-        )
+    rule, kind = "be a batch of collect_grpo_batch, which knows groups", type(samples).__name__
+    expect_that(isinstance(samples, Mapping), "current_samples", rule, kind)
     batch: Any = samples
     return batch, manager
 
@@ -467,8 +456,7 @@ def curriculum_enhanced_grpo(
     The policy takes any number of variables, so that stages may differ in size; AdamW's state goes on from
     one to the next.
     """
-    if not curriculum_schedule:
-        raise ConfigurationError("curriculum_schedule must have at least one Difficulty, got none")
+    expect_that(len(curriculum_schedule) > 0, "curriculum_schedule", "have a Difficulty", "none")
     stages = [adjust_grpo_config_for_difficulty(difficulty, config) for difficulty in curriculum_schedule]
     total, until = sum(stage.total_steps for stage in stages), 0
     run = TrainingLoop(config=stages[0], **settings)
@@ -514,9 +502,8 @@ class TrainingLoop:
         update_step, _ = create_grpo_trainer(self.policy_network, config, compile=self.compile)
         manager = create_sample_reuse_manager(config)
         while self.num_experiments < until or not manager.should_collect_new_samples(1):
-            collect = partial(
-                self._collected, config, states, derive(config.seed, "functional", len(self.updates))
-            )
+            key = derive(config.seed, "functional", len(self.updates))
+            collect = partial(self._collected, config, states, key)
             batch, manager = training_step_with_reuse(manager, config, collect, log=lambda line: None)
             self.params, self.opt_state, update = update_step(self.params, self.opt_state, batch)
             self.updates.append(update)
@@ -528,13 +515,11 @@ class TrainingLoop:
 
     def _collected(self, config: GRPOConfig, initial: AcquisitionState, key: int) -> GRPOBatch:
         """Samples of states that the policy meets."""
-        random = np.random.default_rng(derive(key, "states"))
-        number = config.num_groups
-        chosen = initial.take(random.choice(len(initial), number, replace=len(initial) < number))
+        random, size = np.random.default_rng(derive(key, "states")), len(initial)
+        chosen = initial.take(random.choice(size, config.num_groups, replace=size < config.num_groups))
         states, walked = self._met(chosen, random, derive(key, "walk"))
-        collect = collect_grpo_batch
-        if self.exploration_strategy is not None:
-            collect = grpo_with_exploration(self.exploration_strategy)
+        strategy = self.exploration_strategy
+        collect = collect_grpo_batch if strategy is None else grpo_with_exploration(strategy)
         arguments = (self.policy_network, self.params, states, states.environment.tasks, None, None, config)
         how = (self.reward_config, derive(key, "actions"), self.reward_scaling, self.reward_clip_value)
         batch = collect(*arguments, *how, compile=self.compile)
@@ -548,14 +533,14 @@ class TrainingLoop:
         """The states after the policy has played on until as much of the budget was spent as chance says,
         each still able to pay an experiment, and the number of experiments."""
         apply = applied(self.policy_network, compile=self.compile)
-        least = states.worth()["cost"] * (1.0 - random.random(len(states)))  # of the budget's share
+        least = states.environment.situation.left * (1.0 - random.random(len(states)))
         keys = action_keys(key, 0, len(states), 1)
         parts: list[AcquisitionState] = []
         number = step = 0
         while True:
             actions, _ = sampled(apply, self.params, states, uniforms(keys, step))
             after = states.after(actions)
-            stays = (after.worth()["cost"] < least) | ~after.goes_on
+            stays = (after.environment.situation.left < least) | ~after.goes_on
             parts.append(states.take(np.flatnonzero(stays)))
             rows = np.flatnonzero(~stays)
             if not len(rows):
@@ -571,6 +556,5 @@ class TrainingLoop:
                 f"{update.mean_entropy:.3f}, KL {update.approx_kl:.4f}, {self.num_experiments:,} experiments"
             )
         if number % REUSE_EVERY == 0:
-            self.log(
-                f"update {number}: use {manager.reuse_iteration} of {manager.max_iterations} of its samples"
-            )
+            uses = f"use {manager.reuse_iteration} of {manager.max_iterations} of its samples"
+            self.log(f"update {number}: {uses}")

@@ -372,7 +372,7 @@ def test_the_compiled_form_is_the_plain_form() -> None:
         rows = compiled_batch["group_ids"] == place
         assert torch.equal(compiled_batch["actions"][rows], alone["actions"])
         assert torch.allclose(compiled_batch["old_log_probs"][rows], alone["old_log_probs"], atol=1e-5)
-    with pytest.raises(ConfigurationError, match="keys must be one for each state, got 1 for 6 states"):
+    with pytest.raises(ConfigurationError, match="the number of keys must be that of the states, got 1"):
         compiled_batch_collection(params, states, [0])
 
 
@@ -426,20 +426,20 @@ def test_a_manager_gives_new_ones_and_counts_every_use() -> None:
         (lambda: apply_reward_scaling([], "log"), "reward_scaling must be one of tanh, clip, none, got"),
         (lambda: CountBonus(-1.0), "the weight of a bonus must be at least 0, got -1.0"),
         (lambda: create_grpo_trainer(network(), CONFIG, kl_dead_zone=-1), "kl_dead_zone must be at least 0"),
-        (lambda: create_acquisition_state([]), "scms must have at least one, got none"),
+        (lambda: create_acquisition_state([]), "scms must be at least one, got 0"),
         (
             lambda: create_acquisition_state([create_random_scm(0, FAMILY), create_random_scm(0)]),
-            "scms[1] is of another family or surrogate than scms[0]: train families one after another",
+            "scms[1] must be of the family and surrogate of scms[0], got 'another': train",
         ),
         (
             lambda: collect_grpo_batch(
                 network(), {}, begun(2), create_random_scm(1, FAMILY), None, None, CONFIG, PLAIN, 0
             ),
-            "scms must be the models that the 2 states were made of, in order: make them by create_acq",
+            "scms must be the models that the states were made of, got 'others, or",
         ),
         (
-            lambda: create_random_scm(np.zeros(2, dtype=np.uint32)),  # type: ignore[arg-type]  # as jax.random.PRNGKey(0)
-            "key must be an int or a torch.Generator, got ndarray: for jax.random.key(0) write key=0, and for",
+            lambda: create_random_scm(np.zeros(2, dtype=np.uint32)),  # type: ignore[arg-type]  # JAX's
+            "key must be an int or a torch.Generator, got ndarray: for jax.random.key(0) write key=0",
         ),
         (
             lambda: create_grpo_trainer(network(), CONFIG)[0](
@@ -447,7 +447,7 @@ def test_a_manager_gives_new_ones_and_counts_every_use() -> None:
                 None,
                 {**sampled(), "rewards": torch.zeros(3)},  # type: ignore[arg-type]  # not reached
             ),
-            'batch["rewards"] must be one for each of 48 samples, got the shape (3,)',
+            'the shape of batch["rewards"] must be (48,), a number a sample, got (3,)',
         ),
     ],
 )

@@ -141,7 +141,7 @@ def test_a_curriculum_changes_models_and_settings_and_shares_the_experiments() -
     adjusted = adjust_grpo_config_for_difficulty(hard, SMALL)
     assert adjusted.entropy_coef == 2 * SMALL.entropy_coef
     assert adjusted.learning_rate == 0.5 * SMALL.learning_rate
-    with pytest.raises(ConfigurationError, match="schedule must have at least one Difficulty, got none"):
+    with pytest.raises(ConfigurationError, match="curriculum_schedule must have a Difficulty, got 'none'"):
         curriculum_enhanced_grpo([])
     with pytest.raises(ConfigurationError, match="total_steps of a difficulty must be above 0, got 0"):
         Difficulty(family=FAMILY, total_steps=0)

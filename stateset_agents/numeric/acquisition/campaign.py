@@ -70,7 +70,7 @@ def play_watching(
     while (goes_on := situation.goes_on).any():
         actions = choose(situation)
         values, is_set = measured(tasks, actions, len(experiments))
-        situation = situation.after(actions, situation.belief.updated(values, is_set), goes_on)
+        situation = situation.after(actions, situation.belief.updated(values, is_set, goes_on), goes_on)
         experiments.append(np.where(goes_on, actions, -1))
         if told is not None:
             told(experiments[-1], values[:, tasks.models.target])
@@ -78,7 +78,7 @@ def play_watching(
     recommended = situation.belief.effect_means().argmax(axis=1)
     return CampaignOutcome(
         regret=tasks.effects.max(axis=1) - tasks.effects[rows, recommended],
-        expected_regret=expected_regret(situation.belief, seed=seed),
+        expected_regret=expected_regret(situation.exact, seed=seed),
         num_experiments=(history >= 0).sum(axis=0),
         actions=history,
     )
@@ -90,6 +90,6 @@ def expected_regret(belief: Belief, *, seed: int = 0) -> Array:
     regrets = np.empty(len(belief))
     for part in np.array_split(np.arange(len(belief)), -(-len(belief) // _ROWS)):
         shape = (len(part), _DRAWS)
-        normals = random.standard_normal((*shape, *belief.means.shape[2:]))
+        normals = random.standard_normal((*shape, *belief.draw_shape))
         regrets[part] = belief.take(part).expected_regret(normals, random.random(shape))
     return regrets

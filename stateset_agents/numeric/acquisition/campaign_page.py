@@ -190,7 +190,7 @@ def _drawn(family: LinearFamily, name: str, player: Player, seed: int) -> dict[s
     """
     environment = AcquisitionEnv(family)
     environment.reset([seed])
-    tasks, belief = environment.tasks, environment.situation.belief
+    tasks, belief = environment.tasks, environment.situation.exact
     order, is_parent = belief.order[0, 0], belief.is_parent[0, 0]
     pairs = [(q, p) for p in range(len(order)) for q in range(p) if is_parent[p, q + 1]]  # by position
     moments = [_moment(environment, pairs)]
@@ -265,7 +265,7 @@ def _moment(environment: AcquisitionEnv, pairs: Sequence[tuple[int, int]]) -> di
     expected to take away.
     """
     situation = environment.situation
-    belief = situation.belief
+    belief = situation.exact
     means, deviations = belief.effect_moments()
     weights = belief.means[0, 0]
     spreads = _spreads(belief.covariances[:1, 0], pairs)[0]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -16,6 +18,7 @@ from stateset_agents.numeric.acquisition.campaign import measured
 from stateset_agents.numeric.acquisition.families import LinearFamily, Tasks
 from stateset_agents.numeric.acquisition.linear_models import Array, joined, taken
 from stateset_agents.numeric.acquisition.rules import RULES, Rule, Situation, expected_improvement
+from stateset_agents.numeric.acquisition.surrogates import Surrogate, SurrogateBelief
 from stateset_agents.numeric.environments.base import BoolArray, FloatArray, IntArray, Spec, Transition
 from stateset_agents.numeric.environments.base import Rule as EnvironmentRule
 from stateset_agents.types.errors import ConfigurationError
@@ -101,11 +104,13 @@ class AcquisitionEnv:
         reward: RewardKind = "regret",
         reward_scale: float = 1.0,
         max_experiments: int | None = None,
+        surrogate: Surrogate | None = None,
     ) -> None:
-        """`max_experiments`: truncates an episode; when absent, the budget alone ends it."""
+        """`max_experiments`: truncates an episode; when absent, the budget alone ends it. `surrogate`: what
+        believes in place of the exact posterior."""
         expect_that(reward in ("regret", "expected_regret"), "reward", "be regret or expected_regret", reward)
         expect_that(0 < reward_scale < np.inf, "reward_scale", "be above 0", reward_scale)
-        self.family, self._reward, self._scale = family, reward, reward_scale
+        self.family, self.surrogate, self._reward, self._scale = family, surrogate, reward, reward_scale
         self.spec = Spec(
             name="acquisition",
             observation_shape={
@@ -113,17 +118,9 @@ class AcquisitionEnv:
                 "context": (len(CONTEXT_FEATURES),),
             },
             num_actions=family.num_actions,
-            horizon=int(family.budget / family.costs[0] + 1e-9)
-            if max_experiments is None
-            else max_experiments,
+            horizon=family.most_experiments if max_experiments is None else max_experiments,
             components=("regret", "expected_regret", "cost"),
         )
-        random = np.random.default_rng(derive(0, "acquisition", "draws"))
-        size = family.num_variables
-        half = random.standard_normal((_DRAWS // 2, size, size + 1))
-        self._normals = np.concatenate([half, -half])  # the same for all rows and steps
-        self._uniforms = (np.arange(_DRAWS) + 0.5) / _DRAWS
-        random.shuffle(self._uniforms)
 
     # ------------------------------------------------------------------------------ as the protocol has it
 
@@ -156,7 +153,7 @@ class AcquisitionEnv:
                 "left: choose by action_mask()"
             )
         number = before.counts.sum(axis=1)
-        belief = before.belief.updated(*measured(self.tasks, actions, number))
+        belief = before.belief.updated(*measured(self.tasks, actions, number), goes_on)
         self.situation = before.after(actions, belief, goes_on)
         was, was_expected = self.regret, self.expected_regret
         self._look()
@@ -204,12 +201,29 @@ class AcquisitionEnv:
     def begin(self, tasks: Tasks) -> dict[str, FloatArray]:
         """`reset` with tasks that are there, one per row."""
         self.tasks = tasks
-        random = np.random.default_rng(0)
-        self.situation = Situation.first(tasks.belief, tasks.menu, tasks.budget, random)
-        _, deviations = tasks.belief.effect_moments()
+        belief = tasks.belief if self.surrogate is None else SurrogateBelief.begun(self.surrogate, tasks)
+        self.situation = Situation.first(belief, tasks.menu, tasks.budget, np.random.default_rng(0))
+        _, deviations = belief.effect_moments()
         self._unit: Array = np.sqrt((deviations**2).mean(axis=1)) + 1e-12
         self._look()
         return self.observe()
+
+    def believing(self, surrogate: Surrogate) -> Self:
+        """A copy in which this surrogate believes, of the same experiments.
+
+        Raises ConfigurationError where experiments were made by the exact posterior, which keeps none.
+        """
+        other, belief = copy.copy(self), self.situation.belief
+        other.surrogate = surrogate
+        other.begin(self.tasks)
+        if isinstance(belief, SurrogateBelief):
+            other.situation = replace(self.situation, belief=belief.by(surrogate))
+            other._look()
+        else:
+            rule, hint = "be 0, as it keeps none for a surrogate", "begin with the surrogate"
+            number = int(self.situation.counts.sum())
+            expect_that(not number, "experiments by the exact posterior", rule, number, hint)
+        return other
 
     def rule_actions(self, rule: Rule) -> IntArray:
         """[B] what a rule would do now; 0 for rows that have ended."""
@@ -232,9 +246,9 @@ class AcquisitionEnv:
     def _look(self) -> None:
         """Regrets, and each intervention's share of the drawn models in which it is best."""
         belief, size = self.situation.belief, len(self.situation)
+        normals, uniforms = _draws(belief.draw_shape)
         drawn = belief.sampled_effects(
-            np.broadcast_to(self._normals, (size, *self._normals.shape)),
-            np.broadcast_to(self._uniforms, (size, _DRAWS)),
+            np.broadcast_to(normals, (size, *normals.shape)), np.broadcast_to(uniforms, (size, _DRAWS))
         )
         recommended = belief.effect_means().argmax(axis=1)
         rows = np.arange(size)
@@ -263,7 +277,7 @@ class AcquisitionEnv:
             "share of what is left": np.minimum(costs / np.maximum(left, 1e-9), 2.0),
             "affordable": situation.affordable,
             "count": np.log1p(situation.counts),
-            "acts directly": self._acts_directly(),
+            "acts directly": situation.belief.acts_directly(),
             "variables set": set_size - 1.0,
             "range": np.log(np.sqrt((menu.values**2).sum(axis=2) / set_size)),
             "noise": np.log((menu.is_set * noise[:, None]).sum(axis=2) / set_size),
@@ -283,11 +297,12 @@ class AcquisitionEnv:
             "context": np.stack(list(context.values()), axis=-1).astype(np.float32),
         }
 
-    def _acts_directly(self) -> Array:
-        """[B, A] probability that a variable which is set is a parent of the target."""
-        belief = self.situation.belief
-        target = belief.position[..., None, None]
-        of_target = np.take_along_axis(belief.is_parent, target, axis=2)[:, :, 0, 1:]  # [B, K, d]
-        direct = (belief.plan.is_set & of_target[:, :, None, :]).any(axis=-1)
-        probabilities: Array = (belief.graph_weights[..., None] * direct).sum(axis=1)
-        return probabilities
+
+@cache
+def _draws(shape: tuple[int, ...]) -> tuple[Array, Array]:
+    """The numbers from which models are drawn, the same for all rows and steps."""
+    random = np.random.default_rng(derive(0, "acquisition", "draws"))
+    half = random.standard_normal((_DRAWS // 2, *shape))
+    uniforms = (np.arange(_DRAWS) + 0.5) / _DRAWS
+    random.shuffle(uniforms)
+    return np.concatenate([half, -half]), uniforms

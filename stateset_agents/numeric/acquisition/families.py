@@ -6,6 +6,7 @@ are drawn as arrays.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
@@ -43,6 +44,10 @@ class Tasks(Rows):
     """True E[target | do(intervention)] of the whole menu."""
     keys: np.ndarray  # [B] uint64
     """Keys of the streams from which experiments draw their noise."""
+    observations: Array  # [B, n, d]
+    """Rows of observational data, which `belief` has learned."""
+    family: LinearFamily
+    """The family that drew them."""
 
     def noise(self, experiment: int | Ints) -> Array:
         """[B, d] standard normal numbers of experiment 0, 1, ... of each task, whatever was done before.
@@ -119,6 +124,11 @@ class LinearFamily:
             )
 
     @property
+    def most_experiments(self) -> int:
+        """Experiments that the budget pays where all have the lowest cost."""
+        return int(self.budget / self.costs[0] + 1e-9)
+
+    @property
     def num_actions(self) -> int:
         """Interventions of the menu."""
         return len(self._sets())
@@ -158,12 +168,12 @@ class LinearFamily:
         belief = Belief.prior(
             is_parent=is_parent, order=order, noise=noise, scale=scale, target=size - 1, menu=menu
         )
-        if self.num_observations:
-            drawn = stream.normals(self.num_observations * size).reshape(-1, self.num_observations, size)
-            nothing = np.zeros((len(keys), size), dtype=np.bool_)
-            observed = models.sample(nothing, np.zeros((len(keys), size)), drawn)
-            for index in range(self.num_observations):
-                belief = belief.updated(observed[:, index])
+        shape = (len(keys), self.num_observations, size)
+        drawn = stream.normals(shape[1] * size).reshape(shape)
+        nothing = np.zeros((len(keys), size), dtype=np.bool_)
+        observations = models.sample(nothing, np.zeros((len(keys), size)), drawn)
+        for index in range(self.num_observations):
+            belief = belief.updated(observations[:, index])
         return Tasks(
             models=models,
             belief=belief,
@@ -171,6 +181,8 @@ class LinearFamily:
             budget=np.full(len(keys), self.budget),
             effects=models.effects(menu),
             keys=keys,
+            observations=observations,
+            family=self,
         )
 
     def _graphs(self, stream: _Stream) -> tuple[Ints, Bools]:
@@ -206,6 +218,22 @@ class LinearFamily:
             values=signs * padded[:, None, :],
             costs=price @ is_set[:, :-1].T.astype(np.float64),
         )
+
+
+def as_key(key: int | torch.Generator) -> int:
+    """The seed that a key stands for: an int itself, or a number drawn from a generator.
+
+    Raises ConfigurationError for anything else, such as a key of JAX.
+    """
+    if isinstance(key, torch.Generator):
+        return int(torch.randint(1 << 62, (), generator=key))
+    try:
+        return operator.index(key)
+    except TypeError:
+        raise ConfigurationError(
+            f"key must be an int or a torch.Generator, got {type(key).__name__}: for jax.random.key(0) write "
+            "key=0, and for keys that were split key=0, 1, 2, ..."
+        ) from None
 
 
 class _Stream:

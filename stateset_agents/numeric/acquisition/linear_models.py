@@ -153,7 +153,7 @@ def at_target(regressors: Array, position: Ints) -> Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Belief(Rows):
-    """The posterior of B models, each under K graphs, whose arrays are in topological order."""
+    """The exact posterior of B models, each under K graphs, whose arrays are in topological order."""
 
     is_parent: Bools  # [B, K, d, d + 1]
     """True where the variable at one position is a parent of another; the intercept is in front."""
@@ -195,7 +195,7 @@ class Belief(Rows):
             plan=planned(menu, order),
         )
 
-    def where(self, changes: Bools, other: Belief) -> Belief:
+    def where(self, changes: Bools, other: Self) -> Self:
         """A belief that is this one in the rows where `changes` [B] is True, else the other."""
         return replace(
             self,
@@ -206,17 +206,19 @@ class Belief(Rows):
 
     # ------------------------------------------------------------------------------------------ learning
 
-    def updated(self, values: Array, is_set: Bools | None = None) -> Belief:
+    def updated(self, values: Array, is_set: Bools | None = None, rows: Bools | None = None) -> Self:
         """The posterior after one observation of every model. `values`: [B, d] by the variables' numbers;
-        `is_set`: [B, d] what the experiment set, nothing when absent."""
+        `is_set`: [B, d] what the experiment set, nothing when absent; `rows`: [B] which models are observed,
+        all when absent."""
         by_position = np.take_along_axis(values[:, None, :], self.order, axis=2)
         if is_set is None:
             held = np.zeros(self.order.shape, dtype=np.bool_)
         else:
             held = np.take_along_axis(is_set[:, None, :], self.order, axis=2)
-        return self._learned(by_position, held)
+        learned = self._learned(by_position, held)
+        return learned if rows is None or rows.all() else learned.where(rows, self)
 
-    def _learned(self, found: Array, held: Bools) -> Belief:
+    def _learned(self, found: Array, held: Bools) -> Self:
         """`found`, `held`: [B, K, d] by position."""
         regressors = _with_one(found)
         num_variables = found.shape[-1]
@@ -240,9 +242,22 @@ class Belief(Rows):
     # ------------------------------------------------------------------------------------------ effects
 
     @property
+    def draw_shape(self) -> tuple[int, ...]:
+        """Shape of the normal numbers of one drawn model."""
+        return self.means.shape[2:]
+
+    @property
     def graph_weights(self) -> Array:
         """[B, K] probabilities of the graphs."""
         return np.exp(self.log_weights)
+
+    def acts_directly(self) -> Array:
+        """[B, A] probability that a variable which is set is a parent of the target."""
+        target = self.position[..., None, None]
+        of_target = np.take_along_axis(self.is_parent, target, axis=2)[:, :, 0, 1:]  # [B, K, d]
+        direct = (self.plan.is_set & of_target[:, :, None, :]).any(axis=-1)
+        probabilities: Array = (self.graph_weights[..., None] * direct).sum(axis=1)
+        return probabilities
 
     def effect_means(self) -> Array:
         """[B, A] posterior mean of E[target | do(intervention)].
@@ -315,14 +330,12 @@ class Belief(Rows):
         `normals` and `uniforms` as in `sampled_effects`.
         """
         drawn = self.sampled_effects(normals, uniforms)
-        recommended = self.effect_means().argmax(axis=1)[:, None, None]
-        chosen = np.take_along_axis(drawn, np.broadcast_to(recommended, (*drawn.shape[:2], 1)), axis=2)[
-            ..., 0
-        ]
+        recommended = self.effect_means().argmax(axis=1)
+        chosen = drawn[np.arange(len(self)), :, recommended]
         regret: Array = (drawn.max(axis=2) - chosen).mean(axis=1)
         return regret
 
-    def imagined(self, actions: Ints, normals: Array, uniforms: Array) -> Belief:
+    def imagined(self, actions: Ints, normals: Array, uniforms: Array) -> Self:
         """The belief after an experiment whose outcome is drawn from what is predicted.
 
         `actions`: [B]; `normals`: [B, d] by the variables' numbers; `uniforms`: [B], which choose the graph.

@@ -38,7 +38,7 @@ def rollout_regrets(situation: Situation, base: Rule, *, samples: int, draws: in
     """
     after, shape = _after_each(situation, samples)
     random, (num_models, _, _) = situation.random, shape
-    size = situation.belief.order.shape[2]
+    size = situation.exact.order.shape[2]
     rows = np.arange(len(after.left))
     regrets = np.empty(len(rows))
     end_normals = _pairs(random, num_models * samples, draws, (size, size + 1))
@@ -48,7 +48,7 @@ def rollout_regrets(situation: Situation, base: Rule, *, samples: int, draws: in
         ended = np.flatnonzero(~goes_on)
         if len(ended):
             of = rows[ended] // (shape[1] * samples) * samples + rows[ended] % samples  # equal for all A
-            regrets[rows[ended]] = after.belief.take(ended).expected_regret(end_normals[of], end_uniforms[of])
+            regrets[rows[ended]] = after.exact.take(ended).expected_regret(end_normals[of], end_uniforms[of])
             going = np.flatnonzero(goes_on)
             after, rows = after.take(going), rows[going]
             if not len(rows):
@@ -81,7 +81,7 @@ def _after_each(situation: Situation, samples: int) -> tuple[Situation, tuple[in
     """[B * A * samples] rows, each after an experiment, and that shape."""
     num_models, num_actions = situation.costs.shape
     shape = (num_models, num_actions, samples)
-    normals = _pairs(situation.random, num_models, samples, (situation.belief.order.shape[2],))
+    normals = _pairs(situation.random, num_models, samples, (situation.exact.order.shape[2],))
     uniforms = situation.random.random((num_models, samples))
     rows = np.repeat(np.arange(num_models), num_actions * samples)
     actions = np.tile(np.repeat(np.arange(num_actions), samples), num_models)

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stateset_agents.numeric.acquisition.environment import CANDIDATE_FEATURES, CONTEXT_FEATURES
-from stateset_agents.numeric.policy import linear_layer
+from stateset_agents.numeric.acquisition.families import as_key
+from stateset_agents.numeric.policy import as_tensors, linear_layer
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import expect_that
 
@@ -34,6 +35,16 @@ class AcquisitionPolicyNetwork(nn.Module):
         self.from_pooled = linear_layer(2 * hidden + context, hidden, root, generator)
         self.score = linear_layer(hidden, 1, 0.01, generator)
         self.value = linear_layer(hidden, 1, 1.0, generator) if critic else None
+
+    def init(self, key: int | torch.Generator, state: Any) -> dict[str, Tensor]:
+        """New parameters for the functional form, a function of `key` alone; the network keeps its own.
+
+        `state`: an `AcquisitionState`, which is scored once, so that one that does not fit raises here.
+        """
+        hidden, critic = self.mix.in_features, self.value is not None
+        fresh = AcquisitionPolicyNetwork(hidden=hidden, critic=critic, seed=as_key(key))
+        fresh.requires_grad_(False)(as_tensors(state.observations))
+        return dict(fresh.named_parameters())
 
     def forward(self, observations: Any) -> Tensor:
         """[B, A] logits of `candidates` [B, A, 13] and `context` [B, 5]."""

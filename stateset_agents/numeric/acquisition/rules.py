@@ -14,6 +14,8 @@ import numpy as np
 import torch
 
 from stateset_agents.numeric.acquisition.linear_models import Array, Belief, Bools, Ints, Menu, Rows
+from stateset_agents.numeric.acquisition.surrogates import EffectBelief
+from stateset_agents.types.errors import ConfigurationError
 
 _SAMPLES = 64
 """Models drawn from the posterior for the probability of being best."""
@@ -23,7 +25,7 @@ _SAMPLES = 64
 class Situation(Rows):
     """Information that a rule may use before an experiment."""
 
-    belief: Belief
+    belief: EffectBelief
     costs: Array  # [B, A]
     left: Array  # [B]
     """Budget that is left."""
@@ -32,7 +34,7 @@ class Situation(Rows):
     random: np.random.Generator
 
     @classmethod
-    def first(cls, belief: Belief, menu: Menu, budget: Array, random: np.random.Generator) -> Self:
+    def first(cls, belief: EffectBelief, menu: Menu, budget: Array, random: np.random.Generator) -> Self:
         """The situation before the first experiment."""
         counts = np.zeros(menu.costs.shape, dtype=np.int64)
         return cls(belief=belief, costs=menu.costs, left=budget, counts=counts, random=random)
@@ -53,22 +55,34 @@ class Situation(Rows):
         chosen: Ints = np.where(self.affordable, scores, -np.inf).argmax(axis=1)
         return chosen
 
-    def after(self, actions: Ints, belief: Belief, goes_on: Bools) -> Self:
-        """The situation after these experiments, of which `belief` has learned; rows that have ended stay."""
+    def after(self, actions: Ints, belief: EffectBelief, goes_on: Bools) -> Self:
+        """The situation after these experiments, of which `belief` has learned; rows that do not go on stay,
+        in `belief` too."""
         rows = np.arange(len(actions))
         counts = self.counts.copy()
         counts[rows, actions] += goes_on
         return replace(
             self,
-            belief=belief if goes_on.all() else belief.where(goes_on, self.belief),
+            belief=belief,
             left=self.left - np.where(goes_on, self.costs[rows, actions], 0.0),
             counts=counts,
         )
 
     def imagined(self, actions: Ints, normals: Array, uniforms: Array) -> Self:
         """The situation after an experiment with a predicted outcome; a row that cannot pay it stays."""
-        belief = self.belief.imagined(actions, normals, uniforms)
-        return self.after(actions, belief, self.affordable[np.arange(len(actions)), actions])
+        pays = self.affordable[np.arange(len(actions)), actions]
+        belief = self.exact.imagined(actions, normals, uniforms)
+        return self.after(actions, belief if pays.all() else belief.where(pays, self.exact), pays)
+
+    @property
+    def exact(self) -> Belief:
+        """The exact posterior, from which outcomes can be imagined."""
+        if isinstance(self.belief, Belief):
+            return self.belief
+        raise ConfigurationError(
+            "looking ahead imagines outcomes by the exact posterior, and here a surrogate believes: take a "
+            "rule of RULES, or leave the surrogate out"
+        )
 
 
 Rule = Callable[[Situation], Ints]
@@ -121,7 +135,7 @@ def sd(situation: Situation) -> Ints:
 
 def _draws(situation: Situation, samples: int) -> Array:
     belief, random = situation.belief, situation.random
-    shape = (len(belief), samples, *belief.means.shape[2:])
+    shape = (len(belief), samples, *belief.draw_shape)
     return belief.sampled_effects(random.standard_normal(shape), random.random(shape[:2]))
 
 

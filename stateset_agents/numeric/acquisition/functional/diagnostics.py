@@ -7,21 +7,19 @@ fresh policy over 49 actions has ln 49 = 3.89 nats and is well.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
 from stateset_agents.numeric.acquisition.functional.config import GRPOConfig
 from stateset_agents.numeric.acquisition.functional.update import GRPOUpdate
 from stateset_agents.tracking.monitors import Finding, graded, monitors
-from stateset_agents.types.settings import expect_that
 
 
-def update_findings(update: GRPOUpdate, config: GRPOConfig, *, num_actions: int) -> list[Finding]:
+def update_findings(update: GRPOUpdate, config: GRPOConfig | None = None) -> list[Finding]:
     """advantages_normalized, advantages_raw, entropy_reasonable, kl_bounded and gradients_stable.
 
-    Each is ok, warn or fail, with advice. `num_actions`: that could be paid, on average or at most."""
-    expect_that(num_actions >= 2, "num_actions", "be at least 2", num_actions, "one leaves no choice")
+    Each is ok, warn or fail, with advice. `config`: of the update; the document's when absent."""
+    max_grad_norm = (config or GRPOConfig()).max_grad_norm
     advantages = graded(
         "value bias",
         abs(update.mean_advantage),
@@ -35,31 +33,34 @@ def update_findings(update: GRPOUpdate, config: GRPOConfig, *, num_actions: int)
         "group_size up, reward_scaling tanh with a lower reward_clip_value, more diverse starts",
     )
     distance = f"KL {update.approx_kl:.3g} to the policy that chose"
-    norm = f"norm {update.grad_norm:.3g} before clipping at {config.max_grad_norm:g}"
+    norm = f"norm {update.grad_norm:.3g} before clipping at {max_grad_norm:g}"
     return [
         replace(advantages, check="advantages_normalized"),
         replace(spread, check="advantages_raw"),
-        _entropy(update.mean_entropy / math.log(num_actions), num_actions),
+        _entropy(update),
         replace(graded("inner passes", update.approx_kl / 0.1, distance), check="kl_bounded"),
-        replace(graded("gradients", update.grad_norm / config.max_grad_norm, norm), check="gradients_stable"),
+        replace(graded("gradients", update.grad_norm / max_grad_norm, norm), check="gradients_stable"),
     ]
 
 
 def debug_grpo_update(
-    update: GRPOUpdate, config: GRPOConfig, *, num_actions: int, say: Callable[[str], None] = print
+    update_info: GRPOUpdate, *, config: GRPOConfig | None = None, say: Callable[[str], None] = print
 ) -> bool:
     """Say each finding in a line with ✓, ! or ✗; True if all are ok."""
-    findings = update_findings(update, config, num_actions=num_actions)
+    findings = update_findings(update_info, config)
     for finding in findings:
         say(str(finding))
     return all(finding.verdict == "ok" for finding in findings)
 
 
-def _entropy(share: float, num_actions: int) -> Finding:
-    level = f"{share:.1%} of the most that {num_actions} actions can have"
+def _entropy(update: GRPOUpdate) -> Finding:
+    """A share of the most that there can be; in nats, with the document's .1, where that is not known."""
     monitor = monitors()["entropy"]
-    if share < 1 / monitor.fail:
+    if update.max_entropy is None:
+        level, collapsed = f"{update.mean_entropy:.3g} nats", update.mean_entropy < 0.1
+    else:
+        share = update.mean_entropy / update.max_entropy if update.max_entropy else 1.0
+        level, collapsed = f"{share:.1%} of the most that there can be", share < 1 / monitor.fail
+    if collapsed:
         return Finding("entropy_reasonable", "fail", f"{level}: it collapsed", monitor.advice)
-    if share > 1.0 + 1e-6:
-        return Finding("entropy_reasonable", "fail", level, f"num_actions {num_actions} is too few: give all")
     return Finding("entropy_reasonable", "ok", level)

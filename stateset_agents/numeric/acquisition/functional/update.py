@@ -10,7 +10,7 @@ there is no critic (https://arxiv.org/abs/2402.03300).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -26,28 +26,37 @@ from stateset_agents.numeric.acquisition.functional.batch import (
     Apply,
     GRPOBatch,
     Params,
+    SCMs,
+    States,
     applied,
     collect_grpo_batch,
     compute_advantages,
+    grpo_with_exploration,
     initial_params,
     sampled,
 )
 from stateset_agents.numeric.acquisition.functional.config import GRPOConfig
-from stateset_agents.numeric.acquisition.functional.rewards import Bonus, RewardConfig
+from stateset_agents.numeric.acquisition.functional.rewards import ExplorationStrategy, RewardConfig
 from stateset_agents.numeric.acquisition.functional.states import (
     AcquisitionState,
+    check_scms,
     create_acquisition_state,
     create_random_scm,
+    joined_states,
 )
+from stateset_agents.numeric.acquisition.network import AcquisitionPolicyNetwork
+from stateset_agents.numeric.acquisition.surrogates import Surrogate
+from stateset_agents.numeric.policy import as_tensors
 from stateset_agents.numeric.rollout import action_keys, uniforms
 from stateset_agents.numeric.update import StepBatch, action_logprobs, minibatch_loss
+from stateset_agents.rewards.composites import RewardScaling
 from stateset_agents.runs.settings import schedule
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.settings import expect_that
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class GRPOUpdate:
     """Measurements of one update; losses are those of the parameters before it."""
 
@@ -73,6 +82,8 @@ class GRPOUpdate:
     """Nats."""
     approx_kl: float
     """KL(old || policy), k3: 0 in the first use of a batch."""
+    max_entropy: float | None = None
+    """Nats of a policy that takes all payable actions alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -81,87 +92,88 @@ class OptimizerState:
 
     means: Params
     squares: Params
+    update_step: UpdateStep
+    """What it is for."""
     num_updates: int = 0
     """Steps that moved the parameters."""
     num_experiments: int = 0
     """Experiments of the batches so far, every use counted; the learning rate falls by this number."""
 
 
-UpdateStep = Callable[
-    [Params, OptimizerState, GRPOBatch], tuple[dict[str, Tensor], OptimizerState, GRPOUpdate]
-]
+@dataclass(frozen=True, slots=True, eq=False)
+class UpdateStep:
+    """One update as a pure function: the same values give the same results, inputs stay as they are, and
+    nothing random is in it. Made by `create_grpo_trainer`."""
 
+    policy_network: nn.Module
+    config: GRPOConfig
+    reference: Params | None
+    """What the KL is to; None without one."""
+    kl_dead_zone: float
+    compile: bool
 
-def create_grpo_trainer(
-    policy_network: nn.Module,
-    config: GRPOConfig,
-    *,
-    kl_dead_zone: float = 0.0,
-    compile: bool = False,
-    chunk_size: int | None = None,
-) -> tuple[UpdateStep, Callable[[Params], OptimizerState]]:
-    """(update_step, optimizer_init). Both are pure: the same values give the same results, and inputs stay as
-    they are; nothing random is in them.
-
-    `kl_dead_zone`: below so many nats of KL (k3) there is no penalty; the reference is the network as it is
-    now, and kept only where kl_penalty_coeff is above 0. `compile`: the forward pass by `torch.compile`.
-    `chunk_size`: samples of a piece of the gradient; any size gives the same step. An update whose loss or
-    gradient is not finite changes nothing.
-
-    >>> update_step, optimizer_init = create_grpo_trainer(network, config)
-    >>> params, opt_state, seen = update_step(params, optimizer_init(params), batch)
-    """
-    expect_that(0 <= kl_dead_zone < math.inf, "kl_dead_zone", "be at least 0", kl_dead_zone)
-    expect_that(chunk_size is None or chunk_size >= 1, "chunk_size", "be at least 1", chunk_size)
-    apply = applied(policy_network, compile=compile)
-    reference = initial_params(policy_network) if config.beta else None
-
-    def update_step(
-        params: Params, opt_state: OptimizerState, batch: GRPOBatch
+    def __call__(
+        self, params: Params, opt_state: OptimizerState, batch: GRPOBatch, *, chunk_size: int | None = None
     ) -> tuple[dict[str, Tensor], OptimizerState, GRPOUpdate]:
+        """New parameters, a new state, and measurements. An update whose loss or gradient is not finite
+        changes no parameter. `chunk_size`: samples of a piece of the gradient; any gives the same step."""
+        expect_that(chunk_size is None or chunk_size >= 1, "chunk_size", "be at least 1", chunk_size)
+        config, apply = self.config, applied(self.policy_network, compile=self.compile)
         steps = _steps(batch, config)
-        chosen = config
-        if reference is not None:
-            steps = replace(steps, ref_logprobs=_log_probs(apply, reference, steps, chunk_size))
+        if self.reference is not None:
+            steps = replace(steps, ref_logprobs=_log_probs(apply, self.reference, steps, chunk_size))
             now = _log_probs(apply, params, steps, chunk_size)
             assert steps.ref_logprobs is not None
-            if float(estimate(now, steps.ref_logprobs).mean()) <= kl_dead_zone:
-                chosen = config.model_copy(update={"beta": 0.0})
-        loss, metrics, gradients = _gradients(apply, params, steps, chosen, chunk_size)
+            if float(estimate(now, steps.ref_logprobs).mean()) <= self.kl_dead_zone:
+                config = config.model_copy(update={"beta": 0.0})
+        loss, metrics, gradients = _gradients(apply, params, steps, config, chunk_size)
         norm = float(nn.utils.get_total_norm(gradients.values()))
-        measurements = _seen(batch, steps, metrics, norm, chosen, kl_dead_zone)
+        measurements = _measured(batch, steps, metrics, norm, config, self.kl_dead_zone)
         shrunk = min(1.0, config.max_grad_norm / (norm + 1e-6))  # as clip_grad_norm_ has it
         clipped = {name: shrunk * part for name, part in gradients.items()}
-        moved = replace(opt_state, num_experiments=opt_state.num_experiments + batch.num_experiments)
+        number = opt_state.num_experiments + batch["num_experiments"]
+        moved = replace(opt_state, num_experiments=number, update_step=self)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             return dict(params), moved, measurements
         return (*_moved(params, clipped, moved, opt_state.num_experiments, config), measurements)
 
-    def optimizer_init(params: Params) -> OptimizerState:
+    def init(self, params: Params) -> OptimizerState:
+        """The state before the first update."""
         zeros = {name: torch.zeros_like(each) for name, each in params.items()}
-        return OptimizerState(means=zeros, squares=dict(zeros))
+        return OptimizerState(means=zeros, squares=dict(zeros), update_step=self)
 
-    return update_step, optimizer_init
+
+def create_grpo_trainer(
+    policy_network: nn.Module, config: GRPOConfig, *, kl_dead_zone: float = 0.0, compile: bool = False
+) -> tuple[UpdateStep, Callable[[Params], OptimizerState]]:
+    """(update_step, optimizer_init), both pure functions.
+
+    `kl_dead_zone`: below so many nats of KL (k3) there is no penalty; the reference is the network as it is
+    now, and kept only where kl_penalty_coeff is above 0. `compile`: the forward pass by `torch.compile`.
+
+    >>> update_step, optimizer_init = create_grpo_trainer(network, config)
+    >>> params, opt_state, update = update_step(params, optimizer_init(params), batch)
+    """
+    expect_that(0 <= kl_dead_zone < math.inf, "kl_dead_zone", "be at least 0", kl_dead_zone)
+    reference = initial_params(policy_network) if config.beta else None
+    update_step = UpdateStep(policy_network, config, reference, kl_dead_zone, compile)
+    return update_step, update_step.init
 
 
 def memory_efficient_grpo_update(
-    policy_network: nn.Module,
-    params: Params,
-    opt_state: OptimizerState,
-    batch: GRPOBatch,
-    config: GRPOConfig,
-    *,
-    chunk_size: int = 16,
+    params: Params, opt_state: OptimizerState, large_batch: GRPOBatch, chunk_size: int = 16
 ) -> tuple[dict[str, Tensor], OptimizerState, GRPOUpdate]:
     """One update, with the activations of `chunk_size` samples in memory at a time. Advantages are of whole
-    groups, and the pieces' gradients make one step."""
-    update_step, _ = create_grpo_trainer(policy_network, config, chunk_size=chunk_size)
-    return update_step(params, opt_state, batch)
+    groups, and the pieces' gradients make one step, that of the trainer whose `opt_state` it is."""
+    return opt_state.update_step(params, opt_state, large_batch, chunk_size=chunk_size)
 
 
-def compiled_grpo_update(policy_network: nn.Module, config: GRPOConfig) -> UpdateStep:
-    """`create_grpo_trainer`'s update_step, whose forward and backward pass is compiled at the first call."""
-    return create_grpo_trainer(policy_network, config, compile=True)[0]
+def compiled_grpo_update(
+    params: Params, opt_state: OptimizerState, batch_data: GRPOBatch
+) -> tuple[dict[str, Tensor], OptimizerState, GRPOUpdate]:
+    """The update of the trainer whose `opt_state` it is, with its forward and backward pass compiled at the
+    first call."""
+    return replace(opt_state.update_step, compile=True)(params, opt_state, batch_data)
 
 
 # ------------------------------------------------------------------------------------------ inside
@@ -169,18 +181,27 @@ def compiled_grpo_update(policy_network: nn.Module, config: GRPOConfig) -> Updat
 
 def _steps(batch: GRPOBatch, config: GRPOConfig) -> StepBatch:
     """The batch as `minibatch_loss` wants it: each sample is an episode of one step."""
-    size = batch.group_size
-    advantages = compute_advantages(batch.rewards.reshape(-1, size), config).reshape(-1)
+    number, rewards = len(batch["actions"]), torch.as_tensor(batch["rewards"])
+    shape = tuple(rewards.shape)
+    expect_that(
+        shape == (number,), 'the shape of batch["rewards"]', f"be ({number},), a number a sample", shape
+    )
+    advantages = compute_advantages(_by_group(batch), config).reshape(-1)
     return StepBatch(
-        observations=batch.states,
-        masks=batch.masks,
-        actions=batch.actions,
-        old_logprobs=batch.old_log_probs,
-        advantages=advantages.to(batch.old_log_probs.dtype),
-        trajectory_ids=torch.arange(len(batch)),
-        lengths=torch.ones(len(batch), dtype=torch.int64),
+        observations=as_tensors(batch["states"].observations),
+        masks=torch.from_numpy(batch["states"].mask),
+        actions=batch["actions"],
+        old_logprobs=batch["old_log_probs"],
+        advantages=advantages.to(batch["old_log_probs"].dtype),
+        trajectory_ids=torch.arange(number),
+        lengths=torch.ones(number, dtype=torch.int64),
         max_length=1,
     )
+
+
+def _by_group(batch: GRPOBatch) -> Tensor:
+    """[S, G] rewards."""
+    return torch.as_tensor(batch["rewards"]).reshape(int(batch["group_ids"].max()) + 1, -1)
 
 
 def _pieces(batch: StepBatch, size: int | None) -> Iterator[StepBatch]:
@@ -254,10 +275,10 @@ def _moved(
     return new, replace(state, means=means, squares=squares, num_updates=state.num_updates + 1)
 
 
-def _seen(
+def _measured(
     batch: GRPOBatch, steps: StepBatch, metrics: Metrics, norm: float, config: GRPOConfig, dead_zone: float
 ) -> GRPOUpdate:
-    measured, rewards = metrics.to_dict(), batch.rewards
+    measured, rewards = metrics.to_dict(), _by_group(batch)
     entropy = measured["policy/entropy"]
     entropy_loss = -config.entropy_coef * entropy
     penalty = config.beta * max(0.0, measured.get("kl/reference", 0.0) - dead_zone)
@@ -267,13 +288,14 @@ def _seen(
         kl_penalty=penalty,
         total_loss=measured["loss/policy"] + entropy_loss + penalty,
         grad_norm=norm,
-        group_baseline=float(rewards.reshape(-1, batch.group_size).mean(dim=1).mean()),
+        group_baseline=float(rewards.mean(dim=1).mean()),
         mean_reward=float(rewards.mean()),
         reward_std=float(rewards.std(correction=0)),
         mean_advantage=float(steps.advantages.mean()),
         advantage_std=float(steps.advantages.std(correction=0)),
         mean_entropy=entropy,
         approx_kl=measured["kl/old"],
+        max_entropy=float(np.log(batch["states"].mask.sum(axis=1)).mean()),
     )
 
 
@@ -283,125 +305,88 @@ def _seen(
 # of a batch are of the policy that chose its actions and stay so however often it is used; the ratio to
 # them is what the clip bounds. `num_iterations` counts all uses, the first included.
 
+Samples = GRPOBatch | Sequence[Any]
+"""A batch, or samples of one's own, such as tuples of state, action, reward and log-prob."""
+Collect = Callable[[], Samples]
+Log = Callable[[str], None]
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class SampleReuseManager:
     """Samples to train on, and how often they have been used."""
 
-    current_samples: GRPOBatch | None = None
-    reuse_iteration: int = 0
+    current_samples: Samples
+    """Empty before the first ones."""
+    reuse_iteration: int
     """Uses of it so far."""
     max_iterations: int
 
     def should_collect_new_samples(self, required_size: int) -> bool:
-        """True if there are no samples, too few, or if they have been used `max_iterations` times."""
+        """True if there are too few samples, or if they have been used `max_iterations` times."""
         held = self.current_samples
-        return held is None or len(held) < required_size or self.reuse_iteration >= self.max_iterations
+        number = len(held["actions"]) if isinstance(held, Mapping) else len(held)
+        return number < max(required_size, 1) or self.reuse_iteration >= self.max_iterations
 
     def update_for_reuse(self) -> SampleReuseManager:
         """The manager after one more use of its samples."""
         return replace(self, reuse_iteration=self.reuse_iteration + 1)
 
-    def reset_with_new_samples(self, samples: GRPOBatch) -> SampleReuseManager:
+    def reset_with_new_samples(self, new_samples: Samples) -> SampleReuseManager:
         """The manager with new samples; their first use is counted already."""
-        return replace(self, current_samples=samples, reuse_iteration=1)
+        return replace(self, current_samples=new_samples, reuse_iteration=1)
 
 
 def create_sample_reuse_manager(config: GRPOConfig) -> SampleReuseManager:
     """Empty, for `num_iterations` uses of each batch."""
-    return SampleReuseManager(max_iterations=config.num_iterations)
-
-
-LOG_EVERY, REUSE_EVERY = 100, 50
-"""Updates between two lines of the log, and between two counts of how often samples were used."""
-
-Collect = Callable[[Params, int], GRPOBatch]
-"""(parameters, key) -> new samples."""
-Log = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Trained:
-    """Result of a training loop."""
-
-    params: dict[str, Tensor]
-    opt_state: OptimizerState
-    updates: tuple[GRPOUpdate, ...]
-    num_experiments: int
-
-    def load_into(self, policy_network: nn.Module) -> None:
-        """Give the network these parameters."""
-        policy_network.load_state_dict(self.params)
-
-
-def collect_grpo_batch_with_reuse(
-    collect: Collect, params: Params, manager: SampleReuseManager, *, required_size: int, key: int
-) -> tuple[GRPOBatch, SampleReuseManager]:
-    """The samples of this update, new ones where they are due, and the manager after this use."""
-    if manager.should_collect_new_samples(required_size):
-        samples = collect(params, key)
-        return samples, manager.reset_with_new_samples(samples)
-    assert manager.current_samples is not None
-    return manager.current_samples, manager.update_for_reuse()
+    return SampleReuseManager((), 0, config.num_iterations)
 
 
 def training_step_with_reuse(
-    update_step: UpdateStep,
-    collect: Collect,
-    params: Params,
-    opt_state: OptimizerState,
-    manager: SampleReuseManager,
-    *,
-    required_size: int,
-    key: int,
-) -> tuple[dict[str, Tensor], OptimizerState, SampleReuseManager, GRPOUpdate]:
-    """One update, of new samples or of those that are held."""
-    batch, manager = collect_grpo_batch_with_reuse(
-        collect, params, manager, required_size=required_size, key=key
-    )
-    params, opt_state, update = update_step(params, opt_state, batch)
-    return params, opt_state, manager, update
+    manager: SampleReuseManager, config: GRPOConfig, collect: Collect | None = None, *, log: Log = print
+) -> tuple[Any, SampleReuseManager]:
+    """The samples of this step, and the manager after this use: new ones of `collect` where they are due.
+
+    Raises ConfigurationError where they are due and there is no `collect`.
+    """
+    if not manager.should_collect_new_samples(config.group_size):
+        manager = manager.update_for_reuse()
+        log(f"Reusing samples (iteration {manager.reuse_iteration})")
+        return manager.current_samples, manager
+    if collect is None:
+        raise ConfigurationError(
+            "new samples are due: write training_step_with_reuse(manager, config, collect), collect() being "
+            "what makes them"
+        )
+    manager = manager.reset_with_new_samples(collect())
+    log("Collected fresh samples")
+    return manager.current_samples, manager
 
 
-# ------------------------------------------------------------------------------------------ states
-
-
-def generate_scms_for_difficulty(difficulty: Difficulty, number: int, *, key: int) -> Tasks:
-    """`number` models of its family; a function of `key` alone."""
-    return create_random_scm(key, difficulty.family, number=number)
-
-
-def generate_initial_states(
+def collect_grpo_batch_with_reuse(
     policy_network: nn.Module,
     params: Params,
-    difficulty: Difficulty,
-    number: int,
-    *,
-    key: int,
-    apply: Apply | None = None,
-) -> AcquisitionState:
-    """`number` states that the policy meets: each a task of its own, which the policy has played until as
-    much of the budget was spent as chance says, so that starts, middles and ends are trained. Every one can
-    pay an experiment."""
-    apply = apply or applied(policy_network)
-    family = difficulty.family
-    states = create_acquisition_state(family, generate_scms_for_difficulty(difficulty, number, key=key))
-    least = 1.0 - np.random.default_rng(derive(key, "left")).random(number)  # of the budget's share
-    keys = action_keys(derive(key, "walk"), 0, number, 1)
-    parts: list[AcquisitionState] = []
-    step = 0
-    while True:
-        actions, _ = sampled(apply, params, states, uniforms(keys, step))
-        after = states.after(actions)
-        stays = (after.worth()["cost"] < least) | ~after.goes_on
-        parts.append(states.take(np.flatnonzero(stays)))
-        goes = np.flatnonzero(~stays)
-        if not len(goes):
-            return parts[0].joined(parts[1:])
-        states, least, keys, step = after.take(goes), least[goes], keys[goes], step + 1
+    states: States,
+    scms: SCMs,
+    surrogate_model: Surrogate | None,
+    surrogate_params: Any,
+    config: GRPOConfig,
+    reward_config: RewardConfig | None,
+    sample_reuse_manager: SampleReuseManager,
+    key: int | torch.Generator,
+    reward_scaling: RewardScaling = "tanh",
+    reward_clip_value: float = 10.0,
+) -> tuple[GRPOBatch, SampleReuseManager]:
+    """`collect_grpo_batch` where new samples are due, else those that are held; and the manager after it."""
+    before = (policy_network, params, states, scms, surrogate_model, surrogate_params, config, reward_config)
+    collect = partial(collect_grpo_batch, *before, key, reward_scaling, reward_clip_value)
+    samples, manager = training_step_with_reuse(sample_reuse_manager, config, collect, log=lambda line: None)
+    rule, kind = "be a batch of collect_grpo_batch, which knows groups", type(samples).__name__
+    expect_that(isinstance(samples, Mapping), "current_samples", rule, kind)
+    batch: Any = samples
+    return batch, manager
 
 
-# ------------------------------------------------------------------------------------------ loops
+# ------------------------------------------------------------------------------------------ curriculum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -409,151 +394,159 @@ class Difficulty:
     """One stage of a curriculum."""
 
     family: LinearFamily
-    share: float = 1.0
-    """Share of the experiments, relative to the other stages' shares."""
+    total_steps: int | None = None
+    """Experiments of the stage; None: the configuration's total_steps."""
+    num_scms: int = 1024
+    """Models that are drawn for the stage."""
     entropy_scale: float = 1.0
     """Times entropy_coeff."""
     learning_rate_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("share", "entropy_scale", "learning_rate_scale"):
+        for name in ("total_steps", "num_scms", "entropy_scale", "learning_rate_scale"):
             value = getattr(self, name)
-            expect_that(0 < value < math.inf, f"{name} of a difficulty", "be above 0", value)
+            expect_that(value is None or 0 < value < math.inf, f"{name} of a difficulty", "be above 0", value)
 
 
-def adjust_grpo_config_for_difficulty(config: GRPOConfig, difficulty: Difficulty) -> GRPOConfig:
-    """The same settings with the stage's entropy_coeff and learning_rate."""
-    return config.model_copy(
-        update={
-            "entropy_coef": difficulty.entropy_scale * config.entropy_coef,
-            "learning_rate": difficulty.learning_rate_scale * config.learning_rate,
-        }
-    )
+def adjust_grpo_config_for_difficulty(difficulty: Difficulty, config: GRPOConfig | None = None) -> GRPOConfig:
+    """The settings, by default the document's, with the stage's total_steps, entropy_coeff and
+    learning_rate."""
+    config = config or GRPOConfig()
+    changes = {
+        "total_steps": difficulty.total_steps or config.total_steps,
+        "entropy_coef": difficulty.entropy_scale * config.entropy_coef,
+        "learning_rate": difficulty.learning_rate_scale * config.learning_rate,
+    }
+    return config.model_copy(update=changes)
+
+
+def generate_scms_for_difficulty(difficulty: Difficulty, *, key: int | torch.Generator = 0) -> Tasks:
+    """The stage's models; a function of `key` alone."""
+    return create_random_scm(key, difficulty.family, number=difficulty.num_scms)
+
+
+generate_initial_states = create_acquisition_state
+"""The document's name for many models at once."""
+
+# ------------------------------------------------------------------------------------------ loops
+
+LOG_EVERY, REUSE_EVERY = 100, 50
+"""Updates between two lines of the log, and between two counts of how often samples were used."""
 
 
 def enhanced_grpo_training_loop(
-    policy_network: nn.Module,
-    family: LinearFamily,
-    config: GRPOConfig,
-    **settings: Any,
-) -> Trained:
-    """Updates until `total_steps` experiments have been made; everything follows from `config.seed`.
+    config: GRPOConfig, initial_states: States, scms: SCMs, **settings: Any
+) -> TrainingLoop:
+    """Updates until `config.total_steps` experiments have been made; everything follows from `config.seed`.
 
-    The network gives its first parameters and stays as it is: `Trained.load_into` changes it. `settings` are
-    those of `curriculum_enhanced_grpo`.
+    Each batch is of `config.num_groups` of the states, which the policy first plays on until as much of the
+    budget is spent as chance says, so that starts, middles and ends are trained. `settings` are those of
+    `TrainingLoop`, such as policy_network, surrogate_model and reward_config.
     """
-    return curriculum_enhanced_grpo(policy_network, [Difficulty(family=family)], config, **settings)
-
-
-def grpo_with_exploration(
-    policy_network: nn.Module,
-    family: LinearFamily,
-    config: GRPOConfig,
-    compute_bonuses: Bonus,
-    **settings: Any,
-) -> Trained:
-    """The loop with bonuses in the rewards, such as `count_bonus(0.1)`; `settings` are the loop's."""
-    return enhanced_grpo_training_loop(
-        policy_network, family, config, compute_bonuses=compute_bonuses, **settings
-    )
+    run = TrainingLoop(config=config, **settings)
+    run.train(config, initial_states, scms, config.total_steps)
+    return run
 
 
 def curriculum_enhanced_grpo(
-    policy_network: nn.Module,
-    stages: Sequence[Difficulty],
-    config: GRPOConfig,
-    *,
-    reward_config: RewardConfig | None = None,
-    compute_bonuses: Bonus | None = None,
-    compile: bool = False,
-    log: Log = print,
-) -> Trained:
-    """The loop over families of rising difficulty, `total_steps` experiments in all stages together.
+    curriculum_schedule: Sequence[Difficulty], *, config: GRPOConfig | None = None, **settings: Any
+) -> TrainingLoop:
+    """The loop over stages of rising difficulty. `settings` as in `enhanced_grpo_training_loop`.
 
     The policy takes any number of variables, so that stages may differ in size; AdamW's state goes on from
-    one to the next. `log` gets a line every 100 updates, and every 50 one that says how often samples were
-    used.
+    one to the next.
     """
-    if not stages:
-        raise ConfigurationError("stages must have at least one Difficulty, got none")
-    apply = applied(policy_network, compile=compile)
-    run = _Loop(policy_network, config, reward_config, compute_bonuses, apply, log)
-    total = sum(stage.share for stage in stages)
-    until = 0.0
-    for index, stage in enumerate(stages):
-        until += stage.share
-        last = index == len(stages) - 1
-        run.stage(stage, config.total_steps if last else round(config.total_steps * until / total), compile)
-    return Trained(
-        params=run.params,
-        opt_state=run.opt_state,
-        updates=tuple(run.updates),
-        num_experiments=run.num_experiments,
-    )
+    expect_that(len(curriculum_schedule) > 0, "curriculum_schedule", "have a Difficulty", "none")
+    stages = [adjust_grpo_config_for_difficulty(difficulty, config) for difficulty in curriculum_schedule]
+    total, until = sum(stage.total_steps for stage in stages), 0
+    run = TrainingLoop(config=stages[0], **settings)
+    for index, (difficulty, stage) in enumerate(zip(curriculum_schedule, stages, strict=True)):
+        scms = generate_scms_for_difficulty(difficulty, key=derive(stage.seed, "scms", index))
+        until += stage.total_steps
+        whole = stage.model_copy(update={"total_steps": total})  # by which the learning rate falls
+        run.train(whole, generate_initial_states(scms), scms, until)
+    return run
 
 
-@dataclass(slots=True)
-class _Loop:
-    """A loop under way: the one owner of its parameters, samples and counts."""
+@dataclass(slots=True, kw_only=True)
+class TrainingLoop:
+    """A loop, under way or at its end: the one owner of its parameters, updates and counts."""
 
-    network: nn.Module
     config: GRPOConfig
-    reward_config: RewardConfig | None
-    bonus: Bonus | None
-    apply: Apply
-    log: Log
+    policy_network: nn.Module = field(default_factory=AcquisitionPolicyNetwork)
+    """It gives its parameters and stays as it is: `load_into` changes it."""
+    surrogate_model: Surrogate | None = None
+    surrogate_params: Any = None
+    reward_config: RewardConfig | None = None
+    reward_scaling: RewardScaling = "tanh"
+    reward_clip_value: float = 10.0
+    """As in `collect_grpo_batch`."""
+    exploration_strategy: ExplorationStrategy | None = None
+    """Bonuses in the rewards, see `grpo_with_exploration`."""
+    compile: bool = False
+    log: Log = print
+    """It gets a line every 100 updates, and every 50 one that says how often samples were used."""
     params: dict[str, Tensor] = field(init=False)
     opt_state: OptimizerState = field(init=False)
-    updates: list[GRPOUpdate] = field(default_factory=list)
-    num_experiments: int = 0
+    updates: list[GRPOUpdate] = field(init=False, default_factory=list)
+    num_experiments: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        self.params = initial_params(self.network)
-        self.opt_state = create_grpo_trainer(self.network, self.config)[1](self.params)
+        self.params = initial_params(self.policy_network)
+        self.opt_state = create_grpo_trainer(self.policy_network, self.config)[1](self.params)
 
-    def stage(self, difficulty: Difficulty, until: int, compile: bool) -> None:
+    def train(self, config: GRPOConfig, initial_states: States, scms: SCMs, until: int) -> None:
         """Updates until so many experiments have been made in all."""
-        config = adjust_grpo_config_for_difficulty(self.config, difficulty)
-        update_step, _ = create_grpo_trainer(self.network, config, compile=compile)
+        states = joined_states(initial_states).believing(self.surrogate_model, self.surrogate_params)
+        check_scms(scms, states)
+        update_step, _ = create_grpo_trainer(self.policy_network, config, compile=self.compile)
         manager = create_sample_reuse_manager(config)
-        required = config.num_groups * config.group_size
-
-        def collect(params: Params, key: int) -> GRPOBatch:
-            states = generate_initial_states(
-                self.network,
-                params,
-                difficulty,
-                config.num_groups,
-                key=derive(key, "states"),
-                apply=self.apply,
-            )
-            batch = collect_grpo_batch(
-                self.network,
-                params,
-                states,
-                config,
-                self.reward_config,
-                key=derive(key, "actions"),
-                compute_bonuses=self.bonus,
-                apply=self.apply,
-            )
-            walked = int(states.environment.situation.counts.sum())
-            batch = replace(batch, num_experiments=batch.num_experiments + walked)
-            self.num_experiments += batch.num_experiments
-            return batch
-
-        while self.num_experiments < until or not manager.should_collect_new_samples(required):
-            self.params, self.opt_state, manager, update = training_step_with_reuse(
-                update_step,
-                collect,
-                self.params,
-                self.opt_state,
-                manager,
-                required_size=required,
-                key=derive(config.seed, "functional", len(self.updates)),
-            )
+        while self.num_experiments < until or not manager.should_collect_new_samples(1):
+            key = derive(config.seed, "functional", len(self.updates))
+            collect = partial(self._collected, config, states, key)
+            batch, manager = training_step_with_reuse(manager, config, collect, log=lambda line: None)
+            self.params, self.opt_state, update = update_step(self.params, self.opt_state, batch)
             self.updates.append(update)
             self._say(manager)
+
+    def load_into(self, policy_network: nn.Module) -> None:
+        """Give a network these parameters."""
+        policy_network.load_state_dict(self.params)
+
+    def _collected(self, config: GRPOConfig, initial: AcquisitionState, key: int) -> GRPOBatch:
+        """Samples of states that the policy meets."""
+        random, size = np.random.default_rng(derive(key, "states")), len(initial)
+        chosen = initial.take(random.choice(size, config.num_groups, replace=size < config.num_groups))
+        states, walked = self._met(chosen, random, derive(key, "walk"))
+        strategy = self.exploration_strategy
+        collect = collect_grpo_batch if strategy is None else grpo_with_exploration(strategy)
+        arguments = (self.policy_network, self.params, states, states.environment.tasks, None, None, config)
+        how = (self.reward_config, derive(key, "actions"), self.reward_scaling, self.reward_clip_value)
+        batch = collect(*arguments, *how, compile=self.compile)
+        number = batch["num_experiments"] + walked
+        self.num_experiments += number
+        return {**batch, "num_experiments": number}
+
+    def _met(
+        self, states: AcquisitionState, random: np.random.Generator, key: int
+    ) -> tuple[AcquisitionState, int]:
+        """The states after the policy has played on until as much of the budget was spent as chance says,
+        each still able to pay an experiment, and the number of experiments."""
+        apply = applied(self.policy_network, compile=self.compile)
+        least = states.environment.situation.left * (1.0 - random.random(len(states)))
+        keys = action_keys(key, 0, len(states), 1)
+        parts: list[AcquisitionState] = []
+        number = step = 0
+        while True:
+            actions, _ = sampled(apply, self.params, states, uniforms(keys, step))
+            after = states.after(actions)
+            stays = (after.environment.situation.left < least) | ~after.goes_on
+            parts.append(states.take(np.flatnonzero(stays)))
+            rows = np.flatnonzero(~stays)
+            if not len(rows):
+                return parts[0].joined(parts[1:]), number
+            number += len(rows)
+            states, least, keys, step = after.take(rows), least[rows], keys[rows], step + 1
 
     def _say(self, manager: SampleReuseManager) -> None:
         number, update = len(self.updates), self.updates[-1]
@@ -563,6 +556,5 @@ class _Loop:
                 f"{update.mean_entropy:.3f}, KL {update.approx_kl:.4f}, {self.num_experiments:,} experiments"
             )
         if number % REUSE_EVERY == 0:
-            self.log(
-                f"update {number}: use {manager.reuse_iteration} of {manager.max_iterations} of its samples"
-            )
+            uses = f"use {manager.reuse_iteration} of {manager.max_iterations} of its samples"
+            self.log(f"update {number}: {uses}")

@@ -17,10 +17,16 @@ from stateset_agents.numeric.acquisition.functional.batch import (
     collect_grpo_batch,
     compiled_batch_collection,
     compute_advantages,
+    grpo_with_exploration,
     initial_params,
 )
 from stateset_agents.numeric.acquisition.functional.config import GRPOConfig
-from stateset_agents.numeric.acquisition.functional.rewards import RewardConfig, count_bonus, dual_reward
+from stateset_agents.numeric.acquisition.functional.rewards import (
+    CountBonus,
+    RewardConfig,
+    apply_reward_scaling,
+    dual_reward,
+)
 from stateset_agents.numeric.acquisition.functional.states import (
     AcquisitionState,
     create_acquisition_state,
@@ -34,6 +40,7 @@ from stateset_agents.numeric.acquisition.functional.update import (
     memory_efficient_grpo_update,
 )
 from stateset_agents.numeric.acquisition.network import AcquisitionPolicyNetwork
+from stateset_agents.numeric.policy import as_tensors
 from stateset_agents.numeric.rollout import action_keys, collect
 from stateset_agents.numeric.update import update
 from stateset_agents.runs.optimizer import Optimization
@@ -41,11 +48,11 @@ from stateset_agents.types.errors import ConfigurationError
 
 FAMILY = LinearFamily(num_variables=4, costs=(1.0, 4.0), budget=8.0)
 CONFIG = GRPOConfig(group_size=8, num_groups=6, num_iterations=1, learning_rate=3e-3)
-PLAIN = RewardConfig(weights={"regret": 1.0}, reward_scaling="none")
+PLAIN = RewardConfig(weights={"regret": 1.0})
 
 
 def begun(number: int = 6, family: LinearFamily = FAMILY) -> AcquisitionState:
-    return create_acquisition_state(family, create_random_scm(0, family, number=number))
+    return create_acquisition_state(create_random_scm(0, family, number=number))
 
 
 def network(seed: int = 0) -> AcquisitionPolicyNetwork:
@@ -57,16 +64,27 @@ def network(seed: int = 0) -> AcquisitionPolicyNetwork:
 
 
 def sampled(config: GRPOConfig = CONFIG, rewards: RewardConfig = PLAIN, *, key: int = 1) -> GRPOBatch:
-    policy = network()
-    return collect_grpo_batch(policy, initial_params(policy), begun(), config, rewards, key=key)
+    return collected(network(), begun(), rewards, key=key, config=config)
+
+
+def collected(
+    policy: AcquisitionPolicyNetwork,
+    states: AcquisitionState,
+    rewards: RewardConfig = PLAIN,
+    *,
+    key: int = 1,
+    config: GRPOConfig = CONFIG,
+    params: dict[str, torch.Tensor] | None = None,
+) -> GRPOBatch:
+    scms = states.environment.tasks
+    params = params or initial_params(policy)
+    return collect_grpo_batch(policy, params, states, scms, None, None, config, rewards, key, "none")
 
 
 def as_double(batch: GRPOBatch) -> GRPOBatch:
-    return replace(
-        batch,
-        states={name: part.double() for name, part in batch.states.items()},
-        old_log_probs=batch.old_log_probs.double(),
-    )
+    seen = {name: part.astype(np.float64) for name, part in batch["states"].observations.items()}
+    states = replace(batch["states"], observations=seen)
+    return {**batch, "states": states, "old_log_probs": batch["old_log_probs"].double()}
 
 
 # ------------------------------------------------------------------------------------------ config
@@ -89,27 +107,27 @@ def test_the_document_s_defaults_and_names() -> None:
 
 def test_every_state_has_its_group_against_one_model_and_one_noise() -> None:
     batch = sampled()
-    assert len(batch) == 48
-    assert batch.group_ids.tolist() == np.repeat(np.arange(6), 8).tolist()
-    assert batch.group_size == 8
+    assert len(batch["states"]) == len(batch["actions"]) == 48
+    assert batch["group_ids"].tolist() == np.repeat(np.arange(6), 8).tolist()
     for group in range(6):
-        rows = batch.group_ids == group
-        for action in batch.actions[rows].unique():
-            same = batch.rewards[rows & (batch.actions == action)]
+        rows = batch["group_ids"] == group
+        for action in batch["actions"][rows].unique():
+            same = batch["rewards"][rows & (batch["actions"] == action)]
             assert (same == same[0]).all()  # equal actions earn the same
-    assert len(set(batch.actions.tolist())) > 2
-    assert batch.masks[torch.arange(48), batch.actions].all()
+    assert len(set(batch["actions"].tolist())) > 2
+    assert batch["states"].mask[np.arange(48), batch["actions"]].all()
 
 
 def test_old_log_probs_are_those_of_the_policy_and_a_key_gives_the_samples() -> None:
     policy, batch = network(), sampled()
-    logits = policy(batch.states).masked_fill(~batch.masks, -torch.inf)
-    again = torch.log_softmax(logits, dim=-1).gather(1, batch.actions[:, None])[:, 0]
-    assert again.tolist() == pytest.approx(batch.old_log_probs.tolist(), abs=1e-6)
+    states = batch["states"]
+    logits = policy(as_tensors(states.observations)).masked_fill(~torch.from_numpy(states.mask), -torch.inf)
+    again = torch.log_softmax(logits, dim=-1).gather(1, batch["actions"][:, None])[:, 0]
+    assert again.tolist() == pytest.approx(batch["old_log_probs"].tolist(), abs=1e-6)
     same, other = sampled(), sampled(key=2)
-    assert torch.equal(same.actions, batch.actions)
-    assert torch.equal(same.rewards, batch.rewards)
-    assert not torch.equal(other.actions, batch.actions)
+    assert torch.equal(same["actions"], batch["actions"])
+    assert torch.equal(same["rewards"], batch["rewards"])
+    assert not torch.equal(other["actions"], batch["actions"])
 
 
 def test_rewards_are_the_rise_of_the_objectives_by_hand() -> None:
@@ -120,11 +138,11 @@ def test_rewards_are_the_rise_of_the_objectives_by_hand() -> None:
     prices = states.environment.situation.costs[np.arange(6), actions]
     assert before["cost"] - after["cost"] == pytest.approx(prices / FAMILY.budget)
     assert (after["precision"] >= before["precision"] - 1e-9).all()  # what is measured is known better
-    both = RewardConfig(weights={"regret": 2.0, "cost": 0.5}, reward_scaling="none")
+    both = RewardConfig(weights={"regret": 2.0, "cost": 0.5})
     rises = {name: after[name] - before[name] for name in before}
     assert both.total(rises) == pytest.approx(2 * rises["regret"] + 0.5 * rises["cost"])
-    bent = replace(both, reward_scaling="tanh", reward_clip_value=0.1)
-    assert bent.total(rises) == pytest.approx(0.1 * np.tanh(both.total(rises) / 0.1))
+    bent = apply_reward_scaling(both.total(rises), "tanh", 0.1)
+    assert bent.numpy() == pytest.approx(0.1 * np.tanh(both.total(rises) / 0.1))
     assert states.worth()["cost"].tolist() == [1.0] * 6  # the states stay as they are
 
 
@@ -136,23 +154,23 @@ def test_a_dual_reward_pays_for_the_graph_too() -> None:
     assert states.worth()["structure"] == pytest.approx(-np.log(3))
     assert found.mean() > 0.05  # nats of the graph's entropy
     rises = {name: after[name] - value for name, value in states.worth().items()}
-    dual = replace(dual_reward(optimisation=0.0, discovery=1.0), reward_scaling="none")
+    dual = dual_reward(optimisation=0.0, discovery=1.0)
     assert dual.total(rises) == pytest.approx(found)
 
 
 def test_a_campaign_s_reward_is_all_that_follows() -> None:
     rewards = replace(PLAIN, horizon="campaign")
     policy, states = network(), begun()
-    batch = collect_grpo_batch(policy, initial_params(policy), states, CONFIG, rewards, key=1)
-    assert torch.equal(batch.actions, sampled().actions)
+    batch = collected(policy, states, rewards)
+    assert torch.equal(batch["actions"], sampled()["actions"])
     keys = action_keys(1, 0, 6, 8)
     environment = AcquisitionEnv(FAMILY)
     environment.begin(states.environment.tasks.take(np.repeat(np.arange(6), 8)))
     start = environment.regret
     whole = collect(policy, _Begun(environment), list(range(6)), group_size=8, keys=keys)
     ends = np.where(whole.alive, whole.components["regret"], 0.0).sum(axis=0)
-    assert batch.rewards.tolist() == pytest.approx((start - ends).tolist(), abs=1e-9)
-    assert batch.num_experiments == whole.num_steps
+    assert batch["rewards"].tolist() == pytest.approx((start - ends).tolist(), abs=1e-9)
+    assert batch["num_experiments"] == whole.num_steps
 
 
 class _Begun:
@@ -168,13 +186,14 @@ class _Begun:
 
 def test_bonuses_enter_the_reward_before_members_are_compared() -> None:
     policy, states = network(), begun()
-    params = initial_params(policy)
-    plain = collect_grpo_batch(policy, params, states, CONFIG, PLAIN, key=1)
+    plain = collected(policy, states)
     tried = states.after(np.zeros(6, dtype=np.int64))
-    bonus = count_bonus(0.5)
-    paid = collect_grpo_batch(policy, params, states, CONFIG, PLAIN, key=1, compute_bonuses=bonus)
-    assert (paid.rewards - plain.rewards).tolist() == pytest.approx([0.5] * 48)
-    found = bonus(tried, np.array([0, 0, 0, 1, 1, 1]))
+    bonus = CountBonus(0.5)
+    params, scms = initial_params(policy), states.environment.tasks
+    collect = grpo_with_exploration(bonus, policy, params, reward_scaling="none")
+    paid = collect(states, scms, None, None, CONFIG, PLAIN, 1)
+    assert (paid["rewards"] - plain["rewards"]).tolist() == pytest.approx([0.5] * 48)
+    found = bonus.compute_bonuses(tried, np.array([0, 0, 0, 1, 1, 1]))
     assert found == pytest.approx([0.5 / np.sqrt(2)] * 3 + [0.5] * 3)
 
 
@@ -208,13 +227,15 @@ def test_an_update_has_the_twelve_fields_and_they_add_up() -> None:
         "advantage_std",
         "mean_entropy",
         "approx_kl",
+        "max_entropy",
     ]
+    assert seen.max_entropy == pytest.approx(np.log(batch["states"].mask.sum(axis=1)).mean())
     assert seen.total_loss == pytest.approx(seen.policy_loss + seen.entropy_loss + seen.kl_penalty)
     assert seen.entropy_loss == pytest.approx(-CONFIG.entropy_coeff * seen.mean_entropy)
-    assert seen.mean_reward == pytest.approx(float(batch.rewards.mean()))
+    assert seen.mean_reward == pytest.approx(float(batch["rewards"].mean()))
     assert seen.group_baseline == pytest.approx(seen.mean_reward)
     assert seen.mean_advantage == pytest.approx(0.0, abs=1e-6)
-    tied = torch.tensor([float(group.std(correction=0)) == 0 for group in batch.rewards.reshape(6, 8)])
+    tied = torch.tensor([float(group.std(correction=0)) == 0 for group in batch["rewards"].reshape(6, 8)])
     assert seen.advantage_std == pytest.approx(float((~tied).double().mean() ** 0.5), abs=1e-4)
     assert seen.approx_kl == pytest.approx(0.0, abs=1e-9)
 
@@ -234,9 +255,9 @@ def test_the_functional_form_is_the_object_form_over_fifty_steps() -> None:
         keys = action_keys(number, 0, 6, 8)
         rollout = collect(policy, environment, list(range(6)), group_size=8, keys=keys, max_steps=1)
         update(policy, optimization, rollout, config, reference=reference, position=48 * number)
-        batch = collect_grpo_batch(network(), params, states, config, PLAIN, key=number)
-        assert np.array_equal(batch.actions.numpy(), rollout.actions[0])
-        batch = replace(batch, rewards=torch.from_numpy(rollout.rewards[0]))  # the environment's tanh
+        batch = collected(network(), states, key=number, config=config, params=params)
+        assert np.array_equal(batch["actions"].numpy(), rollout.actions[0])
+        batch["rewards"] = torch.from_numpy(rollout.rewards[0])  # the environment's tanh
         held = {name: each.clone() for name, each in params.items()}
         moments = {name: each.clone() for name, each in opt_state.means.items()}
         before, state_before = params, opt_state
@@ -258,10 +279,12 @@ def test_any_chunk_size_is_one_step(chunk_size: int) -> None:
     update_step, optimizer_init = create_grpo_trainer(policy, config)
     state = optimizer_init(params)
     whole, _, seen = update_step(params, state, batch)
-    cut, _, also = memory_efficient_grpo_update(policy, params, state, batch, config, chunk_size=chunk_size)
+    cut, _, also = memory_efficient_grpo_update(params, state, batch, chunk_size=chunk_size)
     assert all(torch.allclose(whole[name], cut[name], rtol=0, atol=1e-6) for name in whole)
     for field in fields(GRPOUpdate):
         assert getattr(seen, field.name) == pytest.approx(getattr(also, field.name), abs=1e-9), field.name
+    with pytest.raises(ConfigurationError, match="chunk_size must be at least 1, got 0"):
+        update_step(params, state, batch, chunk_size=0)
 
 
 def test_a_piece_s_samples_are_all_that_is_in_memory() -> None:
@@ -275,7 +298,7 @@ def test_a_piece_s_samples_are_all_that_is_in_memory() -> None:
     policy, batch = Counting(), sampled()
     params = initial_params(policy)
     state = create_grpo_trainer(policy, CONFIG)[1](params)
-    memory_efficient_grpo_update(policy, params, state, batch, CONFIG)
+    memory_efficient_grpo_update(params, state, batch)
     assert sizes == [16, 16, 16]
 
 
@@ -307,7 +330,7 @@ def test_kl_is_to_the_first_policy_with_a_dead_zone_and_absent_without_beta() ->
 
 def test_what_is_not_finite_changes_nothing() -> None:
     batch, policy = sampled(), network()
-    batch = replace(batch, rewards=torch.where(torch.arange(48) == 3, torch.nan, batch.rewards))
+    batch["rewards"] = torch.where(torch.arange(48) == 3, torch.nan, batch["rewards"])
     update_step, optimizer_init = create_grpo_trainer(policy, CONFIG)
     params = initial_params(policy)
     after, state, seen = update_step(params, optimizer_init(params), batch)
@@ -334,12 +357,23 @@ def test_the_compiled_form_is_the_plain_form() -> None:
     update_step, optimizer_init = create_grpo_trainer(policy, CONFIG)
     state = optimizer_init(params)
     plain, _, seen = update_step(params, state, batch)
-    compiled, _, also = compiled_grpo_update(policy, CONFIG)(params, state, batch)
-    log_probs = [torch.log_softmax(applied(policy)(each, batch.states), -1) for each in (plain, compiled)]
+    compiled, _, also = compiled_grpo_update(params, state, batch)
+    log_probs = [
+        torch.log_softmax(applied(policy)(each, as_tensors(batch["states"].observations)), -1)
+        for each in (plain, compiled)
+    ]
     assert torch.allclose(*log_probs, rtol=0, atol=1e-5)
     assert also.total_loss == pytest.approx(seen.total_loss, abs=1e-6)
-    collected = compiled_batch_collection(policy)(params, begun(), CONFIG, PLAIN, key=1)
-    assert collected.old_log_probs.tolist() == pytest.approx(batch.old_log_probs.tolist(), abs=1e-5)
+    keys = [3, 4, 5, 6, 7, 8]
+    states, settings = begun(), {"config": CONFIG, "reward_config": PLAIN, "reward_scaling": "none"}
+    compiled_batch = compiled_batch_collection(params, states, keys, **settings)
+    for place, key in enumerate(keys):  # each state's group is by its own key
+        alone = collected(policy, states[place], key=key)
+        rows = compiled_batch["group_ids"] == place
+        assert torch.equal(compiled_batch["actions"][rows], alone["actions"])
+        assert torch.allclose(compiled_batch["old_log_probs"][rows], alone["old_log_probs"], atol=1e-5)
+    with pytest.raises(ConfigurationError, match="the number of keys must be that of the states, got 1"):
+        compiled_batch_collection(params, states, [0])
 
 
 def test_what_cannot_be_compiled_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,7 +400,7 @@ def test_a_manager_gives_new_ones_and_counts_every_use() -> None:
     batch = sampled()
     assert empty.should_collect_new_samples(48)
     first = empty.reset_with_new_samples(batch)
-    assert (first.reuse_iteration, empty.current_samples) == (1, None)
+    assert (first.reuse_iteration, empty.current_samples) == (1, ())
     assert not first.should_collect_new_samples(48)
     assert first.should_collect_new_samples(49)  # too few
     third = first.update_for_reuse().update_for_reuse()
@@ -389,16 +423,31 @@ def test_a_manager_gives_new_ones_and_counts_every_use() -> None:
             "weights must name at least one objective with a weight, got none",
         ),
         (lambda: RewardConfig(horizon="year"), "horizon must be step or campaign, got 'year'"),
-        (lambda: RewardConfig(reward_scaling="log"), "reward_scaling must be one of tanh, clip, none, got"),
-        (lambda: count_bonus(-1.0), "the weight of a bonus must be at least 0, got -1.0"),
+        (lambda: apply_reward_scaling([], "log"), "reward_scaling must be one of tanh, clip, none, got"),
+        (lambda: CountBonus(-1.0), "the weight of a bonus must be at least 0, got -1.0"),
         (lambda: create_grpo_trainer(network(), CONFIG, kl_dead_zone=-1), "kl_dead_zone must be at least 0"),
+        (lambda: create_acquisition_state([]), "scms must be at least one, got 0"),
         (
-            lambda: create_grpo_trainer(network(), CONFIG, chunk_size=0),
-            "chunk_size must be at least 1, got 0",
+            lambda: create_acquisition_state([create_random_scm(0, FAMILY), create_random_scm(0)]),
+            "scms[1] must be of the family and surrogate of scms[0], got 'another': train",
         ),
         (
-            lambda: create_acquisition_state(LinearFamily(), create_random_scm(0, FAMILY)),
-            "the tasks have 6 interventions and the family has 8: give the family that drew them",
+            lambda: collect_grpo_batch(
+                network(), {}, begun(2), create_random_scm(1, FAMILY), None, None, CONFIG, PLAIN, 0
+            ),
+            "scms must be the models that the states were made of, got 'others, or",
+        ),
+        (
+            lambda: create_random_scm(np.zeros(2, dtype=np.uint32)),  # type: ignore[arg-type]  # JAX's
+            "key must be an int or a torch.Generator, got ndarray: for jax.random.key(0) write key=0",
+        ),
+        (
+            lambda: create_grpo_trainer(network(), CONFIG)[0](
+                {},
+                None,
+                {**sampled(), "rewards": torch.zeros(3)},  # type: ignore[arg-type]  # not reached
+            ),
+            'the shape of batch["rewards"] must be (48,), a number a sample, got (3,)',
         ),
     ],
 )
@@ -416,4 +465,4 @@ def test_a_spent_state_is_refused() -> None:
         states = states.after(cheap)
     policy = network()
     with pytest.raises(ConfigurationError, match="state 0 cannot pay any experiment: leave it out by"):
-        collect_grpo_batch(policy, initial_params(policy), states, CONFIG, PLAIN, key=0)
+        collected(policy, states)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,21 +12,21 @@ import torch
 from stateset_agents.numeric.acquisition.campaign import play
 from stateset_agents.numeric.acquisition.environment import AcquisitionEnv
 from stateset_agents.numeric.acquisition.families import LinearFamily
-from stateset_agents.numeric.acquisition.functional.batch import initial_params
 from stateset_agents.numeric.acquisition.functional.config import GRPOConfig
-from stateset_agents.numeric.acquisition.functional.diagnostics import debug_grpo_update, update_findings
-from stateset_agents.numeric.acquisition.functional.rewards import RewardConfig, count_bonus
+from stateset_agents.numeric.acquisition.functional.diagnostics import debug_grpo_update
+from stateset_agents.numeric.acquisition.functional.rewards import CountBonus, RewardConfig
 from stateset_agents.numeric.acquisition.functional.states import AcquisitionState
 from stateset_agents.numeric.acquisition.functional.update import (
     Difficulty,
     GRPOUpdate,
+    TrainingLoop,
     adjust_grpo_config_for_difficulty,
-    collect_grpo_batch_with_reuse,
     create_sample_reuse_manager,
     curriculum_enhanced_grpo,
     enhanced_grpo_training_loop,
     generate_initial_states,
-    grpo_with_exploration,
+    generate_scms_for_difficulty,
+    training_step_with_reuse,
 )
 from stateset_agents.numeric.acquisition.network import AcquisitionPolicyNetwork
 from stateset_agents.numeric.evaluation import evaluate
@@ -39,16 +40,29 @@ def quiet(line: str) -> None:
     pass
 
 
+SCMS = generate_scms_for_difficulty(Difficulty(family=FAMILY, num_scms=300))
+
+
+def trained(config: GRPOConfig = SMALL, **settings: Any) -> TrainingLoop:
+    settings = {"policy_network": AcquisitionPolicyNetwork(hidden=8), "log": quiet, **settings}
+    return enhanced_grpo_training_loop(config, generate_initial_states(SCMS), SCMS, **settings)
+
+
 def test_states_are_those_that_the_policy_meets_from_start_to_end() -> None:
-    policy = AcquisitionPolicyNetwork(hidden=8)
-    stage = Difficulty(family=FAMILY)
-    states = generate_initial_states(policy, initial_params(policy), stage, 200, key=3)
+    loop = TrainingLoop(config=SMALL, policy_network=AcquisitionPolicyNetwork(hidden=8))
+    first = generate_initial_states(SCMS).take(np.arange(200))
+
+    def met() -> tuple[AcquisitionState, int]:
+        return loop._met(first, np.random.default_rng(3), 3)
+
+    states, number = met()
+    assert number == states.environment.situation.counts.sum()
     assert len(states) == 200
     assert states.goes_on.all()
     left = states.worth()["cost"]
     assert (left > 0.99).mean() > 0.05
     assert (left < 0.5).mean() > 0.2
-    again = generate_initial_states(policy, initial_params(policy), stage, 200, key=3)
+    again, _ = met()
     assert np.array_equal(left, again.worth()["cost"])
     # a row goes on with its own noise, wherever it stands in the batch
     alone = states.take(np.array([7]))
@@ -63,7 +77,7 @@ def test_the_loop_logs_and_reuses_with_frozen_log_probs() -> None:
     lines: list[str] = []
     policy = AcquisitionPolicyNetwork(hidden=8)
     before = {name: each.clone() for name, each in policy.state_dict().items()}
-    found = enhanced_grpo_training_loop(policy, FAMILY, SMALL, log=lines.append)
+    found = trained(policy_network=policy, log=lines.append)
     assert all(torch.equal(before[name], each) for name, each in policy.state_dict().items())
     assert found.num_experiments >= 500
     assert found.opt_state.num_experiments == 4 * found.num_experiments  # every use counts
@@ -78,7 +92,7 @@ def test_the_loop_logs_and_reuses_with_frozen_log_probs() -> None:
         assert len(set(rewards[begin : begin + 4])) == 1
         assert kinds[begin] == pytest.approx(0.0, abs=1e-7)  # new samples are the policy's own
     assert max(kinds) > 1e-6  # later uses compare with the policy that chose, not with themselves
-    again = enhanced_grpo_training_loop(policy, FAMILY, SMALL, log=quiet)
+    again = trained(policy_network=policy)
     assert all(torch.equal(found.params[name], again.params[name]) for name in found.params)
     found.load_into(policy)
     assert all(torch.equal(found.params[name], each) for name, each in policy.state_dict().items())
@@ -87,19 +101,23 @@ def test_the_loop_logs_and_reuses_with_frozen_log_probs() -> None:
 def test_what_is_reused_is_the_same_object() -> None:
     calls: list[int] = []
 
-    class Samples:
-        def __len__(self) -> int:
-            return 4
-
-    def collect(params: object, key: int) -> Samples:
-        calls.append(key)
-        return Samples()
-
-    manager = create_sample_reuse_manager(SMALL.model_copy(update={"num_iterations": 2}))
-    seen = []
+    config = SMALL.model_copy(update={"num_iterations": 2})
+    manager = create_sample_reuse_manager(config)
+    seen, lines = [], []
     for key in range(5):
-        batch, manager = collect_grpo_batch_with_reuse(collect, {}, manager, required_size=4, key=key)  # type: ignore[arg-type]  # anything with a length
-        seen.append(batch)
+
+        def collect(key: int = key) -> list[int]:
+            calls.append(key)
+            return [key] * 4
+
+        samples, manager = training_step_with_reuse(manager, config, collect, log=lines.append)
+        seen.append(samples)
+    assert lines[:3] == [
+        "Collected fresh samples",
+        "Reusing samples (iteration 2)",
+        "Collected fresh samples",
+    ]
+    assert seen == [[0] * 4, [0] * 4, [2] * 4, [2] * 4, [4] * 4]
     assert calls == [0, 2, 4]
     assert seen[0] is seen[1] is not seen[2]
 
@@ -114,32 +132,30 @@ def test_a_curriculum_changes_models_and_settings_and_shares_the_experiments() -
             return super().forward(observations)
 
     larger = replace(FAMILY, num_variables=4)
-    stages = [Difficulty(family=FAMILY, share=1.0), Difficulty(family=larger, share=3.0)]
-    found = curriculum_enhanced_grpo(Watching(hidden=8), stages, SMALL, log=quiet)
+    stages = [Difficulty(family=FAMILY, total_steps=125), Difficulty(family=larger, total_steps=375)]
+    found = curriculum_enhanced_grpo(stages, config=SMALL, policy_network=Watching(hidden=8), log=quiet)
     assert set(widths) == {4, 6}
     assert widths == sorted(widths)
     assert 500 <= found.num_experiments < 600
     hard = Difficulty(family=FAMILY, entropy_scale=2.0, learning_rate_scale=0.5)
-    adjusted = adjust_grpo_config_for_difficulty(SMALL, hard)
+    adjusted = adjust_grpo_config_for_difficulty(hard, SMALL)
     assert adjusted.entropy_coef == 2 * SMALL.entropy_coef
     assert adjusted.learning_rate == 0.5 * SMALL.learning_rate
-    with pytest.raises(ConfigurationError, match="stages must have at least one Difficulty, got none"):
-        curriculum_enhanced_grpo(Watching(), [], SMALL)
-    with pytest.raises(ConfigurationError, match="share of a difficulty must be above 0, got 0"):
-        Difficulty(family=FAMILY, share=0)
+    with pytest.raises(ConfigurationError, match="curriculum_schedule must have a Difficulty, got 'none'"):
+        curriculum_enhanced_grpo([])
+    with pytest.raises(ConfigurationError, match="total_steps of a difficulty must be above 0, got 0"):
+        Difficulty(family=FAMILY, total_steps=0)
 
 
 def test_bonuses_reach_the_loop() -> None:
-    policy, asked = AcquisitionPolicyNetwork(hidden=8), []
-    few = SMALL.model_copy(update={"total_steps": 60})
-    bonus = count_bonus(1.0)
+    asked, few = [], SMALL.model_copy(update={"total_steps": 60})
 
-    def counted(states: AcquisitionState, actions: np.ndarray) -> np.ndarray:
-        asked.append(len(states))
-        return bonus(states, actions)
+    class Counted(CountBonus):
+        def compute_bonuses(self, states: AcquisitionState, actions: np.ndarray) -> np.ndarray:
+            asked.append(len(states))
+            return super().compute_bonuses(states, actions)
 
-    plain = enhanced_grpo_training_loop(policy, FAMILY, few, log=quiet)
-    paid = grpo_with_exploration(policy, FAMILY, few, counted, log=quiet)
+    plain, paid = trained(few), trained(few, exploration_strategy=Counted(1.0))
     assert set(asked) == {16}
     assert paid.updates[0].mean_reward > plain.updates[0].mean_reward + 0.4
 
@@ -148,8 +164,8 @@ def test_bonuses_reach_the_loop() -> None:
 def test_it_learns_to_save_its_budget() -> None:
     policy = AcquisitionPolicyNetwork(hidden=16)
     config = SMALL.model_copy(update={"total_steps": 1500, "num_groups": 8, "group_size": 8})
-    thrift = RewardConfig(weights={"cost": 1.0}, reward_scaling="none")
-    found = enhanced_grpo_training_loop(policy, FAMILY, config, reward_config=thrift, log=quiet)
+    thrift = RewardConfig(weights={"cost": 1.0})
+    found = trained(config, policy_network=policy, reward_config=thrift, reward_scaling="none")
     before = evaluate(policy, AcquisitionEnv(FAMILY), range(200))
     found.load_into(policy)
     after = evaluate(policy, AcquisitionEnv(FAMILY), range(200))
@@ -173,6 +189,7 @@ HEALTHY = GRPOUpdate(
     advantage_std=1.0,
     mean_entropy=2.0,
     approx_kl=0.01,
+    max_entropy=float(np.log(49)),
 )
 
 
@@ -182,7 +199,7 @@ HEALTHY = GRPOUpdate(
         ({"mean_advantage": 0.2}, "advantages_normalized", "!", "keep groups whole"),
         ({"reward_std": 3.5}, "advantages_raw", "!", "group_size up"),
         ({"mean_entropy": 0.1}, "entropy_reasonable", "✗", "lower learning_rate, raise entropy_coef or beta"),
-        ({"mean_entropy": 9.0}, "entropy_reasonable", "✗", "num_actions 49 is too few"),
+        ({"mean_entropy": 0.09, "max_entropy": None}, "entropy_reasonable", "✗", "lower learning_rate"),
         ({"approx_kl": 0.2}, "kl_bounded", "!", "lower num_iterations or learning_rate"),
         ({"approx_kl": 0.4}, "kl_bounded", "✗", "lower num_iterations or learning_rate"),
         ({"grad_norm": 2.5}, "gradients_stable", "!", "check the scale of the rewards"),
@@ -194,7 +211,7 @@ def test_each_check_can_fail_and_advises(
 ) -> None:
     lines: list[str] = []
     update = replace(HEALTHY, **changes)
-    assert not debug_grpo_update(update, GRPOConfig(), num_actions=49, say=lines.append)
+    assert not debug_grpo_update(update, say=lines.append)
     [bad] = [line for line in lines if not line.startswith("✓")]
     assert bad.startswith(f"{sign} {check}: ")
     assert advice in bad
@@ -203,7 +220,7 @@ def test_each_check_can_fail_and_advises(
 def test_a_fresh_policy_over_many_actions_is_well() -> None:
     fresh = replace(HEALTHY, mean_entropy=float(np.log(49)))
     lines: list[str] = []
-    assert debug_grpo_update(fresh, GRPOConfig(), num_actions=49, say=lines.append)
+    assert debug_grpo_update(fresh, say=lines.append)
     assert [line.split(":")[0] for line in lines] == [
         "✓ advantages_normalized",
         "✓ advantages_raw",
@@ -211,5 +228,6 @@ def test_a_fresh_policy_over_many_actions_is_well() -> None:
         "✓ kl_bounded",
         "✓ gradients_stable",
     ]
-    with pytest.raises(ConfigurationError, match="num_actions must be at least 2, got 1"):
-        update_findings(fresh, GRPOConfig(), num_actions=1)
+    steep = replace(fresh, grad_norm=4.0)
+    assert not debug_grpo_update(steep, say=quiet)
+    assert debug_grpo_update(steep, config=GRPOConfig(max_grad_norm=10.0), say=quiet)

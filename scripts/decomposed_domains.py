@@ -58,7 +58,9 @@ class Domain:
     show: Callable[[Scenario], Awaitable[list[Dialogue]]]
     """Right conversations on a problem, both ways."""
     held_out: Sequence[Scenario]
-    has_votes: bool
+    by_code: Environment | None = None
+    """In parts that a plain function names; None where one part follows from another's answer."""
+    has_votes: bool = True
     """True where answers to one problem can be counted against one another."""
     max_new_tokens: int = 96
 
@@ -87,7 +89,7 @@ def arithmetic() -> Domain:
             *await demonstrate(parts, problem, parts.honest_agent(problem)),
         ]
 
-    return Domain(direct=direct, parts=parts, show=show, held_out=direct.scenarios("test"), has_votes=True)
+    return Domain(direct=direct, parts=parts, show=show, held_out=direct.scenarios("test"))
 
 
 def legs() -> Domain:
@@ -134,7 +136,13 @@ def legs() -> Domain:
         reply = Counting().reply(problem.messages())
         return [(*problem.messages(), reply), *await demonstrate(parts, problem, Counting())]
 
-    return Domain(direct=direct, parts=parts, show=show, held_out=direct.scenarios("test"), has_votes=True)
+    return Domain(
+        direct=direct,
+        parts=parts,
+        show=show,
+        held_out=direct.scenarios("test"),
+        by_code=DecomposedProblems(direct, decomposer=kinds, synthesizer=IN_PARTS),
+    )
 
 
 def errands() -> Domain:
@@ -169,12 +177,22 @@ def errands() -> Domain:
 
         return [(*thread, answer), *await demonstrate(parts, problem, Desk())]
 
+    def sentences(problem: str) -> list[str]:
+        texts: list[str] = []
+        for sentence in re.findall(r"[^.?!]+[.?!]+", problem):
+            if texts and not re.search(r"\b[A-Z]\d\d\b", sentence):
+                texts[-1] += sentence
+            else:
+                texts.append(sentence.strip())
+        return texts
+
     others = RetailErrands(num_train=150, seed=1).scenarios("train")
     return Domain(
         direct=direct,
         parts=parts,
         show=show,
         held_out=others,
+        by_code=DecomposedProblems(direct, decomposer=sentences, synthesizer=IN_PARTS),
         has_votes=False,
         max_new_tokens=128,
     )
@@ -290,6 +308,8 @@ async def compare(folder: Path, domain: Domain, budget: int, episodes: int) -> d
             shares[name] = success_of_scenarios(by_scenario.values())
             record[name] = {"shown": shown, "trained": trained, "sampled": counter.sampled}
             print(name, "trained", json.dumps(record[name]), flush=True)
+            if name == "in parts" and domain.by_code is not None:
+                record["by code"], _ = await measure(agent, domain.by_code, scenarios, 2)
             if name == "direct" and domain.has_votes:
                 size = max(1, round(record["in parts"]["trained"]["tokens"] / trained["tokens"]))
                 _, by_scenario = await measure(agent, way, scenarios, size)
@@ -322,16 +342,20 @@ def table(record: Mapping[str, Any]) -> str:
         "| | as shown | trained | tokens in training | tokens a problem | in parts gains |",
         "|---" * 6 + "|",
     ]
-    for name in ("direct", "votes", "in parts"):
-        if name not in record:
-            continue
+    names = {
+        "direct": "direct",
+        "votes": f"direct, vote of {record.get('votes', {}).get('size')}",
+        "in parts": "in parts",
+        "by code": "in parts, a function decomposes",
+    }
+    for name in filter(record.get, names):
         row = record[name]
-        now = row if name == "votes" else row["trained"]
+        now = row.get("trained", row)
         cells = [
-            f"direct, vote of {row['size']}" if name == "votes" else name,
-            "" if name == "votes" else percent(row["shown"]["success"], row["shown"]["interval"]),
+            names[name],
+            percent(row["shown"]["success"], row["shown"]["interval"]) if "shown" in row else "",
             percent(now["success"], now["interval"]),
-            "the same" if name == "votes" else f"{row['sampled']:,}",
+            f"{row['sampled']:,}" if "sampled" in row else "none of its own",
             f"{now['tokens']:.0f}",
             percent(row["gain"], row["gain_interval"]) if "gain" in row else "",
         ]

@@ -483,7 +483,7 @@ class DecomposedProblems:
 
     def scenario_of(self, problem: str) -> Scenario:
         """A problem of one's own, which nobody judges."""
-        expect_that(isinstance(problem, str) and bool(problem), "problem", "be text", problem, length=60)
+        expect_that(isinstance(problem, str) and problem != "", "problem", "be text", problem, length=60)
         return Scenario(id=f"own {problem}", opening=problem, context={"is_judged": False})
 
     def answer(self, reply: Message) -> str | None:

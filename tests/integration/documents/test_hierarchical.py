@@ -87,7 +87,7 @@ async def test_a_base_model_without_a_role_and_an_unknown_role_are_refused() -> 
             scripted(""), decomposer=Decomposer(), solver=lambda text: "", synthesizer=Synthesizer()
         )
     with pytest.raises(ConfigurationError, match="there is no role 'solvr'"):
-        await HierarchicalGRPO(scripted("")).train("solvr")  # type: ignore[arg-type]
+        await HierarchicalGRPO(scripted("")).train("solvr")  # type: ignore[arg-type]  # on purpose
 
 
 # ------------------------------------------------------------------------------------- who is trained

@@ -170,7 +170,7 @@ async def test_demonstrations_are_rows_and_a_wrong_answer_is_refused() -> None:
 
 async def test_what_can_play_no_role_and_what_gives_no_parts_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="solver must be a prompt, a MultiTurnAgent"):
-        DecomposedProblems(SUMS, solver=3)  # type: ignore[arg-type]
+        DecomposedProblems(SUMS, solver=3)  # type: ignore[arg-type]  # on purpose
     with pytest.raises(ConfigurationError, match="cannot give parameter"):
         DecomposedProblems(SUMS, synthesizer=lambda solutions, colour: "")
     with pytest.raises(ConfigurationError, match="max_calls"):

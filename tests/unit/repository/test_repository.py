@@ -132,6 +132,7 @@ def test_nothing_names_the_place_where_it_was_written() -> None:
     hits = [
         f"{path.relative_to(ROOT)}:{number}"
         for path in tracked_files()
+        if not path.match("tests/integration/documents/rows_*.yaml")  # the table of the documents' rows
         for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1)
         if pattern.search(line)
     ]

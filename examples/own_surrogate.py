@@ -53,6 +53,7 @@ class NeuralEnsemble(nn.Module):
     that they disagree as much as a posterior (Pearce and others, https://arxiv.org/abs/1810.05546)."""
 
     num_outputs = 1
+    errors: Tensor
 
     def __init__(self, *, members: int = 8, hidden: int = 12, noise: float = 1.0, steps: int = 15) -> None:
         super().__init__()
@@ -82,7 +83,7 @@ class NeuralEnsemble(nn.Module):
             for each, anchor, scale in zip(fitted, self.weights, self.scales, strict=True):
                 loss = loss + ((each - anchor.detach()) ** 2).sum() / scale**2
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's has no types
             optimizer.step()
         return self._with(fitted)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from scripts.acquisition_policy import family, held_out, played, saved
 from stateset_agents.numeric.acquisition.functional.config import GRPOConfig
@@ -18,21 +18,14 @@ from stateset_agents.numeric.acquisition.functional.rewards import RewardConfig
 from stateset_agents.numeric.acquisition.functional.update import Difficulty, curriculum_enhanced_grpo
 from stateset_agents.numeric.acquisition.network import AcquisitionPolicyNetwork
 
-PLANS: Mapping[str, Sequence[Difficulty]] = {
-    "plain": [Difficulty(family=family(5))],
-    "curriculum": [
-        Difficulty(family=family(3), share=0.25),
-        Difficulty(family=family(4), share=0.25),
-        Difficulty(family=family(5), share=0.5),
-    ],
-}
-REWARD = RewardConfig(horizon="campaign", reward_scaling="none")
+PLANS: Mapping[str, Mapping[int, float]] = {"plain": {5: 1.0}, "curriculum": {3: 0.25, 4: 0.25, 5: 0.5}}
+"""Variables of each stage, and its share of the experiments."""
+REWARD = RewardConfig(horizon="campaign")
 
 
 def rows(seed: int, steps: int, num_tasks: int) -> list[str]:
     """The plain training's row, and the curriculum's with what it saves of the other's regret."""
     config = GRPOConfig(
-        total_steps=steps,
         num_groups=32,
         group_size=16,
         learning_rate=3e-3,
@@ -40,10 +33,16 @@ def rows(seed: int, steps: int, num_tasks: int) -> list[str]:
         seed=seed,
     )
     found, lines = {}, []
-    for name, stages in PLANS.items():
+    for name, plan in PLANS.items():
         network = AcquisitionPolicyNetwork(seed=seed)
         begun = time.process_time()
-        trained = curriculum_enhanced_grpo(network, stages, config, reward_config=REWARD)
+        stages = [
+            Difficulty(family=family(size), total_steps=max(1, round(share * steps)), num_scms=4096)
+            for size, share in plan.items()
+        ]
+        trained = curriculum_enhanced_grpo(
+            stages, config=config, policy_network=network, reward_config=REWARD, reward_scaling="none"
+        )
         took = time.process_time() - begun
         trained.load_into(network)
         found[name] = played(network, family(5), held_out(num_tasks))

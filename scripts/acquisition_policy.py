@@ -108,7 +108,7 @@ def played(network: AcquisitionPolicyNetwork, tasks_of: LinearFamily, starts: li
     for begin in range(0, len(starts), 500):
         environment = AcquisitionEnv(tasks_of)
         evaluate(network, environment, starts[begin : begin + 500])
-        found.append(expected_regret(environment.situation.belief))
+        found.append(expected_regret(environment.situation.exact))
     return np.concatenate(found)
 
 
@@ -157,7 +157,7 @@ def against_lookahead(networks: Networks, num_tasks: int) -> list[str]:
         begun = time.process_time()
         seen = evaluate(network, environment, starts)
         own = (time.process_time() - begun) / sum(seen.lengths)
-        mine = expected_regret(environment.situation.belief)
+        mine = expected_regret(environment.situation.exact)
         rows.append(
             f"{name}: {saved(mine, base, gap)} of lookahead's gain, {1000 * own:.2f} CPU ms a decision, "
             f"1/{each / own:.0f} of lookahead's"

@@ -1,7 +1,7 @@
 """Is the posterior of control.acquisition's Gaussian process that of BoTorch? Prints the greatest difference.
 
-    python -m venv --system-site-packages /path/of/yours && /path/of/yours/bin/pip install botorch
-    PYTHONPATH=. /path/of/yours/bin/python scripts/beside_botorch.py
+    .venv/bin/python scripts/beside.py .venv-botorch botorch==0.18.1
+    PYTHONPATH=. .venv-botorch/bin/python scripts/beside_botorch.py
 
 Both get the same kernel (RBF plus s(x) s(x')), prior mean, noise and outcomes; nothing is fitted.
 """

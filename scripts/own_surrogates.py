@@ -1,7 +1,7 @@
 """Policies whose surrogate is a Gaussian process of BoTorch or an ensemble of networks, against rules.
 
-    .venv/bin/python scripts/beside.py .venv-botorch botorch
-    PYTHONPATH=. .venv-botorch/bin/python scripts/own_surrogates.py    # --write: docs/causal-acquisition.md, too
+    .venv/bin/python scripts/beside.py .venv-botorch botorch==0.18.1
+    PYTHONPATH=. .venv-botorch/bin/python scripts/own_surrogates.py    # --write: into the page, too
 
 The surrogates are those of examples/own_surrogate.py. Policies and rules play the same held-out graphs with
 the same noise and the same surrogate, which also recommends in the end; regret is the true one. What is there

@@ -56,7 +56,7 @@ class SurrogateBelief(Rows):
     menu: Array  # [B, A, 2 d]
     points: Array  # [B, T, 2 d]
     """Experiments so far, T being the most that there can be."""
-    outcomes: Array  # [B, T, outputs]
+    outcomes: Array  # [B, T, d]
     number: Ints  # [B]
     """Experiments and observations so far."""
     before: Belief
@@ -70,8 +70,8 @@ class SurrogateBelief(Rows):
         rule = f"be 1, the target, or {num_variables}, all variables"
         expect_that(model.num_outputs in (1, num_variables), "num_outputs", rule, model.num_outputs)
         capacity = num_observations + tasks.family.most_experiments
-        outcomes = np.zeros((size, capacity, model.num_outputs))
-        outcomes[:, :num_observations] = tasks.observations[..., -model.num_outputs :]
+        outcomes = np.zeros((size, capacity, num_variables))
+        outcomes[:, :num_observations] = tasks.observations
         num_actions = tasks.menu.costs.shape[1]
         belief = cls(
             mean=np.zeros((size, num_actions)),
@@ -93,7 +93,7 @@ class SurrogateBelief(Rows):
             part = np.flatnonzero(chosen & (self.number == number))
             conditioned = model
             if number:
-                seen = (self.points[part, :number], self.outcomes[part, :number])
+                seen = (self.points[part, :number], self.outcomes[part, :number, -model.num_outputs :])
                 conditioned = model.condition_on_observations(*map(torch.from_numpy, seen))
             with torch.no_grad():
                 effects = conditioned.posterior(torch.from_numpy(self.menu[part])).distribution
@@ -112,7 +112,7 @@ class SurrogateBelief(Rows):
         live = np.arange(len(self)) if rows is None else np.flatnonzero(rows)
         points, outcomes, number = self.points.copy(), self.outcomes.copy(), self.number.copy()
         points[live, number[live]] = np.concatenate([is_set, np.where(is_set, values, 0.0)], axis=1)[live]
-        outcomes[live, number[live]] = values[live, -self.model.num_outputs :]
+        outcomes[live, number[live]] = values[live]
         number[live] += 1
         return replace(self, points=points, outcomes=outcomes, number=number).by(self.model, rows)
 

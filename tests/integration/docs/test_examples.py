@@ -325,6 +325,13 @@ def test_a_cluster_is_taken_over_by_a_trained_policy(tmp_path: Path) -> None:
     assert "unsafe actions; kept in shadow: the policy is worse in" in printed
 
 
+def test_a_surrogate_of_one_s_own_chooses_experiments(tmp_path: Path) -> None:
+    printed = run_script("examples/own_surrogate.py", "--steps", "1000", "--tasks", "100", folder=tmp_path)
+    found = dict(re.findall(r"^(.+): regret (\d\.\d+) in the end", printed, re.M))
+    assert found.keys() == {"random", "policy"}
+    assert float(found["policy"]) < 1.5  # of the first intervention it is 1.65
+
+
 def test_experiments_are_chosen_from_a_clone_on(tmp_path: Path) -> None:
     few = ["--steps", "20000", "--shown", "100", "--tasks", "200"]
     printed = run_script("examples/acquisition.py", *few, folder=tmp_path)

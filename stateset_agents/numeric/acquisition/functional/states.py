@@ -66,7 +66,7 @@ class AcquisitionState:
 
         Raises ConfigurationError for parameters without a torch module that takes them.
         """
-        surrogate = surrogate_model
+        surrogate: Any = surrogate_model
         if surrogate_params is not None:
             rule, kind = "be None where surrogate_model is no torch module", type(surrogate_params).__name__
             expect_that(isinstance(surrogate, torch.nn.Module), "surrogate_params", rule, kind)

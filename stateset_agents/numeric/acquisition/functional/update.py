@@ -182,10 +182,8 @@ def compiled_grpo_update(
 def _steps(batch: GRPOBatch, config: GRPOConfig) -> StepBatch:
     """The batch as `minibatch_loss` wants it: each sample is an episode of one step."""
     number, rewards = len(batch["actions"]), torch.as_tensor(batch["rewards"])
-    shape = tuple(rewards.shape)
-    expect_that(
-        shape == (number,), 'the shape of batch["rewards"]', f"be ({number},), a number a sample", shape
-    )
+    rule = f"be {number}, one for each sample"
+    expect_that(rewards.shape == (number,), 'the number of batch["rewards"]', rule, tuple(rewards.shape))
     advantages = compute_advantages(_by_group(batch), config).reshape(-1)
     return StepBatch(
         observations=as_tensors(batch["states"].observations),

@@ -447,7 +447,7 @@ def test_a_manager_gives_new_ones_and_counts_every_use() -> None:
                 None,
                 {**sampled(), "rewards": torch.zeros(3)},  # type: ignore[arg-type]  # not reached
             ),
-            'the shape of batch["rewards"] must be (48,), a number a sample, got (3,)',
+            'the number of batch["rewards"] must be 48, one for each sample, got (3,)',
         ),
     ],
 )

@@ -10,16 +10,17 @@ import json
 import threading
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary
-
-import numpy as np
 
 from stateset_agents.backends.base import Tokenizer
 from stateset_agents.types.constraint import Constraint
 from stateset_agents.types.errors import BackendError, ConfigurationError
 
-Packed = np.ndarray[Any, np.dtype[np.int32]]
+if TYPE_CHECKING:
+    import numpy as np
+
+Packed: TypeAlias = "np.ndarray[Any, np.dtype[np.int32]]"
 """[..., W] a bit for each token of the vocabulary, 32 in a word, the lowest first."""
 
 _MOST_COMPILED = 256
@@ -54,6 +55,8 @@ class Matcher:
 
     def allowed(self) -> Packed:
         """[W] the tokens that may come next. Raises BackendError where the library gave up."""
+        import numpy as np
+
         mask = np.empty(self._num_words, np.int32)
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         self._expect_no_error()
@@ -72,7 +75,7 @@ class Matcher:
 
 def only_token(mask: Packed) -> int | None:
     """The token of a mask [W] that allows no other; None where it allows several."""
-    words = np.flatnonzero(mask)
+    (words,) = mask.nonzero()
     if len(words) != 1:
         return None
     bits = int(mask[words[0]]) & 0xFFFFFFFF
@@ -103,6 +106,8 @@ class Grammars:
 
         Raises BackendError where it has a token that the grammar forbids.
         """
+        import numpy as np
+
         matcher = self.matcher(constraint)
         masks = []
         for token in ids:

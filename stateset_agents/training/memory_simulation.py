@@ -45,6 +45,7 @@ from stateset_agents.types.errors import BackendError
 
 _QUANTIZED = {"4bit": 0.516, "8bit": 1.0}
 """Bytes of a weight: NF4 in blocks of 64 whose scales are in 8 bits, and LLM.int8."""
+_TOKEN_LOSS = next(name for name, loss in LOSSES.items() if loss.level == "token")
 _TURN_TOKENS = 32
 """Tokens of a turn; a critic of turns reads two hidden states of each."""
 _SCORE_TOKENS = 128
@@ -214,10 +215,9 @@ class SimulatedTraining:
 
         Raises BackendError for a model that is not of attention alone.
         """
-        if (
-            LOSSES[config.loss_type].level == "sequence"
-        ):  # some numbers more for each token, which are counted
-            config = config.model_copy(update={"loss_type": "grpo"})  # on no meta tensor
+        if LOSSES[config.loss_type].level == "sequence":
+            # Its sums over conversations are taken of no meta tensor; they are some numbers a token.
+            config = config.model_copy(update={"loss_type": _TOKEN_LOSS})
         self._config, self._device = config, device
         self.counter = StorageCounter()
         with loading(), self.counter, torch.device(device):
@@ -238,7 +238,8 @@ class SimulatedTraining:
     def _frozen(self, model_config: Any, dtype: torch.dtype) -> Any:
         from transformers import AutoModelForCausalLM
 
-        model: Any = AutoModelForCausalLM.from_config(model_config, dtype=dtype)  # type: ignore[no-untyped-call]  # transformers
+        with loading():  # the lock is ours already
+            model: Any = AutoModelForCausalLM.from_config(model_config, dtype=dtype)  # type: ignore[no-untyped-call]  # transformers
         for tensor in (*model.parameters(), *model.buffers()):
             self.counter.add(tensor)
         return model.eval().requires_grad_(False)

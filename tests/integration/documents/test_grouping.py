@@ -1,6 +1,6 @@
 """The document on grouping: every call as it is printed there, in plain scripts.
 
-`rows_s4.yaml` says which test shows which row, `names_s4.md` what each name is called here. Tests without
+`rows_s4.yaml` says which test shows which row, docs/documents.md what each name is called here. Tests without
 `async` have no event loop, as the document's programs have none.
 """
 

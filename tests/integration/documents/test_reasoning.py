@@ -1,6 +1,6 @@
 """The chapter on reasoning: every call as it is printed there, on tiny real models, in plain scripts.
 
-`rows_s3.yaml` says which test shows which row, `names_s3.md` what each name is called here. Tests without
+`rows_s3.yaml` says which test shows which row, docs/documents.md what each name is called here. Tests without
 `async` have no event loop, as the chapter's programs have none.
 """
 

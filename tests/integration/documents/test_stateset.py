@@ -1,6 +1,6 @@
 """StateSet's document: every call as it is printed there, on tiny real models.
 
-`rows_s1.yaml` says which test shows which row, `names_s1.md` what each name is called here.
+`rows_s1.yaml` says which test shows which row, docs/documents.md what each name is called here.
 """
 
 from __future__ import annotations

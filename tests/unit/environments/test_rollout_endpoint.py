@@ -183,9 +183,11 @@ async def test_a_request_bounds_its_reply_and_training_chooses_how_it_is_sampled
     with caplog.at_level(logging.WARNING, "stateset_agents"):
         async with talking() as talk:
             asked, _ = await talk.say(HELLO, said("fine"), **fields)
-            assert asked.limits == ReplyLimits(max_new_tokens=5, stop=("END",), with_reasoning=True)
+            assert asked.limits == ReplyLimits(
+                max_new_tokens=5, stop=("END",), with_reasoning=True, is_requested=True
+            )
             asked, _ = await talk.say(HELLO, said("fine"), stop=["A", "B"], temperature=0.3)
-            assert asked.limits == ReplyLimits(stop=("A", "B"), with_reasoning=True)
+            assert asked.limits == ReplyLimits(stop=("A", "B"), with_reasoning=True, is_requested=True)
     told = [record.getMessage().split(" is passed")[0] for record in caplog.records]
     assert told.count("temperature of a program's requests") <= 1  # once per process
 
@@ -195,7 +197,7 @@ async def test_fields_that_are_to_be_ignored_are():
         fields = {"temperature": 0.2, "max_tokens": 5, "logit_bias": {"5": 1}}
         asked, answer = await talk.say(HELLO, said("fine"), **fields)
         assert answer.choices[0].message.content == "fine"
-        assert asked.limits == ReplyLimits(with_reasoning=True)
+        assert asked.limits == ReplyLimits(with_reasoning=True, is_requested=True)
 
 
 REPLY = {"role": "assistant", "content": "Hello!"}

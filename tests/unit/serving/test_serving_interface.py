@@ -389,12 +389,15 @@ async def test_each_bound_of_the_schema_holds_on_both_sides():
         tried = {}
         for name, schema in body["properties"].items():
             for value, is_served in bounds_of(schema, parts):
-                status, answer = await it.post(json.dumps({"messages": HI, name: value}))
+                beside = {"tools": [LOOK]} if name == "tool_choice" else {}
+                status, answer = await it.post(json.dumps({"messages": HI, **beside, name: value}))
                 tried.setdefault(name, set()).add(status)
                 if is_served and name == "messages" and status == 400:
                     # An order that no schema can say, or a text that is as long as it may be.
                     assert answer["error"]["code"] in ("invalid_messages", "context_length_exceeded")
                     continue
+                if is_served and status == 400 and answer["error"]["code"] == "unsupported_constraint":
+                    continue  # a script follows no grammar
                 assert status == (200 if is_served else 400), (name, value, answer)
                 if not is_served:
                     assert (answer["error"]["code"], answer["error"]["param"]) == ("invalid_request", name)

@@ -190,6 +190,7 @@ AGENT = {
     "compact_prompt": Change("In one word?", given={**COMPACT, "compact_room": 100}, parts="four turns"),
     "context_window": Change("sliding", given={"max_context_tokens": 50}),
     "stop": Change(("\x00", *"aeiou"), given={"max_new_tokens": 40}),
+    "constrain": Change("calls", parts="with a tool"),
     "temperature": Change(0.0, "said"),
     "top_k": Change(3, "error"),
     "top_p": Change(0.5, "error"),

@@ -136,7 +136,7 @@ def test_new_weights_in_the_middle_of_a_reply_leave_the_grammar_where_it_stands(
     for request in turns:
         assert work.admit(request)
     work.step(turns)
-    work.model.model.load_state_dict(letters_model(seed=3).state_dict())  # type: ignore[attr-defined]
+    work.model.model.load_state_dict(letters_model(seed=3).state_dict())  # type: ignore[attr-defined]  # a SlotModel's
     work.set_version(1)
     live = [request for request in turns if request.finish_reason is None]
     assert live

@@ -24,6 +24,7 @@ from stateset_agents.types.errors import BackendError
 
 HI = [{"role": "user", "content": "hi"}]
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+NAMED_X = {"type": "function", "function": {"name": "x"}}
 CALL = '<tool_call>{"name": "look", "arguments": {"order": "%s"}}</tool_call>'
 
 
@@ -389,7 +390,7 @@ async def test_each_bound_of_the_schema_holds_on_both_sides():
         tried = {}
         for name, schema in body["properties"].items():
             for value, is_served in bounds_of(schema, parts):
-                beside = {"tools": [LOOK]} if name == "tool_choice" else {}
+                beside = {"tools": [LOOK, NAMED_X]} if name == "tool_choice" else {}
                 status, answer = await it.post(json.dumps({"messages": HI, **beside, name: value}))
                 tried.setdefault(name, set()).add(status)
                 if is_served and name == "messages" and status == 400:

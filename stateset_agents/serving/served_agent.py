@@ -178,7 +178,9 @@ class ServedAgent:
         if constraint is not None and (stop := request.sampling.get("stop") or self.agent.config.stop):
             shown = stop if isinstance(stop, str) else ", ".join(map(repr, stop))
             raise invalid(
-                f"stop {shown:.60} could cut an answer that keeps to a grammar anywhere: leave it out", "stop"
+                f"stop {shown:.60} could cut an answer that keeps to a grammar anywhere: leave it out",
+                "stop",
+                code="unsupported_constraint",
             )
         return constraint
 

@@ -377,7 +377,11 @@ def _choice(request: ChatBody) -> str:
     choice = request.tool_choice
     if choice is None or isinstance(choice, str):
         if choice == "required" and not request.tools:
-            raise invalid("tool_choice is required, and tools are missing: offer some", "tool_choice")
+            raise invalid(
+                "tool_choice is required, and tools are missing: offer some",
+                "tool_choice",
+                code="invalid_tool_choice",
+            )
         return choice or "auto"
     names = [tool.function.name for tool in request.tools or ()]
     if choice.function.name not in names:
@@ -385,6 +389,7 @@ def _choice(request: ChatBody) -> str:
         raise invalid(
             f"tool_choice names {choice.function.name!r:.60}, and the tools are: {offered:.200}",
             "tool_choice",
+            code="invalid_tool_choice",
         )
     return choice.function.name
 

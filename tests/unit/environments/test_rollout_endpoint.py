@@ -155,7 +155,7 @@ async def test_a_streamed_answer_adds_up_to_the_same():
     [
         ({"n": 2}, "invalid_request", "n must be less than or equal to 1, got 2"),
         ({"logprobs": True}, "invalid_request", "logprobs must be False, got true"),
-        ({"tool_choice": "required"}, "invalid_request", "tools are missing"),
+        ({"tool_choice": "required"}, "invalid_tool_choice", "tools are missing"),
         ({"tool_choice": "always"}, "invalid_request", "tool_choice"),
         ({"response_format": {"type": "xml"}}, "invalid_request", "response_format"),
         ({"logit_bias": {"5": 1}}, "invalid_request", "logit_bias is not served here"),

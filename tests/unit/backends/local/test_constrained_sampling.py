@@ -59,8 +59,9 @@ def logprobs_of(request: GenerationRequest, temperature: float = 1.0) -> list[fl
     return masked_logprobs(model, GRAMMARS, CONSTRAINT, request.sampled, temperature).tolist()
 
 
-def test_replies_come_as_often_as_their_probability_says() -> None:
-    model, work, count, counts = letters_model(), batcher(), 20_000, Counter[tuple[int, ...]]()
+@pytest.mark.parametrize("count", [2_000, pytest.param(20_000, marks=pytest.mark.long)])
+def test_replies_come_as_often_as_their_probability_says(count: int) -> None:
+    model, work, counts = letters_model(), batcher(), Counter[tuple[int, ...]]()
     for start in range(0, count, 500):
         turns = [turn(number) for number in range(start, start + 500)]
         play(work, *turns)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
+import itertools
 import json
 import logging
 import re
@@ -58,11 +59,24 @@ class Domain:
     show: Callable[[Scenario], Awaitable[list[Dialogue]]]
     """Right conversations on a problem, both ways."""
     held_out: Sequence[Scenario]
-    by_code: Environment | None = None
-    """In parts that a plain function names; None where one part follows from another's answer."""
+    split: Callable[[str], list[str]] | None = None
+    """Problem -> its parts, by code; None where one part follows from another's answer."""
     has_votes: bool = True
     """True where answers to one problem can be counted against one another."""
     max_new_tokens: int = 96
+
+    @property
+    def by_code(self) -> Environment | None:
+        """In parts that `split` names."""
+        if self.split is None:
+            return None
+        return DecomposedProblems(self.direct, decomposer=self.split, synthesizer=IN_PARTS)
+
+    def asks_right(self, trajectory: Trajectory) -> bool:
+        """True where the network asked for the parts that `split` names."""
+        assert self.split is not None
+        asked = [part["problem"] for part in trajectory.metadata["parts"]]
+        return asked == self.split(trajectory.scenario.opening)
 
 
 def said(words: str, thought: str | None = None) -> Message:
@@ -141,7 +155,7 @@ def legs() -> Domain:
         parts=parts,
         show=show,
         held_out=direct.scenarios("test"),
-        by_code=DecomposedProblems(direct, decomposer=kinds, synthesizer=IN_PARTS),
+        split=kinds,
     )
 
 
@@ -192,7 +206,7 @@ def errands() -> Domain:
         parts=parts,
         show=show,
         held_out=others,
-        by_code=DecomposedProblems(direct, decomposer=sentences, synthesizer=IN_PARTS),
+        split=sentences,
         has_votes=False,
         max_new_tokens=128,
     )
@@ -309,6 +323,9 @@ async def compare(folder: Path, domain: Domain, budget: int, episodes: int) -> d
             record[name] = {"shown": shown, "trained": trained, "sampled": counter.sampled}
             print(name, "trained", json.dumps(record[name]), flush=True)
             if name == "in parts" and domain.by_code is not None:
+                record["in parts"]["asked"] = fmean(
+                    map(domain.asks_right, itertools.chain(*by_scenario.values()))
+                )
                 record["by code"], _ = await measure(agent, domain.by_code, scenarios, 2)
             if name == "direct" and domain.has_votes:
                 size = max(1, round(record["in parts"]["trained"]["tokens"] / trained["tokens"]))
@@ -339,8 +356,8 @@ def percent(value: float, interval: Sequence[float] | None) -> str:
 def table(record: Mapping[str, Any]) -> str:
     """Markdown."""
     lines = [
-        "| | as shown | trained | tokens in training | tokens a problem | in parts gains |",
-        "|---" * 6 + "|",
+        "| | as shown | trained | right parts asked | tokens in training | tokens a problem | parts gain |",
+        "|---" * 7 + "|",
     ]
     names = {
         "direct": "direct",
@@ -355,6 +372,7 @@ def table(record: Mapping[str, Any]) -> str:
             names[name],
             percent(row["shown"]["success"], row["shown"]["interval"]) if "shown" in row else "",
             percent(now["success"], now["interval"]),
+            percent(row["asked"], None) if "asked" in row else "",
             f"{row['sampled']:,}" if "sampled" in row else "none of its own",
             f"{now['tokens']:.0f}",
             percent(row["gain"], row["gain_interval"]) if "gain" in row else "",

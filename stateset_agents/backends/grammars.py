@@ -164,7 +164,8 @@ _of_tokenizer: WeakKeyDictionary[Any, Grammars] = WeakKeyDictionary()
 
 def grammars_of(tokenizer: Tokenizer) -> Grammars:
     """The compiled grammars of a tokenizer; the same for backend, agent and update."""
-    return _of_tokenizer.setdefault(tokenizer, Grammars(tokenizer))
+    grammars = _of_tokenizer.get(tokenizer)
+    return _of_tokenizer.setdefault(tokenizer, Grammars(tokenizer)) if grammars is None else grammars
 
 
 def _refusal(error: str) -> str:

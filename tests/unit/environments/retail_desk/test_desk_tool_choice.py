@@ -1,0 +1,29 @@
+"""With `tool_choice="first"` the desk's first reply must call one of its tools, whatever the prompt shows."""
+
+from __future__ import annotations
+
+import pytest
+
+from stateset_agents.environments.retail_desk import RetailDesk
+from stateset_agents.environments.retail_desk.tools import SCHEMAS
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.messages import Message
+
+
+async def test_the_first_reply_must_call_and_later_ones_may() -> None:
+    desk = RetailDesk(tool_choice="first")
+    conversation = await desk.start(desk.scenarios("test")[0], 0)
+    assert conversation.tools == ()
+    limits = conversation.reply_limits
+    assert limits is not None
+    assert (limits.tool_choice, limits.callable_tools) == ("required", SCHEMAS)
+    await conversation.step(Message(role="assistant", content="one moment"))
+    assert conversation.reply_limits is not None
+    assert conversation.reply_limits.tool_choice == "auto"
+    plain = await RetailDesk().start(desk.scenarios("test")[0], 0)
+    assert plain.reply_limits is None
+
+
+def test_another_choice_is_refused_by_name() -> None:
+    with pytest.raises(ConfigurationError, match="tool_choice must be auto or first"):
+        RetailDesk(tool_choice="all")  # type: ignore[arg-type]  # on purpose

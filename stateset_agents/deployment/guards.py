@@ -106,34 +106,18 @@ class FailureGuard:
 
 
 @dataclass(frozen=True, slots=True)
-class LatencyGuard:
-    """An answer in time."""
+class LimitGuard:
+    """An answer that takes no more seconds, or costs no more, than this."""
 
+    name: Literal["latency", "cost"]
     limit: float
-    """Seconds."""
-    name = "latency"
 
     def check(self, action: Answer, state: Any) -> Violation | None:
-        """An answer whose time is not known was not in time."""
-        return _above(self.name, action.seconds, self.limit, "s")
-
-
-@dataclass(frozen=True, slots=True)
-class CostGuard:
-    """An answer that costs no more than this."""
-
-    limit: float
-    name = "cost"
-
-    def check(self, action: Answer, state: Any) -> Violation | None:
-        """An answer whose cost is not known may have cost more."""
-        return _above(self.name, action.cost, self.limit, "")
-
-
-def _above(name: str, value: float | None, limit: float, unit: str) -> Violation | None:
-    if value is None:
-        return Violation(name, f"the {name} of the answer is not known")
-    return None if value <= limit else Violation(name, f"{value:g} {unit}".rstrip() + f", limit {limit:g}")
+        """An answer whose time or cost is not known may be above the limit."""
+        value, unit = (action.seconds, " s") if self.name == "latency" else (action.cost, "")
+        if value is None:
+            return Violation(self.name, f"the {self.name} of the answer is not known")
+        return None if value <= self.limit else Violation(self.name, f"{value:g}{unit}, limit {self.limit:g}")
 
 
 # --- of scaling ----------------------------------------------------------------

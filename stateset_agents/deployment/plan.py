@@ -10,14 +10,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from stateset_agents.deployment.guards import (
-    CostGuard,
-    FailureGuard,
-    Guard,
-    LatencyGuard,
-    RateGuard,
-    WindowGuard,
-)
+from stateset_agents.deployment.guards import FailureGuard, Guard, LimitGuard, RateGuard, WindowGuard
 from stateset_agents.deployment.sequential import Evidence
 from stateset_agents.deployment.state import Deployment, Mode, Move
 from stateset_agents.runtime.yaml_files import read_yaml
@@ -49,9 +42,9 @@ class GuardPlan(Settings):
         """The guards of a single answer."""
         guards: list[Guard] = [FailureGuard()]
         if self.latency is not None:
-            guards.append(LatencyGuard(self.latency))
+            guards.append(LimitGuard("latency", self.latency))
         if self.cost is not None:
-            guards.append(CostGuard(self.cost))
+            guards.append(LimitGuard("cost", self.cost))
         return tuple(guards)
 
 

@@ -1,4 +1,4 @@
-"""The state of a deployment, the table of moves from it, and the arms of conversations.
+"""The state of a deployment, the moves from it, and the arms of conversations.
 
 shadow       the baseline answers everybody; what the candidate would have done is checked and recorded
 gradual      the candidate answers a share of the new conversations
@@ -13,24 +13,12 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Literal, cast, get_args
 
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import alternatives, expect_that, nearest
 
 Mode = Literal["shadow", "gradual", "full", "rolled_back"]
-
-NEXT: Mapping[Mode, frozenset[Mode]] = MappingProxyType(
-    {
-        "shadow": frozenset(get_args(Mode)),
-        "gradual": frozenset(get_args(Mode)),
-        "full": frozenset(get_args(Mode)),
-        "rolled_back": frozenset(),
-    }
-)
-"""Modes that may follow each mode. Another try after a rollback is another deployment, with evidence and
-errors of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +54,14 @@ class Move:
 
 
 def transition(state: Deployment, move: Move) -> Deployment:
-    """The state after a move. Raises ConfigurationError for one that the table does not have.
+    """The state after a move. Raises ConfigurationError for one after a rollback: another try is another
+    deployment, with evidence and errors of its own.
 
     >>> move = Move(mode="gradual", share=0.05, at=9.0, who="me", why="go")
     >>> transition(Deployment(id="0001", since=0.0), move).share
     0.05
     """
-    if move.mode not in NEXT[state.mode]:
+    if state.mode == "rolled_back":
         raise ConfigurationError(
             f"deployment {state.id} is {state.mode} and cannot become {move.mode}: start a new deployment"
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from numbers import Real
@@ -47,13 +47,9 @@ def start_deployment(
     plan: DeploymentPlan | None = None,
     who: str,
     clock: Clock = time.time,
-    randomness: Callable[[], str] = new_salt,
 ) -> DeploymentRecord:
     """Write a new deployment into the journal; it begins in shadow. Raises ConfigurationError if both are
-    the same.
-
-    `randomness` draws the salt where the plan has none.
-    """
+    the same."""
     plan = DeploymentPlan() if plan is None else plan
     if candidate == baseline:
         raise ConfigurationError(f"candidate and baseline are both {candidate!r}: name two different ones")
@@ -64,7 +60,7 @@ def start_deployment(
             who=who,
             candidate=candidate,
             baseline=baseline,
-            salt=plan.salt or randomness(),
+            salt=plan.salt or new_salt(),
             plan=plan,
         )
         journal.add(record)

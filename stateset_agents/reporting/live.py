@@ -46,7 +46,7 @@ _READ_TIMEOUT = 30.0
 _POLL_SECONDS = 0.5
 """Seconds between two checks of the files."""
 _CONVERSATIONS_SECONDS = 3.0
-"""Least seconds between two events that tell of new conversations, which are many bytes to fetch."""
+"""Seconds between two looks for new conversations, which are many bytes to fetch."""
 _MAX_STREAMS = 64
 """Pages that are kept up to date at the same time."""
 _STREAMS = web.AppKey("streams", list[web.Request])
@@ -217,7 +217,7 @@ class LiveData:
     data: Callable[[object], Awaitable[bytes]]
     """The data as JSON, for these states."""
     seconds: float = 0.0
-    """Least seconds between two events."""
+    """Least seconds between two looks at its files."""
 
 
 async def send_changes(
@@ -225,22 +225,27 @@ async def send_changes(
 ) -> web.StreamResponse:
     """Send an event of each kind at first, and again when its files have changed, until the page is closed.
 
-    Where files cannot be read, a `trouble` event stands in for it.
+    Where files cannot be read, a `trouble` event stands in for it, once for each error.
     """
     sent: dict[str, object] = {}
-    sent_at = dict.fromkeys(kinds, -math.inf)
+    looked_at = dict.fromkeys(kinds, -math.inf)
     async with event_stream(request) as response:
         while True:
             for name, kind in kinds.items():
-                states = await asyncio.to_thread(kind.states)
-                if sent.get(name) == states or time.monotonic() - sent_at[name] < kind.seconds:
+                if (now := time.monotonic()) - looked_at[name] < kind.seconds:
                     continue
+                looked_at[name] = now
                 try:
-                    event = b"event: %s\ndata: %s\n\n" % (name.encode(), await kind.data(states))
+                    states = await asyncio.to_thread(kind.states)
+                    is_new = name not in sent or sent[name] != states
+                    data = await kind.data(states) if is_new else b""
+                    event = b"event: %s\ndata: %s\n\n" % (name.encode(), data)
                 except StatesetError as error:
-                    event = trouble(error)
-                await response.write(event)
-                sent[name], sent_at[name] = states, time.monotonic()
+                    states = str(error)
+                    is_new, event = sent.get(name) != states, _trouble(error)
+                if is_new:
+                    await response.write(event)
+                    sent[name] = states
             await response.write(b": still here\n\n")
             await asyncio.sleep(poll_seconds)
     return response
@@ -266,7 +271,7 @@ async def event_stream(request: web.Request) -> AsyncIterator[web.StreamResponse
         streams.remove(request)
 
 
-def trouble(error: StatesetError) -> bytes:
+def _trouble(error: StatesetError) -> bytes:
     """The event that tells a page in one line what cannot be read."""
     return f"event: trouble\ndata: {dump({'text': str(error)})}\n\n".encode()
 

@@ -7,8 +7,8 @@ something new, `trouble` a line of text where one of both cannot be read.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,12 +20,12 @@ from stateset_agents.deployment.views.dashboard_data import Deployments
 from stateset_agents.deployment.views.dashboard_page import dashboard, render_dashboard
 from stateset_agents.reporting.live import (
     DEFAULT_PORT,
+    LiveData,
     LiveOverview,
     SharedText,
-    event_stream,
     html_response,
+    send_changes,
     serve_page,
-    trouble,
 )
 from stateset_agents.reporting.overview import has_runs
 from stateset_agents.runtime.yaml_files import read_yaml
@@ -121,22 +121,14 @@ class _LiveDashboard:
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Send events as long as the page is open: first all that there is, then what is new."""
-        sent: dict[str, Any] = {}
-        runs_at = -_RUNS_SECONDS
-        async with event_stream(request) as response:
-            while True:
-                looked = time.monotonic()
-                names = ["deployments"]
-                if looked - runs_at >= _RUNS_SECONDS:
-                    names.append("runs")
-                    runs_at = looked
-                for name in names:
-                    event = await self._event(name, sent)
-                    if event is not None:
-                        await response.write(event)
-                await response.write(b": still here\n\n")
-                await asyncio.sleep(_POLL_SECONDS)
-        return response
+        shown: dict[str, Any] = {}
+        kinds = {
+            "deployments": LiveData(
+                partial(self._state, "deployments"), partial(self._new_deployments, shown)
+            ),
+            "runs": LiveData(partial(self._state, "runs"), self._new_runs, _RUNS_SECONDS),
+        }
+        return await send_changes(request, kinds, _POLL_SECONDS)
 
     async def metrics(self, _: web.Request) -> web.StreamResponse:
         """The page of metrics for Prometheus; 501 without its library."""
@@ -155,21 +147,6 @@ class _LiveDashboard:
             raise web.HTTPNotFound(text="there is no run yet")
         return await self._overview.report(request)
 
-    async def _event(self, name: str, sent: dict[str, Any]) -> bytes | None:
-        """The event that says what is new in this part, or what is wrong with it; None where nothing is."""
-        try:
-            state = await asyncio.to_thread(self._state, name)
-            if name in sent and sent[name] == state:
-                return None
-            text = await (self._runs(state) if name == "runs" else self._new_deployments(sent))
-        except StatesetError as error:
-            if sent.get(name) == str(error):
-                return None
-            sent[name] = str(error)
-            return trouble(error)
-        sent[name] = state
-        return b'event: %s\ndata: {"data":%s}\n\n' % (name.encode(), text)
-
     def _state(self, name: str) -> Any:
         """Another value when there is something new."""
         if name == "deployments":
@@ -181,14 +158,14 @@ class _LiveDashboard:
         deployments = None if self._deployments is None else self._deployments.data()
         return render_dashboard(dashboard(self._root, runs, deployments), plotly="plotly.js", live=True)
 
-    async def _runs(self, states: Any) -> bytes:
-        return await self._overview.json.get(states) if states else b"null"
+    async def _new_runs(self, states: Any) -> bytes:
+        return b'{"data":%s}' % (await self._overview.json.get(states) if states else b"null")
 
-    async def _new_deployments(self, sent: dict[str, Any]) -> bytes:
+    async def _new_deployments(self, shown: dict[str, Any], _: object) -> bytes:
+        """Those that differ from the ones that the page has, `shown` by their ids."""
         if self._deployments is None:
-            return b"null"
-        shown = await asyncio.to_thread(self._deployments.data)
-        before = sent.get("shown", {})
-        sent["shown"] = {item["id"]: item for item in shown}
-        new = [item for item in shown if before.get(item["id"]) is not item]
-        return ",".join(await asyncio.to_thread(lambda: [dump(item) for item in new])).join("[]").encode()
+            return b'{"data":null}'
+        deployments = await asyncio.to_thread(self._deployments.data)
+        new = {item["id"]: item for item in deployments if shown.get(item["id"]) is not item}
+        shown |= new
+        return (await asyncio.to_thread(dump, {"data": list(new.values())})).encode()

@@ -5,18 +5,16 @@ network, environment of dicts, reward -> NetworkPolicy, EnvironmentCopies -> Con
 
 from __future__ import annotations
 
-import asyncio
 import copy
-import functools
 import itertools
 import math
 import pickle
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,6 +40,7 @@ from stateset_agents.numeric.trainer import ControlState, ControlTrainer
 from stateset_agents.numeric.update import minibatches, update
 from stateset_agents.runs.callbacks import Callback
 from stateset_agents.runs.optimizer import Optimization
+from stateset_agents.runtime.pending_calls import awaitable_or_blocking
 from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.types.errors import CheckpointError, ConfigurationError, TrainingStopped
 from stateset_agents.types.logs import get_logger
@@ -75,26 +74,6 @@ LEARNING = {
     "batch_size": 960,
 }
 """Settings under which the simulated cluster is learned; see docs/autoscaling.md."""
-
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
-
-
-def as_printed(function: Callable[_P, Coroutine[Any, Any, _T]]) -> Callable[_P, Any]:
-    """The async function as a script of the document calls it: blocking, with its result; where an event loop
-    runs it is to be awaited as any other."""
-
-    @functools.wraps(function)
-    def called(*arguments: _P.args, **options: _P.kwargs) -> Any:
-        work = function(*arguments, **options)
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return asyncio.run(work)
-        return work
-
-    return called
 
 
 class GRPOTrainer:
@@ -288,7 +267,7 @@ class GRPOTrainer:
             raise ConfigurationError("nothing was trained yet: call train(environment) first")
         return self._training
 
-    @as_printed
+    @awaitable_or_blocking
     async def train(
         self,
         env: DictEnvironment | BatchedEnvironment,
@@ -353,7 +332,7 @@ class GRPOTrainer:
             f"doing nothing: GRPOConfig({settings}) learned it"
         )
 
-    @as_printed
+    @awaitable_or_blocking
     async def evaluate(
         self,
         env: DictEnvironment | BatchedEnvironment,
@@ -399,7 +378,7 @@ class GRPOTrainer:
 
     # ------------------------------------------------------------------------------ checkpoints
 
-    @as_printed
+    @awaitable_or_blocking
     async def save_checkpoint(self, path: str | Path) -> Path:
         """Write policy_state_dict, optimizer_state_dict, scheduler_state_dict (the progress), the config and
         the KL's reference to one file that `torch.load(path, weights_only=True)` reads.
@@ -429,7 +408,7 @@ class GRPOTrainer:
             raise CheckpointError(f"cannot write {path} ({error}): choose another path") from error
         return path
 
-    @as_printed
+    @awaitable_or_blocking
     async def load_checkpoint(self, path: str | Path) -> None:
         """Take a checkpoint's weights, optimiser and progress; the next `train` makes the steps that were
         left, with the same bits as a training that was never stopped.

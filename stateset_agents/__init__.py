@@ -9,55 +9,33 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-    from stateset_agents.core.environment import ConversationEnvironment
-    from stateset_agents.core.reward import (
-        CompositeReward,
-        EnvironmentReward,
-        RewardFunction,
-        RewardResult,
-        reward_function,
+    from stateset_agents.core.agent import AgentConfig as AgentConfig
+    from stateset_agents.core.agent import MultiTurnAgent as MultiTurnAgent
+    from stateset_agents.core.environment import ConversationEnvironment as ConversationEnvironment
+    from stateset_agents.core.reward import CompositeReward as CompositeReward
+    from stateset_agents.core.reward import EnvironmentReward as EnvironmentReward
+    from stateset_agents.core.reward import RewardFunction as RewardFunction
+    from stateset_agents.core.reward import RewardResult as RewardResult
+    from stateset_agents.core.reward import reward_function as reward_function
+    from stateset_agents.core.tools import ToolError as ToolError
+    from stateset_agents.core.tools import tool as tool
+    from stateset_agents.rewards.factories import (
+        create_customer_service_reward as create_customer_service_reward,
     )
-    from stateset_agents.core.tools import ToolError, tool
-    from stateset_agents.rewards.factories import create_customer_service_reward
-    from stateset_agents.runs.callbacks import Callback
-    from stateset_agents.serving.chat_session import ChatSession
-    from stateset_agents.training.config import TrainingConfig, TrainingProfile
-    from stateset_agents.training.sft.settings import SFTConfig
-    from stateset_agents.training.sft.trainer import SFTTrainer, sft
-    from stateset_agents.training.trainer import MultiTurnGRPOTrainer, train
-    from stateset_agents.types.errors import StatesetError
-    from stateset_agents.types.messages import Message
-    from stateset_agents.types.scenario import Scenario
-    from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
-
-__all__ = [
-    "AgentConfig",
-    "Callback",
-    "ChatSession",
-    "CompositeReward",
-    "ConversationEnvironment",
-    "EnvironmentReward",
-    "Message",
-    "MultiTurnAgent",
-    "MultiTurnGRPOTrainer",
-    "RewardFunction",
-    "RewardResult",
-    "SFTConfig",
-    "SFTTrainer",
-    "Scenario",
-    "StatesetError",
-    "ToolError",
-    "TrainingConfig",
-    "TrainingProfile",
-    "Trajectory",
-    "TrajectoryGroup",
-    "create_customer_service_reward",
-    "reward_function",
-    "sft",
-    "tool",
-    "train",
-]
+    from stateset_agents.runs.callbacks import Callback as Callback
+    from stateset_agents.serving.chat_session import ChatSession as ChatSession
+    from stateset_agents.training.config import TrainingConfig as TrainingConfig
+    from stateset_agents.training.config import TrainingProfile as TrainingProfile
+    from stateset_agents.training.sft.settings import SFTConfig as SFTConfig
+    from stateset_agents.training.sft.trainer import SFTTrainer as SFTTrainer
+    from stateset_agents.training.sft.trainer import sft as sft
+    from stateset_agents.training.trainer import MultiTurnGRPOTrainer as MultiTurnGRPOTrainer
+    from stateset_agents.training.trainer import train as train
+    from stateset_agents.types.errors import StatesetError as StatesetError
+    from stateset_agents.types.messages import Message as Message
+    from stateset_agents.types.scenario import Scenario as Scenario
+    from stateset_agents.types.trajectory import Trajectory as Trajectory
+    from stateset_agents.types.trajectory import TrajectoryGroup as TrajectoryGroup
 
 _HOMES = {
     "core.agent": ("AgentConfig", "MultiTurnAgent"),
@@ -83,6 +61,7 @@ _HOMES = {
     "training.trainer": ("MultiTurnGRPOTrainer", "train"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
@@ -92,4 +71,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

@@ -435,7 +435,7 @@ class _Play:
         observations, actions, logprobs, alive, masks, transitions = zip(*self._steps, strict=True)
         names = transitions[0].components
         return Rollout(
-            observations=_stacked(observations),
+            observations=map_observations(lambda *parts: np.stack(parts), *observations),
             actions=np.stack(actions),
             logprobs=np.stack(logprobs),
             rewards=np.stack([transition.rewards for transition in transitions]).astype(np.float64),
@@ -477,15 +477,10 @@ class _Play:
     def _keep_final(self, were_live: BoolArray) -> None:
         """Note the observation of rows that took this step; of those that go on a later one replaces it."""
 
-        def kept(final: FloatArray, now: FloatArray) -> FloatArray:
+        def kept(now: FloatArray, final: FloatArray) -> FloatArray:
             return np.where(were_live.reshape(len(now), *[1] * (now.ndim - 1)), now, final)
 
-        if isinstance(self.observations, Mapping):
-            assert isinstance(self._final, Mapping)
-            self._final = {name: kept(self._final[name], now) for name, now in self.observations.items()}
-        else:
-            assert not isinstance(self._final, Mapping)
-            self._final = kept(self._final, self.observations)
+        self._final = map_observations(kept, self.observations, self._final)
 
 
 def largest_rms(observations: Observations) -> float:
@@ -501,11 +496,3 @@ def _finite_rows(observations: Observations) -> BoolArray:
     finite = [np.isfinite(part).reshape(len(part), -1).all(axis=1) for part in parts]
     together: BoolArray = np.logical_and.reduce(finite)
     return together
-
-
-def _stacked(observations: Sequence[Observations]) -> Observations:
-    """[T, B, ...]."""
-    first = observations[0]
-    if not isinstance(first, Mapping):
-        return np.stack(observations)  # type: ignore[arg-type]  # all are of the first one's kind
-    return {name: np.stack([each[name] for each in observations]) for name in first}  # type: ignore[call-overload]  # all are of the first one's kind

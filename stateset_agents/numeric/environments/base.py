@@ -159,20 +159,11 @@ class Traced(Protocol):
         """The row from the last `reset` to its end; called when all rows have ended."""
 
 
-def map_observations(function: Callable[[Any], Any], observations: Any) -> Any:
-    """Apply `function` to an array of observations, or to each of several by name."""
-    if isinstance(observations, Mapping):
-        return {name: function(part) for name, part in observations.items()}
-    return function(observations)
-
-
-def can_fork(environment: BatchedEnvironment) -> bool:
-    """Can rows of this environment, which has been reset, be copied?"""
-    try:
-        environment.fork(np.zeros(1, dtype=np.int64))
-    except NotImplementedError:
-        return False
-    return True
+def map_observations(function: Callable[..., Any], *observations: Any) -> Any:
+    """Apply `function` to observations, arrays or several by name: then to those of each name."""
+    if isinstance(observations[0], Mapping):
+        return {name: function(*(each[name] for each in observations)) for name in observations[0]}
+    return function(*observations)
 
 
 # ------------------------------------------------------------------------------------------ checks

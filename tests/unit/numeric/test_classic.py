@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.utils import EzPickle
 
-from stateset_agents.numeric.environments.base import can_fork, check_environment
+from stateset_agents.numeric.environments.base import check_environment
 from stateset_agents.numeric.environments.classic import BatchedAcrobot, BatchedCartPole
 from stateset_agents.numeric.environments.gymnasium_batch import GymnasiumBatch
 from stateset_agents.types.errors import ConfigurationError
@@ -178,4 +178,5 @@ def test_an_environment_that_is_made_anew_by_a_copy_cannot_fork():
 
     environment = GymnasiumBatch(Pickled, horizon=2)
     environment.reset([0, 1])
-    assert not can_fork(environment)
+    with pytest.raises(NotImplementedError):
+        environment.fork(np.array([0]))

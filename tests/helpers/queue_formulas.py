@@ -1,18 +1,41 @@
-"""What follows from a wait's distribution: Erlang C, the mean wait, and the response's tail and quantiles."""
+"""What makes a wait's distribution, Erlang B, and what follows from it: Erlang C, the mean wait, and the
+response's tail and quantiles."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from stateset_agents.numeric.autoscaling.queueing import Array, WaitingTime, waiting_ratio
+from stateset_agents.numeric.autoscaling.queueing import Array, WaitingTime
 
-__all__ = ["erlang_c", "mean_wait", "response_quantile", "response_tail"]
+__all__ = ["erlang_b", "erlang_c", "mean_wait", "response_quantile", "response_tail", "waiting_ratio"]
 
 _LEAST_RATE = 1e-9
 """1/s. A smaller difference of rates counts as this one: what is divided by it has a limit there (0/0)."""
 _MOST_EXPONENT = 700.0
 """exp of more overflows a float64."""
+
+
+def erlang_b(servers: int, load: ArrayLike) -> Array:
+    """The share of requests that find all servers busy where nobody waits. `load`: lambda / mu.
+
+    By the recursion 1/B_c = 1 + c/a 1/B_{c-1}, which adds positive terms only.
+
+    >>> float(erlang_b(2, 1.0))
+    0.2
+    """
+    offered = np.asarray(load, dtype=np.float64)
+    inverse = np.ones_like(offered)
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        for count in range(1, servers + 1):
+            inverse = 1.0 + inverse * (count / offered)
+    return np.where(offered > 0, 1.0 / inverse, 0.0 if servers else 1.0)
+
+
+def waiting_ratio(servers: int, utilization: ArrayLike) -> Array:
+    """rho B(c - 1, c rho), exactly, as `RatioTable` reads it."""
+    rho = np.asarray(utilization, dtype=np.float64)
+    return rho * erlang_b(servers - 1, servers * rho)
 
 
 def erlang_c(servers: int, utilization: ArrayLike) -> Array:

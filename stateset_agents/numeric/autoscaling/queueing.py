@@ -32,41 +32,14 @@ _MOST_EXPONENT = 700.0
 """exp of more overflows a float64."""
 
 
-def erlang_b(servers: int, load: ArrayLike) -> Array:
-    """The share of requests that find all servers busy where nobody waits. `load`: lambda / mu.
-
-    By the recursion 1/B_c = 1 + c/a 1/B_{c-1}, which adds positive terms only.
-
-    >>> float(erlang_b(2, 1.0))
-    0.2
-    """
-    offered = np.asarray(load, dtype=np.float64)
-    inverse = np.ones_like(offered)
-    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        for count in range(1, servers + 1):
-            inverse = 1.0 + inverse * (count / offered)
-    return np.where(offered > 0, 1.0 / inverse, 0.0 if servers else 1.0)
-
-
-def waiting_ratio(servers: int, utilization: ArrayLike) -> Array:
-    """rho B(c - 1, c rho), with Erlang's loss formula B, c `servers` and rho `utilization`: the one quantity
-    by which the number of servers enters a queue's mean wait.
-
-    It lies between 0 and about 1 and is smooth in rho, also at 1 and above.
-    """
-    rho = np.asarray(utilization, dtype=np.float64)
-    return rho * erlang_b(_checked(servers) - 1, servers * rho)
-
-
-def _checked(servers: int) -> int:
-    if servers < 1:
-        raise ConfigurationError(f"a queue needs at least 1 server, got {servers!r}")
-    return servers
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class RatioTable:
-    """`waiting_ratio` for 1 to C servers on a grid of utilizations from 0 to 1, read linearly in between."""
+    """The waiting ratio rho B(c - 1, c rho), with Erlang's loss formula B, c servers and utilization rho: the
+    one quantity by which the number of servers enters a queue's mean wait.
+
+    Of 1 to C servers, on a grid of utilizations from 0 to 1, read linearly in between. It lies between 0 and
+    about 1 and is smooth in rho, also at 1 and above.
+    """
 
     values: Array  # [C + 1, intervals + 2]; row 0 is of no server: nothing waits there
     intervals: int
@@ -74,7 +47,9 @@ class RatioTable:
     @classmethod
     def upto(cls, max_servers: int, intervals: int = 512) -> Self:
         """Made once per process for each pair of sizes."""
-        return cls(_ratios(_checked(max_servers), intervals), intervals)
+        if max_servers < 1:
+            raise ConfigurationError(f"a queue needs at least 1 server, got {max_servers!r}")
+        return cls(_ratios(max_servers, intervals), intervals)
 
     def __call__(self, servers: NDArray[np.int64], utilization: Array) -> Array:
         """Ratios of servers and utilizations of one shape; a utilization above 1 counts as 1."""
@@ -90,6 +65,7 @@ class RatioTable:
 
 @lru_cache(maxsize=4)
 def _ratios(max_servers: int, intervals: int) -> Array:
+    """By the recursion 1/B_c = 1 + c/a 1/B_{c-1} in the load a, which adds positive terms only."""
     rho = np.arange(intervals + 1) / intervals
     inverse = np.ones((max_servers + 1, intervals + 1))  # 1 / B(k, c rho) of the servers c that are not done
     servers = np.arange(max_servers + 1, dtype=np.float64)[:, None]

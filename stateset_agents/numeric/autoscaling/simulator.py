@@ -407,7 +407,7 @@ class Simulator:
         return fleet.batch * len(self.cluster.concurrencies) + fleet.concurrency
 
     def _ratio(self, servers: IntArray, rho: Array) -> Array:
-        """`waiting_ratio` by table; for more servers by the square-root law of Halfin and Whitt (1981):
+        """The waiting ratio by table; for more servers by the square-root law of Halfin and Whitt (1981):
         queues with equal (1 - rho) sqrt(c) wait alike."""
         if servers.max() <= _TABLE_SERVERS:
             return self._table(servers, rho)

@@ -8,14 +8,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from queue_formulas import erlang_c, mean_wait, response_quantile, response_tail
+from queue_formulas import (
+    erlang_b,
+    erlang_c,
+    mean_wait,
+    response_quantile,
+    response_tail,
+    waiting_ratio,
+)
 from simulated_queue import simulate_queue
 
 from stateset_agents.numeric.autoscaling.queueing import (
     RatioTable,
     WaitingTime,
-    erlang_b,
-    waiting_ratio,
     waiting_time,
 )
 from stateset_agents.types.errors import ConfigurationError
@@ -148,4 +153,4 @@ def check(servers: int, rho: float, *, customers: int, runs: int, within: float)
 
 def test_a_queue_without_a_server_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"at least 1 server, got 0"):
-        waiting_ratio(0, 0.5)
+        RatioTable.upto(0)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from queue_formulas import response_quantile
+from queue_formulas import response_quantile, waiting_ratio
 from simulated_queue import simulate_steps
 
-from stateset_agents.numeric.autoscaling.queueing import waiting_ratio, waiting_time
+from stateset_agents.numeric.autoscaling.queueing import waiting_time
 from stateset_agents.numeric.autoscaling.simulator import Cluster, Fleet, Served, Simulator
 from stateset_agents.types.errors import ConfigurationError
 

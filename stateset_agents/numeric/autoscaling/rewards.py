@@ -19,18 +19,8 @@ from stateset_agents.rewards.shaping import shaping_rewards
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import expect_one_of, expect_that, nearest
 
-STATE_KEYS = (
-    "cost_per_hour",
-    "latency_p99_ms",
-    "throughput_rps",
-    "target_throughput",
-    "error_rate_percent",
-    "availability_percent",
-    "cpu_percent",
-    "memory_percent",
-)
-"""Values that a state must have; target_throughput alone may be missing, and is 1000 then."""
 _TARGET_THROUGHPUT = 1000.0
+"""Of a state that names none."""
 _REMEMBERED = 1000
 """Shaped rewards of which mean and deviation are taken."""
 
@@ -115,7 +105,9 @@ class InfrastructureRewardFunction:
     ) -> tuple[Any, dict[str, Any]]:
         """Total and components of the step from `previous_state` to `state`; the action itself earns nothing.
 
-        Raises ConfigurationError where a state lacks one of `STATE_KEYS`.
+        A state has cost_per_hour, latency_p99_ms, throughput_rps, error_rate_percent, availability_percent,
+        cpu_percent and memory_percent, and may have target_throughput, which is 1000 else. Raises
+        ConfigurationError where one is missing.
         """
         parts = {
             "cost": self.compute_cost_reward(

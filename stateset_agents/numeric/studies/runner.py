@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import shlex
 import tempfile
 import time
@@ -37,7 +36,7 @@ from stateset_agents.numeric.studies.partitioned import GRPO, PPO_DEFAULTS
 from stateset_agents.numeric.studies.study import Cell, StudyFolder, combinations
 from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.tracking.jsonl import JsonlWriter
-from stateset_agents.tracking.run_folder import RunLock
+from stateset_agents.tracking.run_folder import RunLock, replace_file
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import Settings
 
@@ -53,7 +52,6 @@ and by chance."""
 _NEED_TASKS = ("task", "hierarchical")
 _POINTS = 200
 _COSINES_EVERY = 10
-_GRPO = frozenset({"group_strategy", "n_groups", "group_weight_method", "value_normalization"})
 _OWN = frozenset({"seed", "total_steps", "output_dir", "run_name"})
 """Settings that the study sets itself."""
 
@@ -154,9 +152,7 @@ def open_study(path: str | Path, settings: StudySettings | None = None) -> tuple
             f"{folder.path} has no study.yaml: say what to run, such as --suite mix_cart_pole_large"
         )
     folder.path.mkdir(parents=True, exist_ok=True)
-    partial = folder.study.with_suffix(".partial")
-    partial.write_text(settings.to_yaml(), encoding="utf-8")
-    os.replace(partial, folder.study)
+    replace_file(folder.study, settings.to_yaml())
     return folder, settings
 
 

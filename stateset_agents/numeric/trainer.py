@@ -19,10 +19,10 @@ from torch import nn
 from stateset_agents.numeric.credit import ESTIMATORS
 from stateset_agents.numeric.environments.base import BatchedEnvironment, Tasked, TaskRows, check_environment
 from stateset_agents.numeric.evaluation import ControlEvaluation, evaluate, evaluation_seeds
-from stateset_agents.numeric.policy import MlpPolicy, ObservingPolicy, ValuedPolicy, as_tensors
+from stateset_agents.numeric.policy import MlpPolicy, ObservingPolicy, as_tensors
 from stateset_agents.numeric.rollout import Rollout, action_keys, collect, collect_branches, largest_rms
 from stateset_agents.numeric.settings import ControlConfig
-from stateset_agents.numeric.update import UpdateResult, update
+from stateset_agents.numeric.update import UpdateResult, critic_of, update
 from stateset_agents.runs.checkpoint_files import Checkpoint, best_checkpoint, fingerprint, load_checkpoint
 from stateset_agents.runs.checkpoints import Checkpoints
 from stateset_agents.runs.compatibility import Compatibility, Identity
@@ -471,11 +471,8 @@ def _check_policy(policy: nn.Module, environment: BatchedEnvironment, config: Co
     """Ask it for the first actions. Raises ConfigurationError for logits of a wrong shape, a policy that
     does not take and give tensors of the CPU, and one without values where the estimator needs them."""
     device = next(policy.parameters()).device
-    if ESTIMATORS[config.advantage_estimator].credit is None and not isinstance(policy, ValuedPolicy):
-        raise ConfigurationError(
-            f"advantage_estimator gae needs a critic and {type(policy).__name__} has no method values: give "
-            "it one, or take step_group"
-        )
+    if ESTIMATORS[config.advantage_estimator].credit is None:
+        critic_of(policy)
     observations = environment.reset([derive(config.seed, "check", index) for index in range(2)])
     expected = (2, environment.spec.num_actions)
     misplaced = f"the policy must take and give tensors of the CPU, got one on {device}: call policy.cpu()"

@@ -401,19 +401,25 @@ def action_logprobs(policy: Policy, batch: StepBatch) -> Tensor:
         return torch.log_softmax(logits, dim=-1).gather(1, batch.actions[:, None]).squeeze(1)
 
 
-def critic_values(policy: NumericPolicy, rollout: Rollout) -> Values:
-    """The critic's values of all states that were met. Raises ConfigurationError for a policy without."""
+def critic_of(policy: object) -> ValuedPolicy:
+    """The policy with its values. Raises ConfigurationError for one without."""
     if not isinstance(policy, ValuedPolicy):
         raise ConfigurationError(
             f"advantage_estimator gae needs a critic and {type(policy).__name__} has no method values: give "
             "it one, or take step_group"
         )
+    return policy
+
+
+def critic_values(policy: NumericPolicy, rollout: Rollout) -> Values:
+    """The critic's values of all states that were met. Raises ConfigurationError for a policy without."""
+    critic = critic_of(policy)
     before = np.zeros(rollout.alive.shape)
     final = np.zeros(rollout.alive.shape[1])
     with torch.no_grad():
-        before[rollout.alive] = policy.values(as_tensors(rollout.seen())).double().numpy()
+        before[rollout.alive] = critic.values(as_tensors(rollout.seen())).double().numpy()
         cut = np.flatnonzero(rollout.truncated)
         if len(cut):
             ends = map_observations(lambda part: part[cut], rollout.final_observations)
-            final[cut] = policy.values(as_tensors(ends)).double().numpy()
+            final[cut] = critic.values(as_tensors(ends)).double().numpy()
     return Values(before, final)

@@ -135,7 +135,7 @@ def _ceiling(result: Audit) -> str:
     ceiling = result.ceiling
     parts: Mapping[str, tuple[float | None, str | None]] = {
         "success": (ceiling.success, ceiling.successful),
-        "mean reward": (ceiling.reward, ceiling.paid),
+        "mean reward": (ceiling.mean_reward, ceiling.paid),
     }
     maxima = [f"{name} {value:.3f} ({agent})" for name, (value, agent) in parts.items() if value is not None]
     return "exploit ceiling: " + (", ".join(maxima) or "nothing was judged or scored")

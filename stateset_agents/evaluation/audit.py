@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from stateset_agents.core.environment import Environment, optional_member
@@ -37,8 +37,8 @@ class Ceiling:
     """Highest success; None where the environment gives no verdict."""
     successful: str | None
     """The agent that got it."""
-    reward: float | None
-    """Highest mean reward; None where nothing was scored."""
+    mean_reward: float | None
+    """The highest; None where nothing was scored."""
     paid: str | None
 
 
@@ -56,7 +56,7 @@ class Audit:
         """The most that any of the agents got."""
         successful, success = _highest({name: played.success for name, played in self.policies.items()})
         paid, reward = _highest({name: played.mean_reward for name, played in self.policies.items()})
-        return Ceiling(success=success, successful=successful, reward=reward, paid=paid)
+        return Ceiling(success=success, successful=successful, mean_reward=reward, paid=paid)
 
     def over(
         self,
@@ -118,14 +118,8 @@ class Audit:
 
     def summary(self) -> dict[str, Any]:
         """The results as plain JSON."""
-        ceiling = self.ceiling
         return {
-            "ceiling": {
-                "success": ceiling.success,
-                "successful": ceiling.successful,
-                "mean_reward": ceiling.reward,
-                "paid": ceiling.paid,
-            },
+            "ceiling": asdict(self.ceiling),
             "honest": None if self.honest is None else self.honest.summary(),
             "policies": {name: evaluation.summary() for name, evaluation in self.policies.items()},
         }

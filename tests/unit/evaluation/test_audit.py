@@ -135,7 +135,7 @@ async def test_what_a_gullible_reward_pays_is_the_ceiling() -> None:
         "consent_skipper": 0.0,
         "keyword_stuffer": 1.0,
     }
-    assert (result.ceiling.reward, result.ceiling.paid) == (1.0, "liar")
+    assert (result.ceiling.mean_reward, result.ceiling.paid) == (1.0, "liar")
     assert (result.ceiling.success, result.ceiling.successful) == (None, None)
     assert result.over(max_reward=0.1) == [
         "liar: mean reward 1.000 is over 0.1",
@@ -154,8 +154,8 @@ async def test_facts_keep_cheats_from_what_form_alone_would_pay() -> None:
     reward = create_customer_service_reward()
     scenarios_of = [ConversationEnvironment(given) for given in (SCENARIOS, facts)]
     free, checked = [await audit(one, reward, one.scenarios("test")) for one in scenarios_of]
-    assert free.ceiling.reward == pytest.approx(0.5)
-    assert checked.ceiling.reward == pytest.approx(0.2)
+    assert free.ceiling.mean_reward == pytest.approx(0.5)
+    assert checked.ceiling.mean_reward == pytest.approx(0.2)
 
 
 async def test_what_a_reward_could_not_score_is_counted() -> None:

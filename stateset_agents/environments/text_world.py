@@ -290,9 +290,9 @@ def world_scenarios(
         "test": held_out,
     }
     for split, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < (split == "train"):
-            rule = "num_train must be at least 1" if split == "train" else "num_held_out must be 0 or more"
-            raise ConfigurationError(f"{rule}, got {size!r:.60}")
+        name, least = ("num_train", 1) if split == "train" else ("num_held_out", 0)
+        rule = "be at least 1" if least else "be 0 or more"
+        expect_that(is_whole(size, least), name, rule, size, length=60)
     return tuple(
         Scenario(
             id=f"{split}-{number}",

@@ -20,6 +20,7 @@ from stateset_agents.environments.text_world import (
     world_conversation,
     world_scenarios,
 )
+from stateset_agents.runtime.named_code import library
 from stateset_agents.runtime.tasks import in_thread
 from stateset_agents.runtime.user_code import format_error, guarded
 from stateset_agents.types.errors import ConfigurationError
@@ -237,12 +238,9 @@ class _GymWorld:
 
 def _maker(env: object, options: dict[str, Any]) -> tuple[Callable[[], gymnasium.Env[Any, Any]], str]:
     """The function that makes an environment, and the environment's name."""
-    try:
-        import gymnasium
-    except ImportError as error:
-        raise ConfigurationError(
-            'Gymnasium environments need gymnasium: pip install "gymnasium>=1"'
-        ) from error
+    library("gymnasium", 'Gymnasium environments need gymnasium: pip install "gymnasium>=1"')
+    import gymnasium
+
     if isinstance(env, gymnasium.Env):
         raise ConfigurationError(
             "env must be a name or a function, for every conversation needs an environment of its own: give "

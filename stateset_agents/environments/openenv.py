@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from stateset_agents.environments.text_world import (
     world_scenarios,
 )
 from stateset_agents.runtime.circuit_breakers import retry
+from stateset_agents.runtime.named_code import library
 from stateset_agents.runtime.user_code import guarded
 from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure, EnvironmentTimeout
 from stateset_agents.types.logs import get_logger
@@ -238,10 +238,8 @@ def _into(field: str) -> Callable[[str], Mapping[str, Any]]:
 
 def _client_class() -> Any:
     hint = 'pip install "openenv>=0.10,<0.11", in an environment of its own if it does not suit your others'
-    try:
-        client_class = importlib.import_module("openenv.core.generic_client").GenericEnvClient
-    except ImportError as error:
-        raise ConfigurationError(f"OpenEnv servers need the openenv library: {hint}") from error
+    missing = f"OpenEnv servers need the openenv library: {hint}"
+    client_class = library("openenv.core.generic_client", missing).GenericEnvClient
     if not hasattr(client_class, "_connect_async"):  # 0.3, say, which would go on in another session
         raise ConfigurationError(f"this version of the openenv library is not supported: {hint}")
     return client_class

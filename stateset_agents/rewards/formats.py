@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 from stateset_agents.claims.text_checks import words
 from stateset_agents.core.scoring.base import RewardResult
 from stateset_agents.rewards.verifiable import CheckedReward
+from stateset_agents.runtime.named_code import library
 from stateset_agents.types.comparison import composed, nfc
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.trajectory import Trajectory
@@ -90,13 +90,8 @@ class SchemaReward(CheckedReward):
             raise ConfigurationError(f"a JSON schema must be a mapping, got {schema!r:.80}")
         key = json.dumps(schema, sort_keys=True, default=str)
         if key not in self._validators:
-            try:
-                jsonschema = importlib.import_module("jsonschema")
-                registry = importlib.import_module("referencing").Registry()
-            except ImportError as error:
-                raise ConfigurationError(
-                    "checking a JSON schema needs the jsonschema library: pip install 'jsonschema>=4.20'"
-                ) from error
+            missing = "checking a JSON schema needs the jsonschema library: pip install 'jsonschema>=4.20'"
+            jsonschema, referencing = library("jsonschema", missing), library("referencing", missing)
             kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
             try:
                 kind.check_schema(schema)
@@ -104,7 +99,7 @@ class SchemaReward(CheckedReward):
                 raise ConfigurationError(
                     f"the schema is no JSON schema: {error.message}, at {error.json_path}"
                 ) from error
-            self._validators[key] = kind(composed(schema), registry=registry)
+            self._validators[key] = kind(composed(schema), registry=referencing.Registry())
         return self._validators[key]
 
     def _checked(self, trajectory: Trajectory) -> RewardResult:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from stateset_agents.runs.callbacks import Callback
+from stateset_agents.runtime.named_code import library
 from stateset_agents.runtime.yaml_files import read_yaml
-from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 
 if TYPE_CHECKING:
@@ -222,9 +222,4 @@ def check_installed(callbacks: Sequence[object]) -> None:
     """Raises ConfigurationError where the library of a tracker among `callbacks` cannot be imported."""
     for name, kind in _TRACKERS.items():
         if any(isinstance(callback, kind) for callback in callbacks):
-            try:
-                importlib.import_module(name)
-            except ImportError as error:
-                raise ConfigurationError(
-                    f"reporting to {name} needs it installed: {_INSTALL[name]}"
-                ) from error
+            library(name, f"reporting to {name} needs it installed: {_INSTALL[name]}")

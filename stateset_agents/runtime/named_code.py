@@ -1,4 +1,5 @@
-"""User code by its name "package.module:name", as YAML files write it, and its arguments by theirs."""
+"""User code by its name "package.module:name", as YAML files write it, and its arguments by theirs; libraries
+that need not be installed."""
 
 from __future__ import annotations
 
@@ -16,6 +17,18 @@ from stateset_agents.types.foreign_names import argument_hint, setting_hint
 from stateset_agents.types.settings import nearest
 
 _CODE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
+
+def library(module: str, missing: str) -> Any:
+    """The module of a library that need not be installed.
+
+    Raises ConfigurationError with the text `missing` where it is not; `{error}` in it is what the import
+    said.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigurationError(missing.replace("{error}", str(error))) from error
 
 
 def imported(label: str, name: str) -> Any:

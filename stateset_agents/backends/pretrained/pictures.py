@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stateset_agents.runtime.named_code import library
 from stateset_agents.types.errors import BackendError, ConfigurationError, ConversationRefused
 from stateset_agents.types.images import Image, PixelValues
 
@@ -35,12 +36,9 @@ _NESTED = ("idefics2", "idefics3", "smolvlm")
 
 def expect_pillow() -> Any:
     """Pillow's `Image`; raises ConfigurationError where it is missing."""
-    try:
-        from PIL import Image as pillow
-    except ImportError as error:
-        raise ConfigurationError(
-            'pictures need Pillow. Install it with: pip install "stateset-agents[pictures]"'
-        ) from error
+    library("PIL", 'pictures need Pillow. Install it with: pip install "stateset-agents[pictures]"')
+    from PIL import Image as pillow
+
     return pillow
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from stateset_agents.runtime.named_code import library
 from stateset_agents.types.errors import ConfigurationError
 
 _LISTS = ("simulations", "problems", "data", "rows")
@@ -76,12 +77,9 @@ def arrow_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def datasets_library() -> Any:
     """Hugging Face's `datasets`. Raises ConfigurationError with the cure where it is missing."""
-    try:
-        return importlib.import_module("datasets")
-    except ImportError as error:
-        raise ConfigurationError(
-            "parquet files and datasets need the datasets library: pip install 'datasets>=4'"
-        ) from error
+    return library(
+        "datasets", "parquet files and datasets need the datasets library: pip install 'datasets>=4'"
+    )
 
 
 def _text(path: Path, of: str) -> str:

@@ -7,7 +7,6 @@ tries each with its own answers, with replies that know nothing, and with text t
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from stateset_agents.environments.problems.arithmetic import steps_of
 from stateset_agents.environments.problems.environment import ProblemEnvironment, Trace, at_least, split_of
+from stateset_agents.runtime.named_code import library
 from stateset_agents.runtime.yaml_files import read_yaml
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario, Split
@@ -146,13 +146,11 @@ def verdict_of(score: float) -> float:
 
 def load_reasoning_gym() -> Any:
     """The library. Raises ConfigurationError where it is missing."""
-    try:
-        return importlib.import_module("reasoning_gym")
-    except ImportError as error:
-        raise ConfigurationError(
-            f"environment reasoning_gym needs the reasoning-gym library ({error}), which builds a part in C: "
-            'pip install "reasoning-gym>=0.1.25,<0.2"'
-        ) from error
+    return library(
+        "reasoning_gym",
+        "environment reasoning_gym needs the reasoning-gym library ({error}), which builds a part in C: "
+        'pip install "reasoning-gym>=0.1.25,<0.2"',
+    )
 
 
 def _named(datasets: Any) -> Mapping[str, Mapping[str, Any]]:

@@ -22,6 +22,7 @@ from stateset_agents.numeric.environments.base import (
     Spec,
     Transition,
 )
+from stateset_agents.runtime.named_code import library
 from stateset_agents.types.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -203,16 +204,12 @@ def _maker(
                 f"{', '.join(options)}: options are for an id; let your function set them itself"
             )
         return environment
-    try:
-        import gymnasium
-    except ImportError as error:
-        raise ConfigurationError(f'{environment} needs Gymnasium: pip install "gymnasium>=1"') from error
+    library("gymnasium", f'{environment} needs Gymnasium: pip install "gymnasium>=1"')
+    import gymnasium
+
     if environment.startswith("ALE/"):
-        try:
-            import ale_py  # type: ignore[import-not-found]  # where it is not installed
-        except ImportError as error:
-            raise ConfigurationError(f'{environment} needs Atari: pip install "ale-py>=0.11"') from error
-        gymnasium.register_envs(ale_py)
+        missing = f'{environment} needs Atari: pip install "ale-py>=0.11"'
+        gymnasium.register_envs(library("ale_py", missing))
 
     def make() -> gymnasium.Env[Any, Any]:
         try:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from stateset_agents.algorithms.policy_losses import LOSSES, clipped_surrogate, clipped_weight
+from stateset_agents.runtime.named_code import library
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.estimators import ESTIMATORS, estimators_with
 from stateset_agents.types.errors import ConfigurationError
@@ -45,10 +46,7 @@ class TrlSettings(Settings):
 
 def require_trl() -> None:
     """Raises ConfigurationError where TRL is missing, or is another than the one this was written for."""
-    try:
-        import trl
-    except ImportError as error:
-        raise ConfigurationError(f"training by TRL needs trl: {INSTALL}") from error
+    trl = library("trl", f"training by TRL needs trl: {INSTALL}")
     if not trl.__version__.startswith("1.16."):
         raise ConfigurationError(
             f"training by TRL stands on two private methods of trl 1.16, and {trl.__version__} is installed: "

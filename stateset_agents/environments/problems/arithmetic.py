@@ -266,14 +266,9 @@ def _combined(rng: random.Random, numbers: Sequence[int]) -> tuple[list[str], st
 
 
 def _value(sign: str, left: Fraction, right: Fraction) -> Fraction | None:
-    match sign:
-        case "+":
-            return left + right
-        case "-":
-            return left - right
-        case "*":
-            return left * right
-    return left / right if right else None
+    if sign == "/":
+        return left / right if right else None
+    return Fraction(_OPERATIONS[sign](left, right))
 
 
 def reaches(answer: str, numbers: Sequence[int], target: int) -> bool:

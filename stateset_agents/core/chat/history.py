@@ -10,6 +10,7 @@ trained as it is served.
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -157,11 +158,8 @@ def slide_window(messages: tuple[Message, ...], fits: Callable[[View], bool]) ->
     def without(number: int) -> View:
         return View(starts[number], head) if number else View()
 
-    low, high = 0, len(starts) - 1  # the fewest exchanges to leave out lie in between
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(without(middle)) else (middle + 1, high)
-    return without(low)
+    # the fewest exchanges to leave out, at most all but the newest
+    return without(bisect_left(range(len(starts) - 1), True, key=lambda number: fits(without(number))))
 
 
 def with_summary(messages: tuple[Message, ...], summary: str) -> View:

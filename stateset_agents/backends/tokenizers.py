@@ -403,7 +403,7 @@ class TurnText:
         if any(string in self._held + complete[self._settled :] for string in self._stop):
             return True
         # A decoder may join the newest token to the next one, so it is settled when that has come.
-        settled = len(_common_prefix(before, complete).rstrip(_BROKEN))
+        settled = len(common_prefix(before, complete).rstrip(_BROKEN))
         if settled > self._settled:
             self._settle(self._text[self._settled : settled])
             self._settled = settled
@@ -438,7 +438,8 @@ class TurnText:
             self._start, self._text, self._settled = start, text, settled
 
 
-def _common_prefix(a: str, b: str) -> str:
+def common_prefix(a: str, b: str) -> str:
+    """The beginning that both texts share."""
     if b.startswith(a):
         return a
     return a[: next((n for n, (left, right) in enumerate(zip(a, b, strict=False)) if left != right), len(b))]

@@ -16,6 +16,7 @@ from typing import Any
 
 import regex  # type: ignore[import-untyped]  # it has no types of its own
 
+from stateset_agents.backends.tokenizers import common_prefix
 from stateset_agents.types.errors import ConfigurationError
 
 _ANY = "(?s:.*)"
@@ -207,7 +208,7 @@ class _Values:
             without = regex.escape(post[0], special_only=True).replace("/", "\\/")
             text = self._terminal(f"/{body}/ & /[^{without}\\\\\\n]*/")
             return f"{self._literal(pre)} {text} {self._literal(post)}"
-        closing = _common_prefix(self._form.joins, self._form.closes)
+        closing = common_prefix(self._form.joins, self._form.closes)
         closing = closing[: closing.rindex(">") + 1] if ">" in closing else closing
         ended = regex.escape(closing, special_only=True).replace("/", "\\/").replace("\n", "\\n")
         return self._terminal(f"/{body}/ & ~/{_ANY}{ended}{_ANY}/")
@@ -223,8 +224,3 @@ def _refuse(name: str, keyword: str) -> str:
         f"the argument {name!r} has {keyword} in its schema, which no grammar of this chat template's calls "
         "can keep to: leave it out, or use a template whose calls are JSON, such as chatml"
     )
-
-
-def _common_prefix(one: str, other: str) -> str:
-    length = next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
-    return one[: min(len(one), len(other)) if length is None else length]

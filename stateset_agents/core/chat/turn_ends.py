@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from stateset_agents.backends.tokenizers import common_prefix
 from stateset_agents.core.chat.rendering import HINT, MARKS, Rendering, Roles
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message, ToolCall
@@ -121,7 +122,7 @@ class TurnEnds:
         token that both have (`<|call|>` of gpt-oss, `<|tool_response>` of Gemma 4) or the first of what
         follows (`<|observation|>` of GLM).
         """
-        alike = _num_common(ended, going)
+        alike = len(common_prefix(ended, going))
         controls = list(self._controls.finditer(going))
         common = [control for control in controls if control.end() <= alike]
         if self.talk_end is not None:
@@ -134,17 +135,11 @@ class TurnEnds:
 
     def _common(self, one: str, other: str) -> str:
         """The beginning that both texts share, control tokens whole."""
-        end = _num_common(one, other)
+        end = len(common_prefix(one, other))
         tokens = self._controls.finditer(one)
         return one[
             : min((token.start() for token in tokens if token.start() < end < token.end()), default=end)
         ]
-
-
-def _num_common(one: str, other: str) -> int:
-    """The length of the beginning that two texts share."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 # --- the check of a template on every kind of reply and answer ---

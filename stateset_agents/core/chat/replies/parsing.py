@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any, Literal
 
 import regex  # type: ignore[import-untyped]  # it has no types of its own
 
+from stateset_agents.backends.tokenizers import common_prefix
 from stateset_agents.core.chat.replies.call_values import (
     MAX_LEVELS,
     TaggedArguments,
@@ -347,8 +347,7 @@ def _readings(parser: ReplyParser, prompt_end: str, text: str) -> Iterator[Messa
     """A rendered message as a reply. What it has in common with the prompt's end was not sampled; if that is
     nothing, it may follow all of it or only the header."""
     stream = replace(parser, begins_in=None).stream()
-    pairs = zip(prompt_end, text, strict=False)
-    stream.add("".join(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
+    stream.add(common_prefix(prompt_end, text))
     text = text[stream.num_read :]
     if parser.skip_special_tokens:
         text = parser.without_special(text)

@@ -60,6 +60,13 @@ class AgentSession(Session[_Config]):
         await self._train()
         return self.agent
 
+    async def train_and_stop(self) -> MultiTurnAgent:
+        """`train`, and `stop` however it ends: the whole life of a trainer in one call."""
+        try:
+            return await self.train()
+        finally:
+            await self.stop()
+
     async def stop(self) -> None:
         """End the update thread and close the logs; the agent goes on speaking.
 

@@ -824,7 +824,4 @@ async def train(
     elif profile is not None or overrides:
         raise ConfigurationError("give train a config, or a profile and overrides, not both")
     trainer = MultiTurnGRPOTrainer(agent, environment, reward_fn, config, callbacks=callbacks)
-    try:
-        return await trainer.train()
-    finally:
-        await trainer.stop()
+    return await trainer.train_and_stop()

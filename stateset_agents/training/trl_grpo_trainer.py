@@ -56,7 +56,4 @@ async def train_with_trl_grpo(
     Raises ConfigurationError where TRL is missing, and for settings that it cannot follow.
     """
     trainer = TrlGRPOTrainer(agent, environment, reward_model, config, trl=trl, callbacks=callbacks)
-    try:
-        return await trainer.train()
-    finally:
-        await trainer.stop()
+    return await trainer.train_and_stop()

@@ -202,10 +202,7 @@ class ReasoningDistillation:
         await in_thread(write_traces, examples, file)
         before = await self._measured(scenarios, limits)
         trainer = SFTTrainer(self.student, file, config, run=folder, callbacks=callbacks)
-        try:
-            await trainer.train()
-        finally:
-            await trainer.stop()
+        await trainer.train_and_stop()
         after = await self._measured(scenarios, limits)
         reached = None if after is None else after.format
         traces = distillation_data

@@ -393,7 +393,4 @@ async def sft(
     trainer = SFTTrainer(
         agent, conversations, config or SFTConfig(**settings), tools=tools, callbacks=callbacks
     )
-    try:
-        return await trainer.train()
-    finally:
-        await trainer.stop()
+    return await trainer.train_and_stop()

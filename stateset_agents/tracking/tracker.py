@@ -41,7 +41,7 @@ class JsonlTracker:
         self._tokens = JsonlWriter(folder.tokens) if piece is not None else None
         self._logged_tokens = set(RunLog(folder).tokens())
         self._logged_grammars = {
-            event["digest"] for event in RunLog(folder).events() if event["event"] == "grammar"
+            event["digest"] for event in RunLog(folder).events() if event.get("event") == "grammar"
         }
         self._metrics = JsonlWriter(folder.metrics)
         self._events = JsonlWriter(folder.events)

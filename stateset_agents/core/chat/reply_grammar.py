@@ -196,10 +196,10 @@ class ReplyGrammar:
         if answer.schema is not None:
             return [f"words: %json {json.dumps(dict(answer.schema))}"]
         if answer.between is not None:
-            begin, end = answer.between
+            begin, end = answer.between  # words are ordinary text, whatever control tokens there are
             rest = _UNTAGGED if begin.startswith("<") else _ANY
-            said, rules = self._free_until("said", rf"\s*[^\s<]{rest}", end)
-            return [f"words: {self._literal(begin)} {said}", *rules]
+            said = f"said[suffix={_quoted(end)}]: /\\s*[^\\s<]{rest}/"
+            return [f"words: {_quoted(begin)} said", said]
         if frame is None:
             return [f"words: /{_ANY}/"]
         if frame.opener is None:

@@ -183,7 +183,9 @@ FORMATS = [
 def accepts(template: JinjaTemplate, answer: AnswerFormat, text: str) -> bool:
     """True if the grammar lets the text through and then an end."""
     matcher = grammars_of(template.tokenizer).matcher(ReplyGrammar.of(template).of_words(answer))
-    for id in [*template.tokenizer.encode_markup(text), template.stop_ids[0]]:
+    thought, mark, words = text.rpartition("</think>")  # words are ordinary text
+    ids = [*template.tokenizer.encode_markup(thought + mark), *template.tokenizer.encode(words)]
+    for id in [*ids, template.stop_ids[0]]:
         if not int(matcher.allowed()[id // 32]) >> id % 32 & 1:
             return False
         matcher.advance(id)

@@ -1,11 +1,13 @@
-"""Does an agent learn to think, and is it the thinking that pays? Five seeds, two controls.
+"""Does an agent learn to think, and is it the thinking that pays? Five seeds, and what they are held against.
 
     python -m scripts.reasoning_seeds
     python -m scripts.reasoning_seeds --write  # the table of docs/reasoning.md too
 
 - reinforced: the training of examples/reason.yaml, of `embedded:reasoner`;
 - without thinking: the same from a model whose warm start had as many tokens and never a thought;
-- fine-tuned: from the same start, on careful replies to training problems, for the CPU time of `reinforced`.
+- fine-tuned: from the same start, on careful replies to training problems, for the CPU time of `reinforced`;
+- never in the format: `reinforced` from a model whose habit is the bare answer, without a thought or tags;
+- format required: the same, its replies kept to the format by a grammar.
 
 Held-out are 300 expressions of 2 to 4 operations and, one level deeper than any in training, 100 of 5. What
 is there already (runs/reasoning-seeds/WAY-SEED.json) is not made again.
@@ -29,7 +31,7 @@ from scripts.page_tables import mean_and_range, write_table
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "examples" / "reason.yaml"
-WAYS = ("reinforced", "without thinking", "fine-tuned")
+WAYS = ("reinforced", "without thinking", "fine-tuned", "never in the format", "format required")
 
 
 async def measured(agent: Any, environment: Any, config: Any) -> dict[str, Any]:
@@ -88,6 +90,8 @@ async def play(way: str, seed: int, model: str, seconds: float) -> dict[str, Any
             "training.log_rollouts": False,
             "training.progress": False,
         }
+        if way == "format required":
+            changes |= {"environment.reply_format": "required", "agent.constrain": "strict"}
         config = load_experiment(str(CONFIG), changes)
         problems = make_environment(config.environment)
         deeper = make_environment({**config.environment, "min_operations": 5, "max_operations": 5})
@@ -135,6 +139,16 @@ def child(way: str, seed: int, model: str, seconds: float, file: Path) -> None:
     beside = file.with_suffix(".part")
     beside.write_text(json.dumps(results))
     beside.replace(file)
+
+
+def build_bare(folder: Path) -> None:
+    """The model that can think, and is in the habit of bare answers."""
+    import torch
+
+    from stateset_agents.embedded.build import build_embedded
+
+    torch.set_num_threads(1)
+    build_embedded(folder, model="reasoner", habits={"careful": 1e-9, "bare": 1.0})
 
 
 def build_control(folder: Path) -> None:
@@ -201,12 +215,16 @@ def main() -> None:
     control = chosen.folder / "control"
     if "without thinking" in chosen.ways and not (control / "recommended.yaml").is_file():
         build_control(control)
+    bare = chosen.folder / "bare"
+    if set(WAYS[3:]) & set(chosen.ways) and not (bare / "recommended.yaml").is_file():
+        build_bare(bare)
+    models = {"without thinking": control, "never in the format": bare, "format required": bare}
     apart = multiprocessing.get_context("spawn")
     seconds = 0.0
     for seed in range(chosen.seeds):
         for way in chosen.ways:
             file = chosen.folder / f"{way.replace(' ', '-')}-{seed}.json"
-            model = str(control) if way == "without thinking" else chosen.model
+            model = str(models.get(way, chosen.model))
             if not file.exists():
                 started = time.monotonic()
                 process = apart.Process(target=child, args=(way, seed, model, seconds, file))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary
@@ -73,6 +74,60 @@ class Matcher:
             raise BackendError(f"the grammar of a reply cannot go on: {line:.200}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joins:
+    """The tokens of a tokenizer that writes `"Oslo"` as `"`, a joiner and ` Oslo`."""
+
+    waits: Sequence[bool]
+    """[V] True for a token that ends with a joiner."""
+    space: int
+    """The token of a single space."""
+    spelled: Sequence[int]
+    """The tokens of a joiner that is written byte by byte."""
+
+
+class JoiningMatcher(Matcher):
+    """A matcher for a tokenizer with a joiner.
+
+    The library knows each token twice: as it is, and behind a joiner, where its first space is none.
+    """
+
+    def __init__(self, matcher: Any, joins: Joins, stop_ids: Sequence[int]) -> None:
+        super().__init__(matcher, (2 * len(joins.waits) + 31) // 32)
+        self._joins = joins
+        self._stop_ids = list(stop_ids)
+        self._written = 0
+        """Bytes of a joiner that stand there; all of them: the next token's first space is none."""
+
+    def allowed(self) -> Packed:
+        import numpy as np
+
+        joins, size = self._joins, len(self._joins.waits)
+        bits = np.unpackbits(super().allowed().view(np.uint8), bitorder="little")
+        allowed = np.zeros((size + 31) // 32 * 32, np.uint8)
+        if self._written == len(joins.spelled):
+            allowed[:size] = bits[size : 2 * size]
+            allowed[joins.space] = 1  # the joiner takes it, and nothing is written
+        elif self._written:
+            allowed[joins.spelled[self._written]] = 1
+        else:
+            allowed[:size] = bits[:size]
+            bits[self._stop_ids] = 0
+            allowed[joins.spelled[0]] = bits[:size].any()
+        return np.packbits(allowed, bitorder="little").view(np.int32)
+
+    def advance(self, token: int) -> None:
+        joins = self._joins
+        is_joined = self._written == len(joins.spelled)
+        if is_joined and token == joins.space:
+            self._written = 0
+        elif not is_joined and token == joins.spelled[self._written]:
+            self._written += 1
+        else:
+            super().advance(token + len(joins.waits) * is_joined)
+            self._written = len(joins.spelled) * joins.waits[token]
+
+
 def only_token(mask: Packed) -> int | None:
     """The token of a mask [W] that allows no other; None where it allows several."""
     (words,) = mask.nonzero()
@@ -89,6 +144,7 @@ class Grammars:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
         self._vocabularies: dict[tuple[int, ...], Any] = {}
+        self._joins: Joins | None = None
         self._compile = lru_cache(_MOST_COMPILED)(self._new_matcher)
 
     def matcher(self, constraint: Constraint) -> Matcher:
@@ -99,6 +155,8 @@ class Grammars:
         """
         with self._lock:
             matcher, num_words = self._compile(constraint)
+            if self._joins is not None:
+                return JoiningMatcher(matcher.deep_copy(), self._joins, constraint.stop_ids)
             return Matcher(matcher.deep_copy(), num_words)
 
     def replay(self, constraint: Constraint, ids: Sequence[int]) -> Packed:
@@ -129,7 +187,10 @@ class Grammars:
                 f"{library_version()}, which may allow other tokens: install the one that sampled"
             )
         vocabulary = self._vocabulary(constraint.stop_ids)
-        matcher = library.LLMatcher(vocabulary, library.LLMatcher.grammar_from_lark(constraint.grammar))
+        grammar = constraint.grammar
+        if self._joins is not None:  # the library cannot say how such a tokenizer would cut forced text
+            grammar = f'%llguidance {{"no_forcing": true}}\n{grammar}'
+        matcher = library.LLMatcher(vocabulary, library.LLMatcher.grammar_from_lark(grammar))
         if matcher.is_error():
             raise ConfigurationError(_refusal(matcher.get_error()))
         return matcher, (vocabulary.vocab_size + 31) // 32
@@ -152,11 +213,48 @@ class Grammars:
         vocabulary = llguidance().LLTokenizer(json.dumps(state), eos_token=list(stop_ids))
         probe = self._tokenizer.encode(_PROBE)
         if vocabulary.decode_bytes(probe) != self._tokenizer.decode(probe).encode():
+            vocabulary = self._joined(vocabulary, state, stop_ids)
+        return self._vocabularies.setdefault(stop_ids, vocabulary)
+
+    def _joined(self, plain: Any, state: Mapping[str, Any], stop_ids: tuple[int, ...]) -> Any:
+        """The vocabulary of a tokenizer with a joiner, each token twice. Raises ConfigurationError for one
+        that rewrites text in another way."""
+        steps = (state["decoder"] or {}).get("decoders", ())
+        patterns = [step["pattern"]["String"] for step in steps if step.get("content") == ""]
+        joiner = patterns[0].removesuffix(" ").encode() if len(patterns) == 1 else b""
+        texts = [plain.decode_bytes([id]) for id in range(plain.vocab_size)]
+        if not joiner or any(bytes([byte]) not in texts for byte in b" " + joiner):
             raise ConfigurationError(
                 "constrained decoding needs a tokenizer whose tokens are pieces of the text, and this "
-                "model's rewrites it (embedded models' do): use another model, such as package:smollm2"
+                "model's rewrites it: use another model, such as package:smollm2"
             )
-        return self._vocabularies.setdefault(stop_ids, vocabulary)
+        control: Mapping[str, int] = getattr(self._tokenizer, "control", {})
+        self._joins = Joins(
+            waits=[text.endswith(joiner) for text in texts],
+            space=texts.index(b" "),
+            spelled=[texts.index(bytes([byte])) for byte in joiner],
+        )
+        texts = [text.replace(joiner + b" ", b"").removesuffix(joiner) for text in texts]
+        texts[self._joins.spelled[0]] = b""  # it begins a joiner, and no other character
+        for name, id in control.items():
+            texts[id] = b"\xff" + name.encode()
+        behind = [text[1:] if text.startswith(b" ") else b"" for text in texts]
+        return _joined_vocabulary([*texts, *behind], sorted(control.values()), stop_ids)
+
+
+def _joined_vocabulary(texts: Sequence[bytes], control: Sequence[int], stop_ids: Sequence[int]) -> Any:
+    library = llguidance()
+
+    class Tokens:
+        """In the shape that the library reads."""
+
+        eos_token_id, bos_token_id = stop_ids[0], None
+        tokens, special_token_ids = texts, control
+
+        def __call__(self, text: bytes) -> list[int]:
+            raise BackendError("a grammar without forcing asks for no tokens of a text")
+
+    return library.LLTokenizer(library.TokenizerWrapper(Tokens()), eos_token=list(stop_ids))
 
 
 _of_tokenizer: WeakKeyDictionary[Any, Grammars] = WeakKeyDictionary()

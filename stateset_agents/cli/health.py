@@ -36,6 +36,7 @@ EXTRAS = {
     "tensorboard>=2.20": "report_to: tensorboard",
     "wandb>=0.22": "report_to: wandb",
     "trackio>=0.43": "report_to: trackio",
+    "mlflow-skinny==3.17.2": "report_to: mlflow",
     "datasets>=4": "scenarios from a Hugging Face dataset",
     "gymnasium>=1": "a Gymnasium environment",
     "mcp>=1.24,<3": "an MCP server as tools",

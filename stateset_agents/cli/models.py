@@ -77,6 +77,7 @@ def command(model: str, *, host: str = "127.0.0.1", port: int = 8000) -> str:
         *("vllm", "serve", model_folder(model), "--host", host, "--port", str(port)),
         *("--generation-config", "vllm"),  # not what the model's folder likes its answers sampled with
         *("--logprobs-mode", "processed_logprobs"),  # of the distribution that is sampled from
+        *("--structured-outputs-config.backend", "guidance"),  # reads a grammar as the update here does
     ]
     return f"VLLM_SERVER_DEV_MODE=1 {shlex.join(words)}"  # with it new weights are taken
 

@@ -29,7 +29,7 @@ from stateset_agents.core.agent_config import AgentConfig as AgentConfig
 from stateset_agents.core.chat.history import ChatHistory, Prompt, num_replies
 from stateset_agents.core.chat.plain_template import PlainTemplate, chatml_text, is_plain
 from stateset_agents.core.chat.rendering import PinnedTemplate, write_template
-from stateset_agents.core.chat.reply_grammar import ReplyGrammar
+from stateset_agents.core.chat.reply_grammar import AnswerFormat, ReplyGrammar
 from stateset_agents.core.chat.template import ChatTemplate, JinjaTemplate, ToolSchemas
 from stateset_agents.core.environment import ReplyLimits
 from stateset_agents.core.model_card import Origin, write_card
@@ -297,25 +297,30 @@ class MultiTurnAgent:
         Raises ConfigurationError where the settings allow none, and for a grammar that cannot be made of the
         chat template or of a schema.
         """
-        mode, choice, schema = self.config.constrain, limits.tool_choice, limits.answer_schema
-        wants = schema is not None or choice != "auto"
+        mode, choice = self.config.constrain, limits.tool_choice
+        answer = AnswerFormat(
+            schema=limits.answer_schema, between=limits.answer_between, thinks=limits.thinks
+        )
+        wants = not answer.is_free or choice != "auto"
         if wants and mode != "strict" and not limits.is_requested:
             raise ConfigurationError(
-                f"the environment asks for {'JSON of a schema' if schema else f'tool_choice {choice}'}, and "
+                f"the environment asks for {answer if choice == 'auto' else f'tool_choice {choice}'}, and "
                 f"AgentConfig.constrain is {mode}: set it to strict, or take that out of the environment"
             )
         tools = tools if limits.callable_tools is None else limits.callable_tools
-        if (choice == "none" and schema is None) or (not wants and (mode == "off" or not tools)):
+        is_strict = limits.is_requested and any(tool.get("function", tool).get("strict") for tool in tools)
+        is_off = mode == "off" and not is_strict
+        if (choice == "none" and answer.is_free) or (not wants and (is_off or not tools)):
             return None
-        key = repr((tools, choice, schema, limits.parallel_tool_calls))
+        key = repr((tools, choice, answer, limits.parallel_tool_calls))
         if key not in self._constraints:
             grammar = ReplyGrammar.of(self.template)
             if tools or choice not in ("auto", "none"):
                 make = partial(
-                    grammar.of_calls, tools, choice, schema=schema, parallel=limits.parallel_tool_calls
+                    grammar.of_calls, tools, choice, answer=answer, parallel=limits.parallel_tool_calls
                 )
             else:
-                make = partial(grammar.of_json, schema or {})
+                make = partial(grammar.of_words, answer)
             if len(self._constraints) >= _MOST_CONSTRAINTS:
                 self._constraints.clear()
             self._constraints[key] = await asyncio.to_thread(make)

@@ -213,6 +213,11 @@ class ReplyLimits:
     reply is sampled under a grammar then, and trained under it; see `AgentConfig.constrain`."""
     answer_schema: Mapping[str, Any] | None = None
     """The JSON schema of a reply in words; None: any words."""
+    answer_between: tuple[str, str] | None = None
+    """Two texts that a reply in words stands between, such as `("<answer>", "</answer>")` or the fences of a
+    code block; None: none. Either this or a schema."""
+    thinks: bool = False
+    """True: a thought between <think> and </think> comes first, by a grammar."""
     parallel_tool_calls: bool = True
     """False: at most one call in the reply, where a grammar holds."""
     callable_tools: Sequence[Mapping[str, Any]] | None = None

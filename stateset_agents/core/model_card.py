@@ -43,9 +43,9 @@ _SHOWN = (
 )
 """Settings of a training that say what was done; the rest stands in the run's config.yaml."""
 
-_READING = ("history", "max_context_tokens", "compact_room")
-"""Settings of an agent that decide what it reads of a conversation: it has to be loaded with them. Those of
-the chat template stand in the model's folder."""
+_READING = ("history", "max_context_tokens", "compact_room", "constrain")
+"""Settings of an agent that decide what it reads of a conversation and which replies it has: it has to be
+loaded with them. Those of the chat template stand in the model's folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,6 +334,7 @@ def _loading(origin: Origin, config: Mapping[str, Any], *, adapter: bool) -> str
         settings=settings.replace("'", '"'),
         folder=_text("folder"),
         prompt=_text("prompt", names="` and a `".join(names)) if names else "",
+        grammar=_text("grammar") if "constrain" in agent else "",
     )
 
 

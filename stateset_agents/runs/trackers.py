@@ -1,4 +1,4 @@
-"""A training's numbers in TensorBoard, W&B and Trackio, each through its own library.
+"""A training's numbers in TensorBoard, W&B, Trackio and MLflow, each through its own library.
 
 Trackers are callbacks: plain methods, so the trainer calls each in a thread of its own and waits for it.
 The run folder stays the record; what a tracker cannot take is lost to that tracker only.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import secrets
+import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,12 +25,13 @@ if TYPE_CHECKING:
     from stateset_agents.runs.lifecycle import Progress
 
 
-TrackerName = Literal["tensorboard", "wandb", "trackio"]
+TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 
 _INSTALL: Mapping[TrackerName, str] = {
     "tensorboard": 'pip install "tensorboard>=2.20"',
     "wandb": 'pip install "wandb>=0.22"',
     "trackio": 'pip install "trackio>=0.43"',
+    "mlflow": 'pip install "mlflow-skinny==3.17.2"',
 }
 
 _log = get_logger(__name__)
@@ -199,6 +201,55 @@ class TrackioTracker(_RunTracker):
             run.finish()
 
 
+class MlflowTracker(_RunTracker):
+    """An MLflow run of the run folder's name, where MLFLOW_TRACKING_URI says; its parameters are the settings
+    of agent, environment and training, its artifact `config.yaml` all of them. A resumed run goes on under
+    the same id, which is kept in the folder's `mlflow-id.txt`.
+
+    `settings`: `experiment_name`, else what MLFLOW_EXPERIMENT_NAME says, or "stateset-agents"; `tags` of the
+    run.
+    """
+
+    def _open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
+        mlflow = importlib.import_module("mlflow")  # not among what strict types are checked against
+        self._client, self._metric = mlflow.MlflowClient(), mlflow.entities.Metric
+        file = folder / "mlflow-id.txt"
+        if file.is_file():
+            self._run = file.read_text().strip()
+            self._client.update_run(self._run, status="RUNNING")
+            return
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "stateset-agents"
+        experiment = mlflow.set_experiment(self.settings.get("experiment_name", name))
+        run = self._client.create_run(
+            experiment.experiment_id, run_name=folder.name, tags=self.settings.get("tags")
+        )
+        self._run = run.info.run_id
+        file.write_text(f"{self._run}\n")
+        parameters = [
+            mlflow.entities.Param(f"{section}.{key}", str(value)[:_MOST_OF_A_PARAMETER])
+            for section in ("agent", "environment", "training")
+            for key, value in config.get(section, {}).items()
+        ]
+        for start in range(0, len(parameters), _MOST_PARAMETERS):
+            self._client.log_batch(self._run, params=parameters[start : start + _MOST_PARAMETERS])
+        self._client.log_dict(self._run, dict(config), "config.yaml")
+
+    def _log(self, step: int, metrics: Mapping[str, float]) -> None:
+        now = round(1000 * time.time())
+        values = [self._metric(name, value, now, step) for name, value in metrics.items()]
+        self._client.log_batch(self._run, metrics=values)
+
+    def _finish(self, run: Any, progress: Progress) -> None:
+        self._client.set_tag(run, "ended", f"{progress.state}: {progress.why}")
+        status = {"failed": "FAILED", "finished": "FINISHED"}.get(progress.state, "KILLED")
+        self._client.set_terminated(run, status)
+
+
+_MOST_PARAMETERS = 100
+_MOST_OF_A_PARAMETER = 6000
+"""Limits of MLflow: parameters of a request, characters of one."""
+
+
 def _saved_id(file: Path) -> str:
     """The id under which this run folder is known to a tracker."""
     if not file.is_file():
@@ -210,6 +261,7 @@ _TRACKERS: Mapping[TrackerName, type[_Tracker]] = {
     "tensorboard": TensorBoardTracker,
     "wandb": WandbTracker,
     "trackio": TrackioTracker,
+    "mlflow": MlflowTracker,
 }
 
 

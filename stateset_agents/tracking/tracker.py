@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -39,6 +40,9 @@ class JsonlTracker:
         self._piece = piece
         self._tokens = JsonlWriter(folder.tokens) if piece is not None else None
         self._logged_tokens = set(RunLog(folder).tokens())
+        self._logged_grammars = {
+            event["digest"] for event in RunLog(folder).events() if event.get("event") == "grammar"
+        }
         self._metrics = JsonlWriter(folder.metrics)
         self._events = JsonlWriter(folder.events)
         self._others: dict[Path, JsonlWriter] = {}
@@ -87,6 +91,7 @@ class JsonlTracker:
                 line = {"step": step, "group": group.key, "branch_of": branch_of}
                 times.append({**line, **timeline_record(trajectory)})
         self._log_tokens(records)
+        self._log_grammars(group.trajectories for group in groups)
         self._writer(self.folder.rollouts).write(records)
         if stage == "train":
             self._writer(self.folder.timeline).write(times)
@@ -112,6 +117,14 @@ class JsonlTracker:
         new = {id for record in records for id in record["token_ids"]} - self._logged_tokens
         self._tokens.write([{"id": id, "text": self._piece(id)} for id in sorted(new)])
         self._logged_tokens |= new
+
+    def _log_grammars(self, members: Iterable[Iterable[Trajectory]]) -> None:
+        """Write the text of each grammar that no reply had before, for `constraint` of the rollouts."""
+        for trajectory in chain.from_iterable(members):
+            for constraint in {turn.completion.constraint for turn in trajectory.turns}:
+                if constraint is not None and constraint.digest not in self._logged_grammars:
+                    self._logged_grammars.add(constraint.digest)
+                    self.log_event("grammar", digest=constraint.digest, **asdict(constraint))
 
     def log_event(self, name: str, **fields: Any) -> None:
         """Write one event, such as `log_event("checkpoint saved", step=20)`."""

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
-ConstraintKind = Literal["call", "call_or_words", "json", "text"]
+ConstraintKind = Literal["call", "call_or_words", "json", "format", "text"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,45 @@ _ARGUMENTS = {"ka": "va", "kb": 5}
 _WORDS = "Probing words."
 _SEPARATORS = ((", ", ": "), (",", ":"), (", ", ":"), (",", ": "))
 _ANY = "(?s:.*)"
+_UNTAGGED = r"([^<]|<[^\/ta])*"
+"""What holds no tag of a thought or an answer, as a regular expression between slashes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerFormat:
+    """What a reply in words has to look like."""
+
+    schema: Mapping[str, Any] | None = None
+    """The JSON schema of what is said; None: any words."""
+    between: tuple[str, str] | None = None
+    """The texts that the words stand between."""
+    thinks: bool = False
+    """True if a thought between <think> and </think> comes first."""
+
+    def __post_init__(self) -> None:
+        if self.schema is not None and self.between is not None:
+            raise ConfigurationError(
+                f"answers are JSON of a schema or stand between {self.between}, and both were asked for: "
+                "leave answer_schema or answer_between out"
+            )
+
+    @property
+    def is_free(self) -> bool:
+        """True if any words are."""
+        return self == _FREE
+
+    @property
+    def has_free_words(self) -> bool:
+        """True if any words are, behind the thought that may have to come first."""
+        return self.schema is None and self.between is None
+
+    def __str__(self) -> str:
+        words = "words" if self.between is None else " ... ".join(self.between)
+        words = words if self.schema is None else "JSON of a schema"
+        return f"a thought before {words}" if self.thinks else words
+
+
+_FREE = AnswerFormat()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +120,7 @@ class ReplyGrammar:
         tools: Sequence[Mapping[str, Any]],
         choice: ToolChoice,
         *,
-        schema: Mapping[str, Any] | None = None,
+        answer: AnswerFormat = _FREE,
         parallel: bool = True,
     ) -> Constraint:
         """The constraint of a reply that may or must call.
@@ -90,7 +129,7 @@ class ReplyGrammar:
             tools: In OpenAI's shape. Arguments are those of their schemas and no others; without
                 `additionalProperties` an object of arguments has none.
             choice: Which calls the reply makes.
-            schema: Of the JSON that words have to be, where they are no call.
+            answer: What words have to be, where they are no call.
             parallel: True if one reply may make several calls.
 
         Raises ConfigurationError for a tool that is not among them, for a template whose calls are not framed
@@ -101,32 +140,37 @@ class ReplyGrammar:
         if not tools and choice != "none":
             raise ConfigurationError(f"tool_choice {choice!r} without tools: offer some, or leave it out")
         frame = self._frame()
-        rules = self._thought()
-        if choice in ("auto", "none"):
-            rules += self._words(frame, schema)
+        rules = self._words(frame, answer) if choice in ("auto", "none") else []
         if choice == "none":
-            return self._constraint("text" if schema is None else "json", "words", rules)
+            return self._constraint(_kind(answer), "words", rules, answer)
         rules += self._calls(frame, tools, parallel)
         if choice != "auto":
-            return self._constraint("call", "calls", rules)
+            return self._constraint("call", "calls", rules, answer)
         both = ["words", "calls"]
-        if frame.words is not None and schema is None and frame.opener is not None:
+        if frame.words is not None and frame.opener is not None and answer.has_free_words:
             rest = self._literal(frame.before.partition(frame.opener)[2])
             if _is_control(frame.opener, self.tokenizer):
                 both.append(f"words {self._literal(frame.words)} calls")
             else:
                 rules.append(f"spoken[suffix={_quoted(frame.words + frame.opener)}]: /{_ANY}/")
                 both.append(f"spoken {rest} first {self._literal(frame.after)} more")
-        return self._constraint("call_or_words", " | ".join(both), rules)
+        return self._constraint("call_or_words", " | ".join(both), rules, answer)
 
-    def of_json(self, schema: Mapping[str, Any]) -> Constraint:
-        """The constraint of a reply that is JSON of this schema. Raises ConfigurationError as `of_calls`."""
-        rules = [*self._thought(), f"words: %json {json.dumps(dict(schema))}"]
-        return self._constraint("json", "words", rules)
+    def of_words(self, answer: AnswerFormat) -> Constraint:
+        """The constraint of a reply without tools. Raises ConfigurationError as `of_calls`."""
+        return self._constraint(_kind(answer), "words", self._words(None, answer), answer)
 
-    def _constraint(self, kind: ConstraintKind, start: str, rules: Sequence[str]) -> Constraint:
-        start = f"thought? ({start})" if self._may_think else start
-        start = f"open_thought ({start})" if self._opens_thought else start
+    def _constraint(
+        self, kind: ConstraintKind, start: str, rules: Sequence[str], answer: AnswerFormat
+    ) -> Constraint:
+        if self._opens_thought:
+            start = f"open_thought ({start})"
+        elif answer.thinks or self.thinks:
+            start = f"thought{'' if answer.thinks else '?'} ({start})"
+            rules = [*rules, f"thought: /\\s*/ {self._literal('<think>')} open_thought"]
+        if "thought" in start:
+            thinking, rule = self._free_until("thinking", _UNTAGGED if answer.thinks else _ANY, "</think>")
+            rules = [*rules, f"open_thought: {thinking} /\\s*/", *rule]
         constraint = Constraint(
             grammar="\n".join([f"start: {start}", *rules]),
             kind=kind,
@@ -141,33 +185,23 @@ class ReplyGrammar:
         region = self.parser.begins_in
         return region is not None and region.holds == "reasoning"
 
-    @property
-    def _may_think(self) -> bool:
-        return self.thinks and not self._opens_thought
+    def _free_until(self, name: str, pattern: str, end: str) -> tuple[str, list[str]]:
+        """Text of a pattern up to `end` and with it: what stands for it in a rule, and the rule it needs."""
+        if _is_control(end, self.tokenizer):
+            return f"{name} {self._literal(end)}", [f"{name}: /{pattern}/"]
+        return name, [f"{name}[suffix={_quoted(end)}]: /{pattern}/"]
 
-    def _thought(self) -> list[str]:
-        """The rules of a thought before the answer, as HERMES and Qwen write it."""
-        if not self._opens_thought and not self._may_think:
-            return []
-        rules = [f"open_thought: {self._until('</think>')} /\\s*/"]
-        return [
-            *rules,
-            f"thought: /\\s*/ {self._literal('<think>')} open_thought",
-            *self._inner_rules("</think>"),
-        ]
-
-    def _until(self, text: str) -> str:
-        return "inner " + self._literal(text) if _is_control(text, self.tokenizer) else "inner"
-
-    def _inner_rules(self, text: str) -> list[str]:
-        if _is_control(text, self.tokenizer):
-            return [f"inner: /{_ANY}/"]
-        return [f"inner[suffix={_quoted(text)}]: /{_ANY}/"]
-
-    def _words(self, frame: CallFrame, schema: Mapping[str, Any] | None) -> list[str]:
-        """The rule of a reply that calls nothing."""
-        if schema is not None:
-            return [f"words: %json {json.dumps(dict(schema))}"]
+    def _words(self, frame: CallFrame | None, answer: AnswerFormat) -> list[str]:
+        """The rules of a reply that calls nothing; `frame`: of the calls that it may not look like."""
+        if answer.schema is not None:
+            return [f"words: %json {json.dumps(dict(answer.schema))}"]
+        if answer.between is not None:
+            begin, end = answer.between  # words are ordinary text, whatever control tokens there are
+            rest = _UNTAGGED if begin.startswith("<") else _ANY
+            said = f"said[suffix={_quoted(end)}]: /\\s*[^\\s<]{rest}/"
+            return [f"words: {_quoted(begin)} said", said]
+        if frame is None:
+            return [f"words: /{_ANY}/"]
         if frame.opener is None:
             raise ConfigurationError(
                 "in this chat template's replies no fixed text begins a call, so words cannot be kept apart "
@@ -266,6 +300,11 @@ class ReplyGrammar:
         pieces = regex.split(f"({'|'.join(map(regex.escape, names))})", text)
         parts = [f"<[{control[piece]}]>" if piece in control else _quoted(piece) for piece in pieces if piece]
         return " ".join(parts) or '""'
+
+
+def _kind(answer: AnswerFormat) -> ConstraintKind:
+    """Of a reply in words."""
+    return "json" if answer.schema is not None else "text" if answer.is_free else "format"
 
 
 def _call(arguments: Mapping[str, Any]) -> ToolCall:

@@ -85,6 +85,8 @@ class CodingProblems(ProblemEnvironment):
     also pays for the format); the environment gives no verdict.
     """
 
+    answer_between = ("<answer>\n```python\n", "\n```\n</answer>")
+
     def make(self, split: Split) -> Sequence[Scenario]:
         return [
             Scenario(

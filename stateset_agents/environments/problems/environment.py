@@ -11,7 +11,7 @@ import random
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -148,6 +148,7 @@ INSTRUCTION = (
 """The system message unless another is set."""
 
 AnswerIn = Literal["tags", "reply"]
+ReplyFormat = Literal["free", "required"]
 
 
 class ProblemEnvironment(ABC):
@@ -161,12 +162,15 @@ class ProblemEnvironment(ABC):
     local = True
     degenerate_agents = ATTACKS
     """Scripted agents that must not be paid; an audit plays them."""
+    answer_between = ("<answer>", "</answer>")
+    """What a required answer stands between."""
 
     def __init__(
         self,
         *,
         system_prompt: str = INSTRUCTION,
         answer_in: AnswerIn = "tags",
+        reply_format: ReplyFormat = "free",
         habits: Mapping[str, float] | None = None,
         seed: int = 0,
     ) -> None:
@@ -175,14 +179,23 @@ class ProblemEnvironment(ABC):
             system_prompt: Opens every conversation; empty for none.
             answer_in: `tags`: what stands between `<answer>` and `</answer>`; `reply`: all that is said
                 behind a thought, for agents that answer without tags.
+            reply_format: `required`: a reply thinks and then answers, by a grammar
+                (`AgentConfig(constrain="strict")`), whether or not the model would.
             habits: Shares of the scripted solver's habits (`HABITS`); unset, it is always careful.
                 A `bare` reply has no tags, so that `demonstrate` needs `--keep-failures` for it.
             seed: Chooses the problems to train on, and each solver's habit.
         """
         expect_that(isinstance(system_prompt, str), "system_prompt", "be text", system_prompt, length=60)
         expect_that(answer_in in get_args(AnswerIn), "answer_in", "be tags or reply", answer_in, length=60)
+        expect_that(
+            reply_format in get_args(ReplyFormat), "reply_format", "be free or required", reply_format
+        )
         if habits is not None:
             check_habits(habits)
+        self.reply_limits = ReplyLimits(with_reasoning=True)  # the verdict tells thoughts from words itself
+        if reply_format == "required":
+            between = self.answer_between if answer_in == "tags" else None
+            self.reply_limits = replace(self.reply_limits, thinks=True, answer_between=between)
         self._system = (Message(role="system", content=system_prompt),) if system_prompt else ()
         self._answer_in = answer_in
         self._habits = {"careful": 1.0} if habits is None else dict(habits)
@@ -242,8 +255,11 @@ class ProblemConversation:
     environment: ProblemEnvironment
     reply: Message | None = None
     tools: Sequence[Mapping[str, Any]] = ()
-    reply_limits: ReplyLimits = field(default_factory=lambda: ReplyLimits(with_reasoning=True))
-    """The verdict tells thoughts from words itself."""
+
+    @property
+    def reply_limits(self) -> ReplyLimits:
+        """The environment's."""
+        return self.environment.reply_limits
 
     async def step(self, reply: Message) -> Observation:
         """Take the reply; it is the only one."""

@@ -332,6 +332,7 @@ def test_the_engine_verb_prints_a_command_that_serves_the_model(folder, capsys):
     assert words[:4] == ["VLLM_SERVER_DEV_MODE=1", "vllm", "serve", str(folder)]
     assert words[4:8] == ["--host", "127.0.0.1", "--port", "8123"]
     assert "processed_logprobs" in words
+    assert words[words.index("--structured-outputs-config.backend") + 1] == "guidance"
     assert then == "# then: model_name: vllm:http://127.0.0.1:8123"
     assert main(["engine", "vllm:http://127.0.0.1:8000"]) == 1
     assert "is a server" in capsys.readouterr().err

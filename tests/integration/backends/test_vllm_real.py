@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from loopback import free_port
@@ -155,5 +156,36 @@ async def test_it_says_what_transformers_would(server):
         stale = await backend.generate(PROMPT, params(temperature=0.0))
         print("gap of a stale prefix", gap(first, stale))
         assert gap(first, stale) > 1e-2
+    finally:
+        await backend.close()
+
+
+async def test_it_keeps_to_the_grammar_that_is_replayed_here(server):
+    """The server's masks are those of our llguidance, and its log-probs are of what they leave."""
+    from stateset_agents.backends.grammars import grammars_of, library_version
+    from stateset_agents.types.constraint import Constraint
+
+    backend = await load_backend(server)
+    await backend.start()
+    try:
+        grammar = 'start: "{\\"city\\": \\"" (/[A-C]/ | "Oslo") "\\"}"'
+        constraint = Constraint(
+            grammar=grammar, kind="json", stop_ids=tuple(backend.tokenizer.eos_ids), version=library_version()
+        )
+        weights = model(0)
+        texts = set()
+        for stream in range(8):
+            completion = await backend.generate(PROMPT, params(stream=stream, constraint=constraint))
+            texts.add(completion.message.content)
+            masks = grammars_of(backend.tokenizer).replay(constraint, completion.token_ids)
+            ids = [*PROMPT, *completion.token_ids]
+            with torch.no_grad():
+                logits = weights(torch.tensor([ids])).logits[0, len(PROMPT) - 1 : -1]
+            bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")[:, : logits.shape[1]]
+            logits = logits.masked_fill(~torch.from_numpy(bits.astype(bool)), -torch.inf)
+            expected = logits.log_softmax(-1).gather(-1, torch.tensor(completion.token_ids)[:, None])[:, 0]
+            assert completion.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+        assert texts <= {f'{{"city": "{name}"}}' for name in ("A", "B", "C", "Oslo")}
+        assert len(texts) > 1
     finally:
         await backend.close()

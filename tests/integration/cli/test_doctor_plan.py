@@ -45,6 +45,7 @@ def test_what_does_not_fit_exits_with_1_and_the_settings_that_would(
     assert "or take a smaller model, or lora.quantization 4bit" in update
 
 
+@pytest.mark.long
 def test_a_run_keeps_what_the_plan_chose_and_what_its_file_says() -> None:
     config = load_experiment(FILE, {"training.micro_batch_tokens": 4096})
     plan = plan_training(config.agent, config.training, total=24 * 2**30)
@@ -55,6 +56,7 @@ def test_a_run_keeps_what_the_plan_chose_and_what_its_file_says() -> None:
     assert TrainingConfig(**adopted.model_dump()) == adopted
 
 
+@pytest.mark.long
 async def test_a_training_plans_before_it_loads_and_keeps_what_it_chose(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +190,7 @@ def followed(mend: str, agent: AgentConfig, training: TrainingConfig) -> tuple[A
     return agent, TrainingConfig(**{**training.model_dump(exclude_unset=True), **changes[first]})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("free", "settings", "steps"),
     [

@@ -1,4 +1,4 @@
-"""TensorBoard, W&B and Trackio by their own libraries: what they wrote is what metrics.jsonl says."""
+"""TensorBoard, W&B, Trackio and MLflow by their own libraries: what they wrote is what metrics.jsonl says."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ from tiny_training import make_trainer
 from stateset_agents.tracking.run_log import RunLog
 
 pytestmark = pytest.mark.trackers
+TRACKERS = ["tensorboard", "wandb", "trackio", "mlflow"]
 
 
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     for name in ("WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
         monkeypatch.setenv(name, str(tmp_path / "wandb-home"))
 
@@ -127,12 +130,29 @@ def in_trackio(folder: Path) -> tuple[dict[str, dict[int, float]], dict[str, Any
     return dict(values), SQLiteStorage.get_run_config(project, name) or {}, ends
 
 
+def in_mlflow(folder: Path) -> tuple[dict[str, dict[int, float]], Any]:
+    from mlflow import MlflowClient
+
+    client, id = MlflowClient(), (folder / "mlflow-id.txt").read_text().strip()
+    run = client.get_run(id)
+    values: dict[str, dict[int, float]] = {}
+    for name in run.data.metrics:
+        history = client.get_metric_history(id, name)
+        values[name] = {point.step: point.value for point in history}
+        assert len(values[name]) == len(history), f"a step of {name} stands twice"
+    return values, run
+
+
 def close_to(expected: dict[str, dict[int, float]]) -> dict[str, Any]:
     return {name: pytest.approx(values, rel=1e-6, nan_ok=True) for name, values in expected.items()}
 
 
 async def test_a_run_and_its_resumption_stand_in_all_as_in_the_log(tmp_path: Path) -> None:
-    settings = {"report_to": ["tensorboard", "wandb", "trackio"], "eval_steps": 2, "eval_episodes": 2}
+    settings = {
+        "report_to": ["tensorboard", "wandb", "trackio", "mlflow"],
+        "eval_steps": 2,
+        "eval_episodes": 2,
+    }
     settings |= {"save_steps": 0}
     first = make_trainer(tmp_path, max_steps=4, **settings)
     first.callbacks.append(StopsAfter(2))
@@ -171,6 +191,13 @@ async def test_a_run_and_its_resumption_stand_in_all_as_in_the_log(tmp_path: Pat
     assert told["training"]["num_generations"] == 4
     assert ends == [("stopped", "info"), ("finished", "info")]
 
+    values, run = in_mlflow(again.run.path)
+    assert values == close_to(logged)
+    assert run.info.run_name == again.run.path.name
+    assert run.data.params["training.num_generations"] == "4"
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["ended"].startswith("finished")
+
 
 class StopsAfter:
     """Asks for a stop once this step is done."""
@@ -204,7 +231,7 @@ async def test_steps_after_the_checkpoint_of_a_run_that_broke_are_hidden(tmp_pat
 
 
 async def test_a_failed_training_is_a_failed_run(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, report_to=["tensorboard", "wandb", "trackio"])
+    trainer = make_trainer(tmp_path, report_to=TRACKERS)
     trainer.callbacks.append(Breaks())
     with pytest.raises(TypeError):
         await trainer.train()
@@ -214,6 +241,7 @@ async def test_a_failed_training_is_a_failed_run(tmp_path: Path) -> None:
     (part,) = in_wandb(trainer.run.path)
     assert next(r.exit for r in part if r.WhichOneof("record_type") == "exit").exit_code == 1
     assert in_trackio(trainer.run.path)[2] == [("failed", "error")]
+    assert in_mlflow(trainer.run.path)[1].info.status == "FAILED"
 
 
 async def test_a_tracker_that_cannot_write_is_one_warning(

@@ -12,8 +12,11 @@ from tiny_training import make_environment, make_trainer
 
 from stateset_agents.backends.local.backend import HuggingFaceBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
+from stateset_agents.core.chat.replies.thoughts import read_reasoned
 from stateset_agents.core.reward import reward_function
+from stateset_agents.environments.problems.arithmetic import ArithmeticProblems
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.messages import Message
 from stateset_agents.types.trajectory import Trajectory
 
 
@@ -37,6 +40,15 @@ async def asks_for_a(trajectory: Trajectory) -> float:
 
 def environment(**options: Any) -> Any:
     return make_environment(tools=[look_up], **options)
+
+
+def lines_of(tmp_path: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in next(tmp_path.rglob(name)).read_text().splitlines()]
+
+
+def card_of(tmp_path: Path) -> str:
+    (card,) = {path.read_text() for path in tmp_path.rglob("README.md")}
+    return card
 
 
 async def trained(tmp_path: Path, **settings: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -65,9 +77,16 @@ async def test_first_replies_call_and_the_update_s_ratio_is_one(tmp_path: Path) 
     for line in steps:
         assert line["policy/first_ratio_max"] == pytest.approx(1.0, abs=1e-4)
         assert 0 < line["tokens/forced"] < line["tokens/agent"]
+    events = lines_of(tmp_path, "events.jsonl")
+    grammars = {event["digest"]: event for event in events if event.get("event") == "grammar"}
     played = [line for line in rollouts if "turns" in line]
+    assert len(grammars) == 1
+    card = card_of(tmp_path)
+    assert 'constrain="strict"' in card
+    assert "which belongs to the policy" in card
     for line in played:
         (turn,) = line["turns"]
+        assert "look_up" in grammars[turn["constraint"]["digest"]]["grammar"]
         assert turn["constraint"]["kind"] == "call"
         assert turn["forced"] > 20
         if turn["finish_reason"] == "stop":
@@ -104,3 +123,22 @@ async def test_an_answer_schema_makes_words_json(tmp_path: Path) -> None:
     assert complete
     for text in complete:
         assert set(json.loads(text)) >= {"n"}
+
+
+@pytest.mark.parametrize("reply_format", ["free", "required"])
+async def test_an_embedded_model_thinks_and_answers_where_the_format_is_required(
+    tmp_path: Path, reply_format: Literal["free", "required"]
+) -> None:
+    agent = MultiTurnAgent(AgentConfig(model_name="embedded:reasoner", constrain="strict", max_new_tokens=64))
+    problems = ArithmeticProblems(system_prompt="", reply_format=reply_format)
+    trainer = make_trainer(tmp_path, agent=agent, environment=problems, log_rollouts=True, max_steps=1)
+    async with agent:
+        await trainer.train()
+    lines = lines_of(tmp_path, "rollouts.jsonl")
+    formats = [
+        read_reasoned(Message.from_record(line["messages"][-1])) is not None
+        for line in lines
+        if line.get("turns") and line["turns"][-1]["finish_reason"] == "stop"
+    ]
+    assert formats
+    assert all(formats) == (reply_format == "required")

@@ -89,13 +89,13 @@ def branches_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 CASES = [
     pytest.param(shape, lora, checkpointing, id=f"{name}-{'lora' if lora else 'full'}-{checkpointing}")
-    for name, shape in {**SHAPES, **UNSEEN}.items()
+    for name, shape in {**UNSEEN, **SHAPES}.items()
     for lora in (None, {"rank": 8})
     for checkpointing in (False, True)
 ]
 
 
-@pytest.mark.first(6)
+@pytest.mark.first(2)
 @pytest.mark.usefixtures("branches_of_a_gpu")
 @pytest.mark.parametrize(("shape", "lora", "checkpointing"), CASES)
 def test_simulated_bytes_are_those_of_real_tensors(shape: Any, lora: Any, checkpointing: bool) -> None:

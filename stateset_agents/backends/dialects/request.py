@@ -275,7 +275,7 @@ def validation_message(error: ValidationError) -> tuple[str, str | None]:
     param = str(errors[0]["loc"][0])[:_SHOWN] if errors[0]["loc"] else None
     errors = [item for item in errors if not param or item["loc"][0] == errors[0]["loc"][0]]
     item = max(
-        errors, key=lambda item: len(_path(item["loc"]))
+        errors, key=lambda item: len(_names(item["loc"]))
     )  # of a union, the member that matched furthest
     path = _path(item["loc"])
     if item["type"] == "extra_forbidden":
@@ -293,17 +293,15 @@ _MEMBER = re.compile(r"[A-Z]|.*\[|(str|int|float|bool|dict|list|constrained-\w+|
 """Pydantic's paths also contain the members of unions: `list[TextPart]`, `TextPart`, `str`."""
 
 
-def _path(loc: Collection[str | int]) -> str:
+def _names(loc: Sequence[str | int]) -> list[str | int]:
+    """Names of fields and numbers of items."""
+    return [part for n, part in enumerate(loc) if not n or isinstance(part, int) or not _MEMBER.match(part)]
+
+
+def _path(loc: Sequence[str | int]) -> str:
     """`("messages", 0, "content", "list[TextPart]", 1)` -> `messages[0].content[1]`."""
-    path = ""
-    for part in loc:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        elif not path:
-            path = part[:_SHOWN]
-        elif not _MEMBER.match(part):
-            path += f".{part[:_SHOWN]}"
-    return path or "the body"
+    shown = (f"[{part}]" if isinstance(part, int) else f".{part[:_SHOWN]}" for part in _names(loc))
+    return "".join(shown).removeprefix(".") or "the body"
 
 
 def _shown(value: Any) -> str:

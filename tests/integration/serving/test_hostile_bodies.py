@@ -19,11 +19,11 @@ from typing import Any
 
 import aiohttp
 import pytest
-from stateset_agents.backends.dialects.bodies import default_max_body
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from warm_python import program_id, warm_python
 
 import stateset_agents
+from stateset_agents.backends.dialects.bodies import default_max_body
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.serving.server import AgentServer

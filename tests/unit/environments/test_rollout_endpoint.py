@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import aiohttp
 import openai
 import pytest
-from stateset_agents.backends.dialects.request import ApiError
 
+from stateset_agents.backends.dialects.request import ApiError
 from stateset_agents.core.chat.replies.parsing import parse_reply
 from stateset_agents.core.environment import ReplyLimits
 from stateset_agents.environments.programs.rollout_endpoint import RolloutServer

@@ -6,8 +6,8 @@ import asyncio
 import time
 
 import pytest
-from stateset_agents.backends.dialects.request import ApiError
 
+from stateset_agents.backends.dialects.request import ApiError
 from stateset_agents.serving.limits import ActiveRequests
 
 

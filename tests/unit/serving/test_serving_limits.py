@@ -10,8 +10,8 @@ from contextlib import ExitStack, asynccontextmanager
 import aiohttp
 import openai
 import pytest
-from stateset_agents.backends.dialects.request import ApiError
 
+from stateset_agents.backends.dialects.request import ApiError
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.cli import serve
 from stateset_agents.cli.main import command_parser

@@ -15,9 +15,9 @@ import pytest
 from chat_templates import OURS, TRL_FOLDER, TRL_NAMES, tokenizer_with, trl_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stateset_agents.backends.dialects.request import as_sent
 from trl.chat_template_utils import add_response_schema
 
+from stateset_agents.backends.dialects.request import as_sent
 from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
 from stateset_agents.core.chat.replies.parsing import ReplyParser, choose_parser, response_templates
 from stateset_agents.types.errors import ConfigurationError

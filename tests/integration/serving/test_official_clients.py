@@ -55,7 +55,9 @@ class Clients:
 
     def message(self, **fields: Any) -> Any:
         self.num_calls += 1
-        return self.anthropic.messages.create(**{"model": "mine", "max_tokens": 400, "messages": HI, **fields})
+        return self.anthropic.messages.create(
+            **{"model": "mine", "max_tokens": 400, "messages": HI, **fields}
+        )
 
 
 @asynccontextmanager

@@ -132,6 +132,7 @@ class ScriptedBackend:
             logprobs=(0.0,) * len(token_ids),
             finish_reason=finish,
             version_spans=(VersionSpan(self.version, 0, len(token_ids)),),
+            stop=text.stopped_by,
         )
 
     async def _reply(self, request: ScriptedRequest) -> Reply:

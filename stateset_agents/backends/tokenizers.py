@@ -393,6 +393,8 @@ class TurnText:
         """Settled text that may be the beginning of a stop string."""
         self._num_emitted = 0
         """Characters passed to `on_text`."""
+        self.stopped_by: str | None = None
+        """The stop string before which the text ends, once it is finished."""
 
     def add(self, token: int) -> bool:
         """Add the next token. True if the text now contains a stop string."""
@@ -413,7 +415,10 @@ class TurnText:
 
     def finish(self, ids: Sequence[int]) -> str:
         """The text of all `ids` of the turn, cut at a stop string; `on_text` gets its last piece."""
-        text = cut(self._decode(ids[:-1] if ids and ids[-1] in self._end_ids else ids), self._stop)
+        whole = self._decode(ids[:-1] if ids and ids[-1] in self._end_ids else ids)
+        text = cut(whole, self._stop)
+        if len(text) < len(whole):
+            self.stopped_by = next(string for string in self._stop if whole.startswith(string, len(text)))
         if self._on_text is not None and len(text) > self._num_emitted:
             self._on_text(text[self._num_emitted :])
             self._num_emitted = len(text)

@@ -355,6 +355,7 @@ class VLLMBackend:
             finish_reason="length" if choice["finish_reason"] == "length" else "stop",
             version_spans=(VersionSpan(version, 0, len(ids)),),
             constraint=params.constraint,
+            stop=text.stopped_by,
             forced=await self._forced(params, ids),
         )
 

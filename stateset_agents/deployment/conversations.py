@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Self, TypeVar
 
-from stateset_agents.backends.openai.protocol import Answer
+from stateset_agents.backends.dialects.request import Answer
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.chat.history import num_replies
 from stateset_agents.deployment import guards

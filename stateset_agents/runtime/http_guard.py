@@ -42,7 +42,8 @@ class HttpGuard:
     any_address: bool = False
     """Serve every numeric IP address too? That is safe: DNS rebinding needs a name."""
     api_keys: tuple[str, ...] = field(default=(), repr=False)
-    """A request must send one of them as `Authorization: Bearer KEY`. Empty: no key is needed."""
+    """A request must send one of them as `Authorization: Bearer KEY`, or as `X-Api-Key: KEY`, as Anthropic's
+    clients do. Empty: no key is needed."""
     without_key: Collection[str] = ()
     """Paths that need no key, such as a load balancer's health check."""
 
@@ -141,7 +142,9 @@ class HttpGuard:
 
     def key_number(self, request: web.BaseRequest) -> int | None:
         """The place of the request's key among `api_keys`, compared in constant time; None: it is none."""
-        kind, _, credentials = request.headers.get("Authorization", "").partition(" ")
+        header = request.headers.get("X-Api-Key", "")  # Anthropic's
+        authorization = request.headers.get("Authorization", f"Bearer {header}")
+        kind, _, credentials = authorization.partition(" ")
         token = credentials.strip().encode("utf-8", "surrogateescape")
         matches = [hmac.compare_digest(token, key.encode()) for key in self.api_keys]  # all of them, always
         return matches.index(True) if kind.casefold() == "bearer" and any(matches) else None

@@ -17,7 +17,7 @@ from functools import partial
 
 from pydantic import Field
 
-from stateset_agents.backends.openai.protocol import ApiError
+from stateset_agents.backends.dialects.request import ApiError
 from stateset_agents.runtime.tasks import ActiveWork
 from stateset_agents.types.settings import Settings
 

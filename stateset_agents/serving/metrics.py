@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from stateset_agents.backends.openai.protocol import Answer, ApiError
+from stateset_agents.backends.dialects.request import Answer, ApiError
 from stateset_agents.serving.limits import AnswerQueue
 
 if TYPE_CHECKING:

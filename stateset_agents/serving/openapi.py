@@ -1,7 +1,8 @@
-"""`/openapi.json`: requests and answers of the server. `chat_body` has the request's schema."""
+"""`/openapi.json`: requests and answers of the server. The dialects have the requests' schemas."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -19,21 +20,27 @@ ERRORS: dict[int, list[str]] = _PAGE["errors"]
 
 
 def document(
-    body: type[BaseModel], *, version: str, asks_for_key: bool, takes_outcomes: bool = False
+    bodies: Iterable[type[BaseModel]],
+    *,
+    version: str,
+    asks_for_key: bool,
+    takes_outcomes: bool = False,
 ) -> dict[str, Any]:
-    """The OpenAPI document of a server whose requests `body` validates.
+    """The OpenAPI document of a server whose requests `bodies` validate.
 
     With `takes_outcomes` it serves a deployment, whose conversations have ids and outcomes.
     """
-    schemas = body.model_json_schema(ref_template="#/components/schemas/{model}")
-    definitions = schemas.pop("$defs", {})
+    definitions: dict[str, Any] = {}
+    for body in [*bodies, *([OutcomeBody] if takes_outcomes else ())]:
+        schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
+        definitions |= {**schema.pop("$defs", {}), body.__name__: schema}
     paths = {
-        path: {method: _operation(asks_for_key, **fields) for method, fields in operations.items()}
+        path: {method: _operation(asks_for_key, path, **fields) for method, fields in operations.items()}
         for path, operations in _PAGE["paths"].items()
     }
     if takes_outcomes:
-        definitions["OutcomeBody"] = OutcomeBody.model_json_schema()
-        paths["/v1/chat/completions"]["post"]["parameters"] = [_PAGE["conversation_id"]]
+        for path in _PAGE["answers"]:
+            paths[path]["post"]["parameters"] = [_PAGE["conversation_id"]]
     else:
         del paths["/v1/outcomes"]
     spec = {
@@ -41,7 +48,7 @@ def document(
         "info": {"title": "stateset-agents", "version": version},
         "paths": paths,
         "components": {
-            "schemas": {**definitions, "ChatBody": schemas},
+            "schemas": definitions,
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
@@ -49,15 +56,18 @@ def document(
 
 
 def _operation(
-    asks_for_key: bool, *, summary: str, errors: list[int], content: dict[str, Any], **others: Any
+    asks_for_key: bool, path: str, *, summary: str, errors: list[int], content: dict[str, Any], **others: Any
 ) -> dict[str, Any]:
     """The operation of one path and method in OpenAPI's shape."""
     responses: dict[str, Any] = {"200": {"description": summary, "content": content}}
     for status in errors:
         if status != 401 or asks_for_key:
             meaning, *codes = ERRORS[status]
-            schema = deepcopy(_PAGE["error_body"])
-            schema["properties"]["error"]["properties"]["code"] = {"enum": codes}
+            if path.startswith("/v1/messages"):
+                schema = _PAGE["message_error_body"]
+            else:
+                schema = deepcopy(_PAGE["error_body"])
+                schema["properties"]["error"]["properties"]["code"] = {"enum": codes}
             responses[str(status)] = {
                 "description": meaning,
                 "content": {"application/json": {"schema": schema}},

@@ -10,9 +10,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from stateset_agents.backends.openai.protocol import Answer, ApiError, ChatRequest, validation_message
+from stateset_agents.backends.dialects.request import Answer, ApiError, ChatRequest, validated
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.serving.saved_conversations import save_conversation
 from stateset_agents.serving.served_agent import OnDelta, PendingRequest, ServedAgent
@@ -68,11 +68,7 @@ class OutcomeBody(BaseModel):
 
 def read_outcome(data: Any) -> OutcomeBody:
     """The outcome in a JSON body; raises ApiError for what is none."""
-    try:
-        return OutcomeBody.model_validate(data)
-    except ValidationError as error:
-        message, param = validation_message(error)
-        raise ApiError(message, code="invalid_request", param=param) from error
+    return validated(OutcomeBody, data)
 
 
 # --- ids of conversations: a client sends all of one each time, and rarely says its name ---

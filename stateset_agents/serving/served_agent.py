@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stateset_agents.backends.openai.protocol import Answer, ChatRequest, as_sent, invalid, new_text
+from stateset_agents.backends.dialects.request import Answer, ChatRequest, as_sent, invalid, new_text
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.chat.history import ChatHistory, KnownConversations, SentConversation
 from stateset_agents.core.environment import ReplyLimits
@@ -18,7 +18,7 @@ from stateset_agents.types.messages import Completion, Message
 from stateset_agents.types.seeds import derive
 
 _MAX_CLIENTS = 1024
-_CHARACTERS_A_TOKEN = 4
+CHARACTERS_A_TOKEN = 4
 
 
 class ClientHistories:
@@ -47,7 +47,7 @@ class ClientHistories:
         if client not in self._histories:
             most = self._max_tokens // 4
             turns = self._agent.history(max_tokens=most)
-            self._histories[client] = ClientHistory(turns, max_characters=_CHARACTERS_A_TOKEN * most)
+            self._histories[client] = ClientHistory(turns, max_characters=CHARACTERS_A_TOKEN * most)
         self._histories.move_to_end(client)
         size = sum(history.size for history in self._histories.values())
         while len(self._histories) > 1 and (size > self._max_tokens or len(self._histories) > _MAX_CLIENTS):
@@ -67,7 +67,7 @@ class ClientHistory:
     @property
     def size(self) -> int:
         """Tokens of the turns, or of the conversations where these are longer."""
-        return max(self.turns.num_tokens, self._conversations.size // _CHARACTERS_A_TOKEN)
+        return max(self.turns.num_tokens, self._conversations.size // CHARACTERS_A_TOKEN)
 
     def restored(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """A request's messages, up to the last answer that is remembered as they were sampled."""
@@ -161,6 +161,15 @@ class ServedAgent:
             history.add([*messages, answer.message], (*restored, reply))
         return answer
 
+    async def num_prompt_tokens(self, pending: PendingRequest) -> int:
+        """Tokens of the prompt that an answer to the request would follow. The agent's errors travel."""
+        histories = self._histories
+        messages = self.agent.with_system_prompt(pending.request.messages)
+        if histories is not None:
+            messages = histories.of(pending.client).restored(messages)
+        history = self.agent.history(summarizes=False)
+        return len((await self.agent.next_prompt(history, messages, pending.request.tools)).ids)
+
     async def _constraint(self, request: ChatRequest) -> Constraint | None:
         """The grammar of an answer, by the request and `AgentConfig.constrain`. Raises ApiError for what no
         grammar can keep."""
@@ -176,9 +185,9 @@ class ServedAgent:
             wants = "response_format" if request.answer_schema is not None else "tool_choice"
             raise invalid(str(error), wants, code="unsupported_constraint") from error
         if constraint is not None and (stop := request.sampling.get("stop") or self.agent.config.stop):
-            shown = stop if isinstance(stop, str) else ", ".join(map(repr, stop))
             raise invalid(
-                f"stop {shown:.60} could cut an answer that keeps to a grammar anywhere: leave it out",
+                f"stop {', '.join(map(repr, stop)):.60} could cut an answer that keeps to a grammar "
+                "anywhere: leave it out",
                 "stop",
                 code="unsupported_constraint",
             )
@@ -196,15 +205,8 @@ class ServedAgent:
         message = as_sent(completion.message)
         if pending.request.single_call:
             message = replace(message, tool_calls=message.tool_calls[:1])
-        return replace(
-            pending.head,
-            index=number,
-            message=message,
-            finish_reason=Answer.reason(message, completion.finish_reason),
-            logprobs=self._logprobs(completion) if pending.request.logprobs else None,
-            prompt_tokens=len(completion.prompt_ids),
-            completion_tokens=len(completion.token_ids),
-        )
+        logprobs = self._logprobs(completion) if pending.request.logprobs else None
+        return replace(pending.head.completed(message, completion), index=number, logprobs=logprobs)
 
     def _logprobs(self, completion: Completion) -> list[dict[str, Any]]:
         """Entries in OpenAI's format, one for each sampled token, end-of-turn tokens included."""
@@ -226,14 +228,10 @@ class ServedAgent:
 
 def _sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The validated fields of a request as those of `SamplingParams`."""
-    changes = {name: fields[name] for name in ("top_k",) if name in fields}
+    changes = {name: fields[name] for name in ("top_k", "stop") if name in fields}
     changes |= {name: float(fields[name]) for name in ("temperature", "top_p") if name in fields}
-    for name in ("max_tokens", "max_completion_tokens"):
-        if name in fields:
-            changes["max_new_tokens"] = fields[name]
+    if "max_tokens" in fields:
+        changes["max_new_tokens"] = fields["max_tokens"]
     if "seed" in fields:
         changes["stream"] = derive(fields["seed"], "response")
-    if "stop" in fields:
-        stop = fields["stop"]
-        changes["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
     return changes

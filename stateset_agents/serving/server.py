@@ -1,14 +1,13 @@
-"""Serves an agent with OpenAI's chat-completions API."""
+"""Serves an agent with OpenAI's chat completions and Responses, and Anthropic's Messages."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib.metadata
 import logging
-import secrets
 import time
-from collections.abc import Callable, Sequence
-from contextlib import aclosing, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
@@ -16,19 +15,12 @@ from typing import Any, Self
 from aiohttp import web
 
 from stateset_agents.backends.base import Backend
-from stateset_agents.backends.openai.bodies import EventStream, default_max_body, read_json
-from stateset_agents.backends.openai.protocol import (
-    Answer,
-    ApiError,
-    as_api_error,
-    body_for,
-    chunk,
-    chunks,
-    completion_body,
-    openai_error_middleware,
-    read_request,
-    usage_chunk,
-)
+from stateset_agents.backends.dialects.anthropic import CountBody, Messages, read_count
+from stateset_agents.backends.dialects.bodies import EventStream, default_max_body, read_json
+from stateset_agents.backends.dialects.chat import ChatCompletions
+from stateset_agents.backends.dialects.errors import api_error_middleware, as_api_error
+from stateset_agents.backends.dialects.request import Answer, ApiError, ChatRequest, Dialect, Exchange
+from stateset_agents.backends.dialects.responses import Responses
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.runtime.http_guard import HttpGuard
 from stateset_agents.runtime.http_server import listen
@@ -44,7 +36,12 @@ from stateset_agents.serving.limits import (
 from stateset_agents.serving.metrics import ServerMetrics
 from stateset_agents.serving.openapi import OPEN_PATHS, document
 from stateset_agents.serving.routing import HEADER, AnswerOne, Router, conversation_id, read_outcome
-from stateset_agents.serving.served_agent import OnDelta, PendingRequest, ServedAgent
+from stateset_agents.serving.served_agent import (
+    CHARACTERS_A_TOKEN,
+    OnDelta,
+    PendingRequest,
+    ServedAgent,
+)
 from stateset_agents.types.errors import (
     BackendError,
     ConfigurationError,
@@ -116,9 +113,12 @@ class AgentServer:
         self._queue = AnswerQueue(self.limits)
         self._body_memory = BodyMemory(self.limits.max_held)
         self._metrics = ServerMetrics(self._queue)
-        self._body = body_for(
-            max_output_tokens=self._served[0].max_output_tokens, max_choices=self.limits.effective_max_choices
-        )
+        most = self._served[0].max_output_tokens
+        self._dialects: list[Dialect] = [
+            ChatCompletions(max_output_tokens=most, max_choices=self.limits.effective_max_choices),
+            Responses(max_output_tokens=most, max_stored=CHARACTERS_A_TOKEN * self.limits.max_remembered),
+            Messages(max_output_tokens=most),
+        ]
 
     @property
     def url(self) -> str:
@@ -132,11 +132,13 @@ class AgentServer:
         app = web.Application(
             middlewares=[
                 self._metrics.middleware(),
-                web.middleware(openai_error_middleware),
+                web.middleware(api_error_middleware),
                 self._guard.middleware(),
             ],
         )
-        app.router.add_post("/v1/chat/completions", self._complete)
+        for dialect in self._dialects:
+            app.router.add_post(dialect.path, partial(self._complete, dialect))
+        app.router.add_post("/v1/messages/count_tokens", self._count_tokens)
         if self._router is not None:
             app.router.add_post("/v1/outcomes", self._outcome)
         app.router.add_get("/v1/models", self._models)
@@ -177,37 +179,37 @@ class AgentServer:
         if runner is not None:
             await runner.cleanup()
 
-    async def _complete(self, http: web.Request) -> web.StreamResponse:
-        stream = EventStream(http)
+    async def _complete(self, dialect: Dialect, http: web.Request) -> web.StreamResponse:
+        stream, exchange = EventStream(http), None
         try:
             async with self._active_requests.request():
                 with self._body_memory.body(self._client(http)) as reserve:
-                    return await self._respond(http, stream, reserve)
+                    data = await read_json(http, self.max_body, reserve)
+                    exchange = dialect.read(data, self._client(http))
+                    return await self._respond(http, stream, exchange)
         except ConnectionError:  # the client left
             raise
         except Exception as error:
-            if not stream.has_begun:
+            if exchange is None or not stream.has_begun:
                 raise
-            return await stream.fail(as_api_error(error, http))
+            return await stream.end(exchange.fail(as_api_error(error, http)))
 
-    async def _respond(
-        self, http: web.Request, stream: EventStream, reserve: Callable[[int], None]
-    ) -> web.StreamResponse:
-        """`reserve`: see `BodyMemory.body`."""
-        request = read_request(await read_json(http, self.max_body, reserve), body=self._body)
+    def _pending(self, http: web.Request, request: ChatRequest) -> PendingRequest:
         if request.model not in ("", self.name):
             raise _no_model(request.model, self.name)
-        pending = PendingRequest(
+        message = Message(role="assistant", content="")
+        return PendingRequest(
             request=request,
             client=self._client(http),
             conversation="" if self._router is None else conversation_id(http.headers, request),
-            head=Answer(
-                id=f"chatcmpl-{secrets.token_hex(12)}",
-                model=self.name,
-                message=Message(role="assistant", content=""),
-                finish_reason="stop",
-            ),
+            head=Answer(model=self.name, message=message, finish_reason="stop"),
         )
+
+    async def _respond(
+        self, http: web.Request, stream: EventStream, exchange: Exchange
+    ) -> web.StreamResponse:
+        request = exchange.request
+        pending = self._pending(http, request)
         if pending.conversation.isprintable() and pending.conversation.isascii() and pending.conversation:
             stream.headers[HEADER] = pending.conversation
         with self._queue.entries(pending.client, request.num_choices) as entries:
@@ -217,15 +219,34 @@ class AgentServer:
                 else self._router.answering(pending, self._served)
             ) as answer:
                 if request.stream:
-                    answers = await self._stream(stream, pending, answer, entries)
+                    answers = await gather_or_cancel(
+                        [
+                            self._stream_answer(
+                                stream, exchange, replace(pending.head, index=number), answer, entry
+                            )
+                            for number, entry in enumerate(entries)
+                        ]
+                    )
                 else:
                     answers = await gather_or_cancel(
                         [self._answer(answer, entry, number) for number, entry in enumerate(entries)]
                     )
             self._metrics.record_answers(answers)
             if request.stream:
-                return await stream.end()
-            return web.json_response(completion_body(*answers), headers=stream.headers)
+                return await stream.end(exchange.end(answers), exchange.closing)
+            return web.json_response(exchange.body(answers), headers=stream.headers)
+
+    async def _count_tokens(self, http: web.Request) -> web.Response:
+        """Tokens of a prompt; it waits for its turn as an answer does, since long texts take long."""
+        client = self._client(http)
+        async with self._active_requests.request():
+            with self._body_memory.body(client) as reserve:
+                pending = self._pending(http, read_count(await read_json(http, self.max_body, reserve)))
+                with self._queue.entries(client) as (entry,):
+                    await entry.wait()
+                    with _answering_errors():
+                        count = await self._served[0].num_prompt_tokens(pending)
+        return web.json_response({"input_tokens": count})
 
     def _client(self, http: web.Request) -> str:
         """Name of the client: its key's number if there are several keys, else its address."""
@@ -240,33 +261,15 @@ class AgentServer:
         try:
             await entry.wait()
             self._metrics.record_wait(time.monotonic() - since)
-            return await answer(number, on_delta)
-        except ContextLengthExceeded as error:
-            raise ApiError(str(error), code="context_length_exceeded", param="messages") from error
-        except ConfigurationError as error:
-            raise ApiError(str(error), code="invalid_messages", param="messages") from error
-        except BackendError as error:
-            raise ApiError(str(error), code="backend_error", status=500) from error
+            with _answering_errors():
+                return await answer(number, on_delta)
         finally:
             entry.release()
 
-    async def _stream(
-        self, stream: EventStream, pending: PendingRequest, answer: AnswerOne, entries: Sequence[QueueEntry]
-    ) -> list[Answer]:
-        """Text as it is sampled, tool calls when the reply is complete."""
-        answers = await gather_or_cancel(
-            [
-                self._stream_answer(stream, replace(pending.head, index=number), answer, entry)
-                for number, entry in enumerate(entries)
-            ]
-        )
-        if pending.request.include_usage:
-            await stream.send(usage_chunk(*answers))
-        return answers
-
     async def _stream_answer(
-        self, stream: EventStream, head: Answer, answer: AnswerOne, entry: QueueEntry
+        self, stream: EventStream, exchange: Exchange, head: Answer, answer: AnswerOne, entry: QueueEntry
     ) -> Answer:
+        """Text as it is sampled, tool calls when the reply is complete."""
         has_begun = False
         whole = head
 
@@ -276,14 +279,13 @@ class AgentServer:
         async with aclosing(reported(work)) as pieces:
             async for piece in pieces:
                 if not has_begun:  # errors before the first event still have a status of their own
-                    await stream.send(chunk(head, {"role": "assistant", "content": ""}))
+                    await stream.send(exchange.start(head))
                     has_begun = True
-                if not isinstance(piece, Answer):
-                    await stream.send(chunk(head, piece))
-                    continue
-                whole = piece
-                for data in chunks(whole, sent=whole.message):
-                    await stream.send(data)
+                if isinstance(piece, Answer):
+                    whole = piece
+                    await stream.send(exchange.finish(whole))
+                else:
+                    await stream.send(exchange.add(head, piece))
         return whole
 
     async def _outcome(self, http: web.Request) -> web.Response:
@@ -335,12 +337,25 @@ class AgentServer:
     async def _openapi(self, http: web.Request) -> web.Response:
         return web.json_response(
             document(
-                self._body,
+                [*(dialect.body for dialect in self._dialects), CountBody],
                 version=_VERSION,
                 asks_for_key=bool(self._guard.api_keys),
                 takes_outcomes=self._router is not None,
             )
         )
+
+
+@contextmanager
+def _answering_errors() -> Iterator[None]:
+    """The agent's errors as a client's."""
+    try:
+        yield
+    except ContextLengthExceeded as error:
+        raise ApiError(str(error), code="context_length_exceeded", param="messages") from error
+    except ConfigurationError as error:
+        raise ApiError(str(error), code="invalid_messages", param="messages") from error
+    except BackendError as error:
+        raise ApiError(str(error), code="backend_error", status=500) from error
 
 
 async def _sleep_when_idle(backend: Backend, seconds: float) -> None:

@@ -374,6 +374,8 @@ class Completion:
     """The pictures in `prompt_ids`, in order."""
     constraint: Constraint | None = None
     """The grammar that it was sampled under; None: none."""
+    stop: str | None = field(default=None, compare=False)
+    """The string of `SamplingParams.stop` that ended it; None where none did."""
     forced: tuple[bool, ...] = ()
     """[T] True for a token beside which the constraint allowed no other: its log-prob is 0, whatever the
     policy, so it does not train; empty where no token is."""

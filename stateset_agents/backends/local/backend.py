@@ -292,6 +292,7 @@ class HuggingFaceBackend:
             version_spans=request.version_spans(),
             pixels=request.pixels,
             constraint=params.constraint,
+            stop=text.stopped_by,
             forced=tuple(place in request.forced for place in range(len(token_ids)))
             if request.forced
             else (),

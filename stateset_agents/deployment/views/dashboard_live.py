@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 from aiohttp import web
 
-from stateset_agents.backends.openai.protocol import ApiError
+from stateset_agents.backends.dialects.request import ApiError
 from stateset_agents.deployment.state import Mode
 from stateset_agents.deployment.views.dashboard_data import Deployments
 from stateset_agents.deployment.views.dashboard_page import dashboard, render_dashboard

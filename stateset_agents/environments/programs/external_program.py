@@ -1,4 +1,4 @@
-"""An agent program of your own, trained as it is: it talks to OpenAI's client, and we answer."""
+"""An agent program of your own, trained as it is: it talks to an official client, and we answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
-from stateset_agents.backends.openai.protocol import ApiError
+from stateset_agents.backends.dialects.request import ApiError
 from stateset_agents.core.environment import Conversation, Observation, ReplyLimits
 from stateset_agents.core.sources.datasets import read_any_scenarios
 from stateset_agents.environments.programs.rollout_endpoint import ClientTurn, RolloutServer, RolloutSession
@@ -133,14 +133,15 @@ _KEYS = ("reward", "success", "metadata")
 
 
 class ExternalProgram:
-    """Runs your program once for every conversation; its requests to OpenAI's interface are the conversation.
+    """Runs your program once for every conversation; its requests are the conversation.
 
         ExternalProgram(["python", "agent.py"], "tasks.jsonl", verdict="stdout")
 
-    The program is a process of its own. It finds the endpoint in `OPENAI_BASE_URL`, where `openai.OpenAI()`
-    looks for it, and on its standard input one line of JSON: `id`, `family`, `opening` and `context` of the
-    scenario, and `seed`, which all conversations of a group share. Its requests, and the replies to them, are
-    the conversation (see `rollout_endpoint.py`), and its end is the conversation's.
+    The program is a process of its own. It finds the endpoint in `OPENAI_BASE_URL` and `ANTHROPIC_BASE_URL`,
+    where `openai.OpenAI()` and `anthropic.Anthropic()` look for it, and on its standard input one line of
+    JSON: `id`, `family`, `opening` and `context` of the scenario, and `seed`, which all conversations of a
+    group share. Its requests, and the replies to them, are the conversation (see `rollout_endpoint.py`), and
+    its end is the conversation's.
 
     A program that exits with another code than expected has broken: its conversation fails, and is neither
     scored nor trained on. One whose conversation is cut, by `max_turns` or because the context is full, is
@@ -249,6 +250,8 @@ class ExternalProgram:
             **self._env,
             "OPENAI_BASE_URL": url,
             "OPENAI_API_KEY": "none-needed",
+            "ANTHROPIC_BASE_URL": url.removesuffix("/v1"),
+            "ANTHROPIC_API_KEY": "none-needed",
         }
 
 

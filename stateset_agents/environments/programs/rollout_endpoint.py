@@ -1,10 +1,10 @@
-"""A chat-completions endpoint whose answers come from conversations in training, one base URL for each.
+"""An endpoint of every dialect whose answers come from conversations in training, one base URL for each.
 
 `external_program.py` opens a rollout for each program it runs. The program's requests become the
 conversation's messages, the agent's replies become the answers; who samples them, and when, is the engine's
 business, as in every other conversation.
 
-    http://127.0.0.1:PORT/rollouts/ID/v1/chat/completions
+    http://127.0.0.1:PORT/rollouts/ID/v1/chat/completions, .../v1/responses, .../v1/messages
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.backends.openai.bodies import EventStream, read_json
-from stateset_agents.backends.openai.protocol import (
+from stateset_agents.backends.dialects.anthropic import Messages
+from stateset_agents.backends.dialects.bodies import EventStream, read_json
+from stateset_agents.backends.dialects.chat import ChatCompletions
+from stateset_agents.backends.dialects.errors import api_error_middleware
+from stateset_agents.backends.dialects.request import (
     Answer,
     ApiError,
     ChatRequest,
-    RolloutBody,
+    Dialect,
     as_sent,
-    chunks,
-    completion_body,
-    openai_error_middleware,
-    read_request,
-    usage_chunk,
+    invalid,
+    stream_events,
 )
+from stateset_agents.backends.dialects.responses import Responses
 from stateset_agents.core.chat.history import KnownConversations, SentConversation
 from stateset_agents.core.environment import ReplyLimits
 from stateset_agents.runtime.http_guard import HttpGuard
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 _log = get_logger(__name__)
 _LARGEST_BODY = 64 * 2**20
 """Bytes, unpacked: programs of one's own send what their conversations have come to."""
+_MAX_STORED = 2**30
+"""Characters of responses that programs go on from by their ids, of one conversation a quarter."""
 _READ_TIMEOUT = 3600.0
 """Seconds: a program may think for long before it asks again on the same connection."""
 _MODEL = "policy"
@@ -125,16 +128,8 @@ class RolloutSession:
         sent = as_sent(reply)
         conversation_as_sent = (*current.request.messages, sent)
         self._answered.add(SentConversation((*current.conversation, reply), conversation_as_sent))
-        current.answer.set_result(
-            Answer(
-                id=f"chatcmpl-{secrets.token_hex(12)}",
-                model=current.request.model or _MODEL,
-                message=sent,
-                finish_reason=Answer.reason(sent, completion.finish_reason if completion else "stop"),
-                prompt_tokens=len(completion.prompt_ids) if completion else 0,
-                completion_tokens=len(completion.token_ids) if completion else 0,
-            )
-        )
+        answer = Answer(model=current.request.model or _MODEL, message=sent, finish_reason="stop")
+        current.answer.set_result(answer.completed(sent, completion))
 
     def end(self, why: ApiError) -> None:
         """Refuse the waiting requests, and all that come after them."""
@@ -178,13 +173,21 @@ def _limits(sampling: Mapping[str, Any]) -> ReplyLimits:
     for name in _PASSED_OVER:
         if name in sampling:
             _warn_of_sampling(name)
-    lengths = [sampling[name] for name in ("max_tokens", "max_completion_tokens") if name in sampling]
-    stop = sampling.get("stop", ())
     return ReplyLimits(
-        max_new_tokens=min(lengths, default=None),
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        with_reasoning=True,
+        max_new_tokens=sampling.get("max_tokens"), stop=sampling.get("stop", ()), with_reasoning=True
     )
+
+
+def _refuse_what_no_row_keeps(request: ChatRequest) -> None:
+    """Raises ApiError for what training cannot give: one reply is one turn, as it was sampled."""
+    for param, value, is_kept in (
+        ("n", request.num_choices, request.num_choices == 1),
+        ("logprobs", True, not request.logprobs),
+        ("parallel_tool_calls", False, not request.single_call),
+    ):
+        if not is_kept:
+            shown = str(value).lower()
+            raise invalid(f"{param} cannot be {shown} in training: leave it out", param)
 
 
 @functools.cache
@@ -199,6 +202,7 @@ class RolloutServer:
     def __init__(self, *, ignore: Collection[str] = ()) -> None:
         """`ignore`: fields of requests that count as absent."""
         self._ignore = frozenset(ignore)
+        self._responses = Responses(max_stored=_MAX_STORED)
         self._rollouts: dict[str, RolloutSession] = {}
         self._runner: web.AppRunner | None = None
         self._changing = asyncio.Lock()
@@ -222,6 +226,7 @@ class RolloutServer:
         """Forget a rollout; whoever still asks in it is refused."""
         rollout.end(ApiError("this rollout has ended", code="rollout_ended", status=404))
         self._rollouts.pop(rollout.id, None)
+        self._responses.stored.forget(rollout.id)
         async with self._changing:
             if not self._rollouts and self._runner is not None:
                 runner, self._runner = self._runner, None
@@ -231,9 +236,12 @@ class RolloutServer:
         from aiohttp import web
 
         app = web.Application(
-            middlewares=[web.middleware(openai_error_middleware), HttpGuard().middleware()],
+            middlewares=[web.middleware(api_error_middleware), HttpGuard().middleware()],
         )
-        app.router.add_post("/rollouts/{id}/v1/chat/completions", self._complete)
+        dialects: list[Dialect] = [ChatCompletions(), self._responses, Messages()]
+        for dialect in dialects:
+            complete = functools.partial(self._complete, dialect)
+            app.router.add_post(f"/rollouts/{{id}}{dialect.path}", complete)
         app.router.add_get("/rollouts/{id}/v1/models", self._models)
         return await listen(app, "127.0.0.1", 0, read_timeout=_READ_TIMEOUT)
 
@@ -248,21 +256,20 @@ class RolloutServer:
             )
         return rollout
 
-    async def _complete(self, http: web.Request) -> web.StreamResponse:
+    async def _complete(self, dialect: Dialect, http: web.Request) -> web.StreamResponse:
         from aiohttp import web
 
         rollout = self._rollout(http)
-        request = read_request(await read_json(http, _LARGEST_BODY), body=RolloutBody, ignore=self._ignore)
+        exchange = dialect.read(await read_json(http, _LARGEST_BODY), rollout.id, ignore=self._ignore)
+        request = exchange.request
+        _refuse_what_no_row_keeps(request)
         again = http.headers.get("x-stainless-retry-count", "0") != "0"
         answer = await rollout.ask(request, again=again, has_left=lambda: http.transport is None)
         if not request.stream:
-            return web.json_response(completion_body(answer))
+            return web.json_response(exchange.body([answer]))
         stream = EventStream(http)
-        for data in chunks(answer):
-            await stream.send(data)
-        if request.include_usage:
-            await stream.send(usage_chunk(answer))
-        return await stream.end()
+        await stream.send(stream_events(exchange, answer))
+        return await stream.end(exchange.end([answer]), exchange.closing)
 
     async def _models(self, http: web.Request) -> web.Response:
         from aiohttp import web

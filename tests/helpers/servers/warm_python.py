@@ -29,6 +29,7 @@ __all__ = ["program_id", "start", "stop", "warm_python"]
 
 _ADDRESS = "WARM_PYTHON"
 _MODULES = (
+    "anthropic",
     "openai",
     "stateset_agents.backends.local.backend",
     "stateset_agents.cli.main",

@@ -23,22 +23,77 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from warm_python import program_id, warm_python
 
 import stateset_agents
-from stateset_agents.backends.openai.bodies import default_max_body
+from stateset_agents.backends.dialects.bodies import default_max_body
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.serving.server import AgentServer
 from stateset_agents.types.messages import MAX_VALUES, Message
 
 MIB = 2**20
-Body = tuple[bytes, dict[str, str]]
-"""With its headers."""
+Body = tuple[bytes, dict[str, str], str]
+"""With its headers and its path."""
 JSON = {"Content-Type": "application/json"}
 
 
-def chat(content: Any, **fields: Any) -> bytes:
-    return json.dumps(
-        {"messages": [{"role": "user", "content": content}], "max_tokens": 4, **fields}
-    ).encode()
+class Chat:
+    """Bodies of a dialect; the others say the same in their own shape."""
+
+    path = "chat/completions"
+    error = frozenset({"message", "type", "param", "code"})
+    messages = "messages"
+
+    def __call__(self, content: Any, **fields: Any) -> bytes:
+        return self.talk([{"role": "user", "content": content}], **fields)
+
+    def talk(self, messages: list[Any], **fields: Any) -> bytes:
+        return json.dumps({"messages": messages, "max_tokens": 4, **fields}).encode()
+
+    def tool(self, parameters: Any) -> Any:
+        return {"type": "function", "function": {"name": "look", "parameters": parameters}}
+
+    def calls(self, *arguments: str) -> list[Any]:
+        """The assistant's messages with calls that have these arguments."""
+        calls = [{"id": "a", "function": {"name": "look", "arguments": text}} for text in arguments]
+        return [{"role": "assistant", "tool_calls": calls}]
+
+    def called(self, *arguments: str) -> bytes:
+        """A conversation with such calls."""
+        post = {"role": "user", "content": "hi"}
+        return self.talk([post, *self.calls(*arguments), post])
+
+
+class Response(Chat):
+    path = "responses"
+    messages = "input"
+
+    def talk(self, messages: list[Any], **fields: Any) -> bytes:
+        return json.dumps({"input": messages, "max_output_tokens": 4, **fields}).encode()
+
+    def tool(self, parameters: Any) -> Any:
+        return {"type": "function", "name": "look", "parameters": parameters}
+
+    def calls(self, *arguments: str) -> list[Any]:
+        call = {"type": "function_call", "call_id": "a", "name": "look"}
+        return [{**call, "arguments": text} for text in arguments]
+
+
+class Messages(Chat):
+    path = "messages"
+    error = frozenset({"message", "type"})
+
+    def talk(self, messages: list[Any], **fields: Any) -> bytes:
+        return json.dumps({"messages": messages, "max_tokens": 4, "model": "mine", **fields}).encode()
+
+    def tool(self, parameters: Any) -> Any:
+        return {"name": "look", "input_schema": parameters}
+
+    def calls(self, *arguments: str) -> list[Any]:
+        call = {"type": "tool_use", "id": "a", "name": "look"}
+        return [{"role": "assistant", "content": [{**call, "input": json.loads(text)} for text in arguments]}]
+
+
+chat = Chat()
+DIALECTS = (chat, Response(), Messages())
 
 
 @asynccontextmanager
@@ -52,14 +107,16 @@ async def served(**settings: Any) -> AsyncIterator[aiohttp.ClientSession]:
         yield http
 
 
-async def post(http: aiohttp.ClientSession, body: bytes, **headers: str) -> tuple[int, str]:
+async def post(
+    http: aiohttp.ClientSession, body: bytes, dialect: Chat = chat, **headers: str
+) -> tuple[int, str]:
     """Status, and the one line that is said."""
-    async with http.post("chat/completions", data=body, headers={**JSON, **headers}) as response:
+    async with http.post(dialect.path, data=body, headers={**JSON, **headers}) as response:
         data = await response.json()
         if response.status != 200:
-            assert set(data["error"]) == {"message", "type", "param", "code"}
+            assert set(data["error"]) == dialect.error
             assert "\n" not in data["error"]["message"]
-        return response.status, data["error"]["message"] if "error" in data else "ok"
+        return response.status, data["error"]["message"] if data.get("error") else "ok"
 
 
 def nested(levels: int) -> Any:
@@ -69,56 +126,69 @@ def nested(levels: int) -> Any:
     return value
 
 
-def tool(parameters: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": "look", "parameters": parameters}}
+def long_arguments(number: int, item: str = "0,") -> str:
+    return '{"a": [' + item * number + "0]}"
 
 
-def called(*arguments: str) -> bytes:
-    """A conversation with calls that have these arguments."""
-    calls = [{"id": "a", "function": {"name": "look", "arguments": text}} for text in arguments]
-    post = {"role": "user", "content": "hi"}
-    return json.dumps({"messages": [post, {"role": "assistant", "tool_calls": calls}, post]}).encode()
-
-
-@pytest.mark.parametrize(
-    ("body", "status", "words"),
-    [
-        (chat("hi", tools=[tool(nested(900))]), 400, "more than 64 levels of lists and objects"),
-        (chat("hi", tools=[tool(nested(60))]), 400, "more than 64 levels"),
-        (chat("hi", tools=[tool(nested(59))]), 200, "ok"),
-        (b'{"messages": ' + b"[" * 100_000, 400, "more than 20,000 JSON values"),
-        (b'{"messages": ' + b"[" * 10_000, 400, "more than 64 levels"),
-        (chat("hi")[:-1] + b', "temperature": ' + b"9" * 400 + b"}", 400, "is too large"),
-        (chat("hi")[:-1] + b', "seed": ' + b"9" * 5000 + b"}", 400, "is too large"),
-        (chat("hi")[:-1] + b', "temperature": Infinity}', 400, "Infinity is no JSON number"),
-        (chat("hi")[:-1] + b', "temperature": -Infinity}', 400, "-Infinity is no JSON number"),
-        (chat("hi")[:-1] + b', "temperature": NaN}', 400, "NaN is no JSON number"),
-        (chat("hi")[:-1] + b', "temperature": 1e400}', 400, "the number '1e400' is too large"),
+def bodies(say: Chat) -> list[tuple[bytes, int, str]]:
+    """Each with the status and the words of its answer."""
+    end = say("hi")[:-1]
+    name = say.messages.encode()
+    many = [
+        (say.called(long_arguments(9_000)), 400, "the model's context 20000"),
+        (say.called(long_arguments(500)), 200, "ok"),
+    ]
+    texts = [  # arguments as texts, which the body's count took for one value each
+        (say.called(long_arguments(MAX_VALUES)), 400, "calls hold more than 20,000 JSON values"),
+        (say.called(*[long_arguments(2_000, "{},")] * 12), 400, "calls hold more than 20,000 JSON values"),
+    ]
+    values = [
+        (say.called(long_arguments(MAX_VALUES)), 400, "body holds more than 20,000 JSON values"),
+        (say.called(*[long_arguments(2_000, "{},")] * 12), 400, "body holds more than 20,000 JSON values"),
+    ]
+    return [
+        (say("hi", tools=[say.tool(nested(900))]), 400, "more than 64 levels of lists and objects"),
+        (say("hi", tools=[say.tool(nested(62))]), 400, "more than 64 levels"),
+        (say("hi", tools=[say.tool(nested(59))]), 200, "ok"),
+        (b'{"%s": ' % name + b"[" * 100_000, 400, "more than 20,000 JSON values"),
+        (b'{"%s": ' % name + b"[" * 10_000, 400, "more than 64 levels"),
+        (end + b', "temperature": ' + b"9" * 400 + b"}", 400, "is too large"),
+        (end + b', "seed": ' + b"9" * 5000 + b"}", 400, "is too large"),
+        (end + b', "temperature": Infinity}', 400, "Infinity is no JSON number"),
+        (end + b', "temperature": -Infinity}', 400, "-Infinity is no JSON number"),
+        (end + b', "temperature": NaN}', 400, "NaN is no JSON number"),
+        (end + b', "temperature": 1e400}', 400, "the number '1e400' is too large"),
         (b"\xff\xfe", 400, "the body is not JSON"),
         *[(b"", 400, "the body is not JSON")] * 2,  # aiohttp has one stream for all bodies of nothing
-        (chat('a "quoted" {text}, [with] \\ everything, ' * 300), 200, "ok"),
-        (chat("hi", metadata={"list": [1] * (MAX_VALUES + 1)}), 400, "more than 20,000 JSON values"),
-        (chat("hi", metadata={"list": ["a"] * (MAX_VALUES + 1)}), 400, "more than 20,000 JSON values"),
-        (chat("hi", metadata={"text": "[{," * MAX_VALUES, "list": [1] * 19_000}), 200, "ok"),
-        (chat("x" * 30_000), 400, "the model's context 20000"),
-        (b'{"messages": [' + b"0," * 15_000 + b"0]}", 400, "messages[0] must be"),  # the first, and no other
-        (chat([0] * 15_000), 400, "messages[0].content[0] must be"),
-        (chat("hi", tools=[0] * 15_000), 400, "tools[0] must be"),
-        (chat("hi", **{"k" * 200_000: 1}), 400, f"{'k' * 80} is not served here: leave it out"),
-        (chat("hi").decode().encode("utf-16"), 400, "the body is not JSON"),
-        (b"\xef\xbb\xbf" + chat("hi"), 200, "ok"),
-        (called('{"a": [' + "0," * MAX_VALUES + "0]}"), 400, "calls hold more than 20,000 JSON values"),
-        (called(*['{"a": [' + "{}," * 2_000 + "0]}"] * 12), 400, "calls hold more than 20,000 JSON values"),
-        (called('{"a": [' + "0," * 9_000 + "0]}"), 400, "the model's context 20000"),
-        (called('{"a": [' + "0," * 500 + "0]}"), 200, "ok"),
-    ],
-)
-async def test_what_a_body_says_is_read_within_bounds(body: bytes, status: int, words: str) -> None:
+        (say('a "quoted" {text}, [with] \\ everything, ' * 300), 200, "ok"),
+        (say("hi", metadata={"list": [1] * (MAX_VALUES + 1)}), 400, "more than 20,000 JSON values"),
+        (say("hi", metadata={"list": ["a"] * (MAX_VALUES + 1)}), 400, "more than 20,000 JSON values"),
+        (say("x" * 30_000), 400, "the model's context 20000"),
+        (b'{"%s": [' % name + b"0," * 15_000 + b"0]}", 400, f"{say.messages}[0] must be"),  # no other
+        (say([0] * 15_000), 400, f"{say.messages}[0].content[0] must be"),
+        (say("hi", tools=[0] * 15_000), 400, "tools[0] must be"),
+        (say("hi", **{"k" * 200_000: 1}), 400, f"{'k' * 80} is not served here: leave it out"),
+        (say("hi").decode().encode("utf-16"), 400, "the body is not JSON"),
+        (b"\xef\xbb\xbf" + say("hi"), 200, "ok"),
+        *(values if isinstance(say, Messages) else texts),
+        *many,
+    ]
+
+
+@pytest.mark.parametrize("say", DIALECTS, ids=[dialect.path for dialect in DIALECTS])
+async def test_what_a_body_says_is_read_within_bounds(say: Chat) -> None:
     async with served(max_body=4 * MIB) as http:
-        actual_status, text = await post(http, body)
-        assert actual_status == status, text
-        assert words in text
-        assert len(text) < 400
+        for body, status, words in bodies(say):
+            actual_status, text = await post(http, body, say)
+            assert actual_status == status, (text, body[:200])
+            assert words in text, (text, body[:200])
+            assert len(text) < 400
+
+
+async def test_metadata_may_hold_any_text() -> None:
+    text = {"text": "[{," * MAX_VALUES, "list": [1] * 19_000}
+    async with served(max_body=4 * MIB) as http:
+        assert await post(http, chat("hi", metadata=text)) == (200, "ok")
 
 
 async def test_the_arguments_of_a_call_in_the_history_may_not_be_deep_either() -> None:
@@ -240,7 +310,7 @@ def test_the_default_bound_follows_from_the_context(context: int, bound: int) ->
     "messages",
     [
         [{"role": "user", "content": ""}] * 1_000,
-        json.loads(called(json.dumps({"a": "x" * 20_000})))["messages"],
+        json.loads(chat.called(json.dumps({"a": "x" * 20_000})))["messages"],
     ],
     ids=["many messages", "long arguments"],
 )
@@ -276,7 +346,8 @@ class Served:
 
 @contextmanager
 def serving(model: str, *arguments: str) -> Iterator[Served]:
-    words = [*warm_python(), "-m", "stateset_agents.cli.main", "serve", model, "--port", "0", *arguments]
+    words = [*warm_python(), "-m", "stateset_agents.cli.main", "serve", model, "--port", "0"]
+    words += ["--served-model-name", "mine", *arguments]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -308,7 +379,7 @@ async def attack(server: Served, bodies: list[Body], *, at_once: int, seconds: f
 
     Returns how long `/health` took meanwhile, what was answered, and the server's memory.
     """
-    url = f"{server.url}/chat/completions"
+    url = f"{server.url}/"
     statuses: set[int] = set()
     poll = [sys.executable, "-c", _POLL, server.url.split("/")[2]]
     began = time.perf_counter()
@@ -317,22 +388,22 @@ async def attack(server: Served, bodies: list[Body], *, at_once: int, seconds: f
     async def sender(http: aiohttp.ClientSession) -> None:
         while queue or time.perf_counter() - began < seconds:
             queue.extend([] if queue else bodies)
-            body, headers = queue.pop()
+            body, headers, path = queue.pop()
             try:
-                async with http.post(url, data=body, headers={**JSON, **headers}) as response:
+                async with http.post(url + path, data=body, headers={**JSON, **headers}) as response:
                     statuses.add(response.status)
             except aiohttp.ClientOSError:  # refused while it was still sending
                 statuses.add(413)
 
     # a prompt of 60,000 tokens that fits takes a slow machine minutes
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as http:
-        assert (await http.post(url, data=chat("hi"), headers=JSON)).status == 200
+        assert (await http.post(url + chat.path, data=chat("hi"), headers=JSON)).status == 200
         before = server.peak_mib()
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         poller = await asyncio.create_subprocess_exec(*poll, **pipes)
         await asyncio.gather(*(sender(http) for _ in range(at_once)))
         waits = json.loads((await poller.communicate(b""))[0])
-        assert (await http.post(url, data=chat("hi"), headers=JSON)).status == 200
+        assert (await http.post(url + chat.path, data=chat("hi"), headers=JSON)).status == 200
     return {
         "statuses": sorted(statuses),
         "p99_ms": round(1000 * waits[int(len(waits) * 0.99)], 1),
@@ -349,34 +420,39 @@ def bomb(mib: int) -> bytes:
     return b"".join([*(packer.compress(zeros) for _ in range(mib)), packer.flush()])
 
 
-LONG_PROMPT = chat("where is it " * 333_333)  # 4 MB
-ONLY_SPACE = chat("a" + " " * 4_000_000 + "b")
-
-
-def bodies_of_all_kinds(*, large: int, bombs: tuple[int, ...]) -> list[Body]:
+def bodies_of_all_kinds(say: Chat, *, large: int, bombs: tuple[int, ...]) -> list[Body]:
     """`large`: MiB of a body without meaning; `bombs`: MiB in packed ones."""
     packed = {"Content-Encoding": "gzip"}
+    long_prompt = say("where is it " * 333_333)  # 4 MB
+    empty = {"role": "user", "content": ""}
+    plain = [
+        long_prompt,
+        say("a" + " " * 4_000_000 + "b"),
+        say(" " * 4_000_000 + "b"),
+        b"x" * (large * MIB),
+        b"[" + b"[]," * 1_300_000 + b"[]]",
+        say.talk([empty] * 130_000),
+        say.talk([empty] * 6_000),
+        say.talk([0] * 19_000),
+        say.called(long_arguments(120_000)),
+        say.called(json.dumps({"a": "where is it " * 20_000})),
+        say('"' + "," * 500_000).decode().encode("utf-16-le"),
+    ]
     return [
-        (LONG_PROMPT, {}),
-        (ONLY_SPACE, {}),
-        (chat(" " * 4_000_000 + "b"), {}),
-        (b"x" * (large * MIB), {}),
-        (gzip.compress(LONG_PROMPT), packed),
-        (b"[" + b"[]," * 1_300_000 + b"[]]", {}),
-        (json.dumps({"messages": [{"role": "user", "content": ""}] * 130_000}).encode(), {}),
-        (json.dumps({"messages": [{"role": "user", "content": ""}] * 6_000}).encode(), {}),
-        (json.dumps({"messages": [0] * 19_000}).encode(), {}),
-        (called('{"a": [' + "0," * 120_000 + "0]}"), {}),
-        (called(json.dumps({"a": "where is it " * 20_000})), {}),
-        (chat('"' + "," * 500_000).decode().encode("utf-16-le"), {}),
-        *((bomb(mib), packed) for mib in bombs),
+        *((body, {}, say.path) for body in plain),
+        *((body, packed, say.path) for body in (gzip.compress(long_prompt), *map(bomb, bombs))),
     ]
 
 
-async def test_long_bodies_hold_nobody_up() -> None:
+@pytest.mark.parametrize(
+    "say",
+    [chat, *(pytest.param(say, marks=pytest.mark.long) for say in DIALECTS[1:])],
+    ids=[dialect.path for dialect in DIALECTS],
+)
+async def test_long_bodies_hold_nobody_up(say: Chat) -> None:
     # 8 MiB are read, so that the prompts' own length is what refuses them; the default refuses all unread.
     with serving("embedded:desk", "--max-body", str(8 * MIB)) as server:
-        result = await attack(server, bodies_of_all_kinds(large=20, bombs=(20,)), at_once=4)
+        result = await attack(server, bodies_of_all_kinds(say, large=20, bombs=(20,)), at_once=4)
     print(result)
     assert set(result["statuses"]) <= {400, 413}
     assert result["p99_ms"] < 250, result  # on a busy machine; it was seconds
@@ -446,7 +522,7 @@ def test_health_answers_within_50_ms_beside_64_connections_of_one_byte_chunks(
 async def test_under_attack_health_answers_within_50_ms_and_memory_is_bounded(
     kind: str, tmp_path: Path
 ) -> None:
-    bodies = bodies_of_all_kinds(large=60, bombs=(60, 800))
+    bodies = [body for say in DIALECTS for body in bodies_of_all_kinds(say, large=60, bombs=(60, 800))]
     model, more, statuses = "embedded:desk", 50, {400, 413}
     if "context" in kind:
         # The call with 60,000 tokens of arguments fits, and a fast machine answers it: the store of keys and
@@ -459,7 +535,7 @@ async def test_under_attack_health_answers_within_50_ms_and_memory_is_bounded(
             "<|user|><|end|>" * 170_000,
             "\u00e9" * 400_000,
         ):
-            bodies.append((chat(text), {}))
+            bodies += [(say(text), {}, say.path) for say in DIALECTS]
     with serving(model) as server:
         result = await attack(server, bodies, at_once=4, seconds=30)
     print(kind, result)

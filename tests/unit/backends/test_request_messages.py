@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stateset_agents.backends.openai.protocol import read_request
+from stateset_agents.backends.dialects.chat import ChatCompletions
 
 
 def test_a_result_has_the_name_of_the_call_before_it_though_an_id_occurs_twice() -> None:
@@ -24,6 +24,6 @@ def test_a_result_has_the_name_of_the_call_before_it_though_an_id_occurs_twice()
         {"role": "user", "content": "and?"},
         *(reply("ask", "tell"), result(None), {**result(None), "name": "own"}),
     ]
-    read = read_request({"messages": messages}).messages
+    read = ChatCompletions().read({"messages": messages}, "").request.messages
     names = [message.name for message in read if message.role == "tool"]
     assert names == ["look", "buy", "sell", "sell", "ask", "own"]

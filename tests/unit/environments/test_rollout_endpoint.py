@@ -10,7 +10,7 @@ import aiohttp
 import openai
 import pytest
 
-from stateset_agents.backends.openai.protocol import ApiError
+from stateset_agents.backends.dialects.request import ApiError
 from stateset_agents.core.chat.replies.parsing import parse_reply
 from stateset_agents.core.environment import ReplyLimits
 from stateset_agents.environments.programs.rollout_endpoint import RolloutServer
@@ -153,8 +153,8 @@ async def test_a_streamed_answer_adds_up_to_the_same():
 @pytest.mark.parametrize(
     ("fields", "code", "words"),
     [
-        ({"n": 2}, "invalid_request", "n must be less than or equal to 1, got 2"),
-        ({"logprobs": True}, "invalid_request", "logprobs must be False, got true"),
+        ({"n": 2}, "invalid_request", "n cannot be 2 in training: leave it out"),
+        ({"logprobs": True}, "invalid_request", "logprobs cannot be true in training"),
         ({"tool_choice": "required"}, "invalid_tool_choice", "tools are missing"),
         ({"tool_choice": "always"}, "invalid_request", "tool_choice"),
         ({"response_format": {"type": "xml"}}, "invalid_request", "response_format"),
@@ -316,8 +316,8 @@ async def test_rollouts_are_apart_and_closed_ones_are_not_found():
 async def test_what_is_not_served_is_said_in_openai_s_format():
     async with talking() as talk:
         assert [model.id async for model in talk.client.models.list()] == ["policy"]
-        with pytest.raises(openai.NotFoundError, match=r"POST /v1/responses: .*POST /v1/chat/completions"):
-            await talk.client.responses.create(model="m", input="hi")
+        with pytest.raises(openai.NotFoundError, match=r"POST /v1/embeddings: .*POST /v1/chat/completions"):
+            await talk.client.embeddings.create(model="m", input="hi")
         async with aiohttp.ClientSession() as session:
             async with session.post(
                 f"{talk.rollout.url}/chat/completions", data=b"{", headers=JSON

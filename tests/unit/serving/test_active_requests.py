@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from stateset_agents.backends.openai.protocol import ApiError
+from stateset_agents.backends.dialects.request import ApiError
 from stateset_agents.serving.limits import ActiveRequests
 
 

@@ -15,7 +15,7 @@ import openai
 import pytest
 from repository_paths import ROOT
 
-from stateset_agents.backends.openai.protocol import ChatBody
+from stateset_agents.backends.dialects.chat import ChatBody
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.serving.openapi import ERRORS

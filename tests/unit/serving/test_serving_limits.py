@@ -11,7 +11,7 @@ import aiohttp
 import openai
 import pytest
 
-from stateset_agents.backends.openai.protocol import ApiError
+from stateset_agents.backends.dialects.request import ApiError
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.cli import serve
 from stateset_agents.cli.main import command_parser

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trl.chat_template_utils import add_response_schema
 
-from stateset_agents.backends.openai.protocol import as_sent
+from stateset_agents.backends.dialects.request import as_sent
 from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
 from stateset_agents.core.chat.replies.parsing import ReplyParser, choose_parser, response_templates
 from stateset_agents.types.errors import ConfigurationError

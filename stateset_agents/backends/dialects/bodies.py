@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import zlib
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.backends.openai.protocol import REQUEST_ID, ApiError, invalid
+from stateset_agents.backends.dialects.errors import id_headers
+from stateset_agents.backends.dialects.request import ApiError, Events, invalid
 from stateset_agents.types.messages import MAX_NESTING, MAX_VALUES, finite_json, is_nested_deeper, num_values
 
 if TYPE_CHECKING:
@@ -158,22 +158,20 @@ class EventStream:
     def has_begun(self) -> bool:
         return self._response is not None
 
-    async def send(self, data: Mapping[str, Any]) -> None:
-        """Send one event; several answers of one request may send at the same time."""
+    async def send(self, events: Events) -> None:
+        """Send events; several answers of one request may send at the same time. One with a type has its
+        name, too."""
         response = await self._begun()
-        await response.write(f"data: {json.dumps(data)}\n\n".encode())
+        for data in events:
+            name = f"event: {data['type']}\n" if "type" in data else ""
+            await response.write(f"{name}data: {json.dumps(data)}\n\n".encode())
 
-    async def fail(self, error: ApiError) -> web.StreamResponse:
-        """End the stream with an error, which OpenAI's clients raise."""
-        await self.send(error.body)
+    async def end(self, events: Events, closing: bytes = b"") -> web.StreamResponse:
+        """Send the last events, and what stands behind them."""
+        await self.send(events)
         response = await self._begun()
+        await response.write(closing)
         await response.write_eof()
-        return response
-
-    async def end(self) -> web.StreamResponse:
-        """End a complete stream."""
-        response = await self._begun()
-        await response.write(b"data: [DONE]\n\n")
         return response
 
     async def _begun(self) -> web.StreamResponse:
@@ -182,9 +180,7 @@ class EventStream:
         async with self._beginning:
             if self._response is None:
                 headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
-                response = web.StreamResponse(
-                    headers={**self.headers, **headers, "X-Request-Id": REQUEST_ID.get()}
-                )
+                response = web.StreamResponse(headers={**self.headers, **headers, **id_headers()})
                 await response.prepare(self._http)
                 self._response = response
         return self._response

@@ -1,0 +1,1 @@
+"""The APIs that clients speak: each reads a body as one neutral request, and writes the answers to it."""

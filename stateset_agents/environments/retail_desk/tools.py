@@ -92,6 +92,21 @@ WRITES: set[str] = set()
 """Names of the tools that change the shop."""
 
 
+_FORMATS: Mapping[str, Mapping[str, Any]] = {
+    "order_id": {"pattern": "^[A-Z][0-9]{2}$"},
+    "customer_id": {"pattern": "^[a-z][0-9]{2,3}$"},
+    "zip": {"pattern": "^[0-9]{5}$"},
+    "email": {"pattern": "^[a-z0-9.]{1,24}@[a-z0-9.]{1,16}$"},
+    "amount": {"pattern": r"^[0-9]{1,3}(\.[0-9]{2})?$"},
+    "items": {"maxLength": 60},
+    "summary": {"maxLength": 60},
+}
+"""The form of the shop's data by argument, for replies under a grammar, which then end in time. The tools take
+whatever comes, and answer in their own words."""
+_TEXT: Mapping[str, Any] = {"maxLength": 24}
+"""Other arguments: a name, an item, a city, a topic."""
+
+
 def _tool(*, writes: bool = False, **parameters: str) -> Callable[[ToolFunction], ToolFunction]:
     """Registers a function as the tool of its name; models read its docstring as the description.
 
@@ -100,7 +115,8 @@ def _tool(*, writes: bool = False, **parameters: str) -> Callable[[ToolFunction]
     arguments = {
         "type": "object",
         "properties": {
-            name: {"type": "string", "description": text.rstrip("?")} for name, text in parameters.items()
+            name: {"type": "string", "description": text.rstrip("?"), **_FORMATS.get(name, _TEXT)}
+            for name, text in parameters.items()
         },
         "required": [name for name, text in parameters.items() if not text.endswith("?")],
     }
@@ -333,6 +349,11 @@ def transfer_to_human(desk: Desk, order_id: str = "", summary: str = "") -> Resu
 
 
 SCHEMAS: tuple[Mapping[str, Any], ...] = tuple(tool.schema for tool in TOOLS.values())
+TOOL_LINES = tuple(
+    f"{f['name']}({', '.join(f['parameters']['properties'])}): {f['description']}"
+    for f in (schema["function"] for schema in SCHEMAS)
+)
+"""A line of a prompt for each tool, such as `reship(order_id): Send a parcel again.`."""
 
 
 def normalised_arguments(arguments: Mapping[str, Any]) -> dict[str, str]:

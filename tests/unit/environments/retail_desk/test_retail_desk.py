@@ -18,6 +18,7 @@ from stateset_agents.environments.retail_desk import (
 from stateset_agents.environments.retail_desk.agents import PHRASES
 from stateset_agents.environments.retail_desk.full.honest import call, say
 from stateset_agents.environments.retail_desk.scenarios import answers_of
+from stateset_agents.environments.retail_desk.tools import TOOLS
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.scenario import Scenario
@@ -308,6 +309,15 @@ async def test_the_full_prompt_states_the_policy():
     assert {"find_customer", "get_policy", "issue_credit", "transfer_to_human"} <= names
 
 
+async def test_the_named_prompt_has_a_line_for_each_tool_and_offers_no_schema():
+    conversation = await RetailDesk(prompt="named").start(scenario_of("return"), 0)
+    lines = conversation.opening[0].content.splitlines()
+    assert lines[0].endswith("is signed in.")
+    assert "reship(order_id): Send a parcel again." in lines
+    assert [line.partition("(")[0] for line in lines[2:]] == list(TOOLS)
+    assert conversation.tools == ()
+
+
 async def test_tools_are_offered_or_not_whatever_the_prompt():
     for prompt, unset in (("short", False), ("full", True)):
         for offer_tools, offered in ((None, unset), (True, True), (False, False)):
@@ -324,7 +334,7 @@ async def test_bad_settings_and_scenarios_are_named():
         RetailDesk(max_turns=0)
     with pytest.raises(ConfigurationError, match="num_train must be at least 1, got 0"):
         RetailDesk(num_train=0)
-    with pytest.raises(ConfigurationError, match="prompt must be short or full, got 'long'"):
+    with pytest.raises(ConfigurationError, match="prompt must be short, named or full, got 'long'"):
         RetailDesk(prompt="long")
     with pytest.raises(ConfigurationError, match="split must be train, validation or test, got 'dev'"):
         RetailDesk().scenarios("dev")

@@ -6,14 +6,15 @@
     python -m scripts.desk_without_demonstrations --table --write  # put it into the page
 
 - base: the model as it is, with the grammar and without;
-- seed 0, 1, 2: GRPO from there, examples/desk_with_grammar.yaml;
+- seed 0, 1, 2: GRPO from there: twelve steps of one reply, in which the right look-up is paid for, in three
+  families that each want another one; then examples/desk_with_grammar.yaml, whole conversations of all six;
 - unmasked: seed 0 with an update that takes each token's log-prob among all tokens, forced ones too;
 - warm start: fine-tuned on 24 conversations by examples/warm_start_and_grpo.py, measured with the grammar;
 - warm start, GRPO: seed 0 from there.
 
 A measurement is 240 held-out scenarios with the grammar and 120 without, each sampled and greedy. Those that
-scripts/desk_without_demonstrations.json holds are not made again; a training goes on from the newest checkpoint
-of its folder under --output.
+scripts/desk_without_demonstrations.json holds are not made again; a training goes on from the newest
+checkpoint of its folder under --output.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import multiprocessing
 import runpy
 import sys
 import time
@@ -39,6 +41,18 @@ RESULTS = Path(__file__).with_suffix(".json")
 PAGE = "evidence/desk-without-demonstrations.md"
 EPISODES: Mapping[str, int] = {"grammar": 240, "free": 120}
 """Held-out scenarios of a measurement with the grammar, and without."""
+LOOK_UP: Mapping[str, Any] = {
+    "training.run_name": "look-up",
+    "training.max_steps": 12,
+    "training.per_device_train_batch_size": 18,
+    "training.num_generations": 8,
+    "training.strata": "family",
+    "training.advantage_skip": 1e-6,  # groups without a right look-up are alike, and cost no update
+    "training.reward_weights": {"checked": 1},
+    "environment.families": ["order_status", "exchange", "lost_parcel"],
+    "environment.max_turns": 1,
+}
+"""The first stage, by what differs from the file."""
 
 
 @dataclass(frozen=True)
@@ -110,22 +124,18 @@ async def measured(config: Any, model: str, how: str) -> dict[str, Any]:
     return {**{name: summary[name] for name in kept}, "with_a_call": calls, "cpu_seconds": seconds}
 
 
-async def trained(config: Any, row: Row) -> tuple[str, dict[str, Any]]:
-    """The run folder of a row after its steps, and what they took; goes on from its newest checkpoint."""
+async def trained(config: Any, runs: list[Path]) -> tuple[str, list[dict[str, float]]]:
+    """The run folder after its steps, and how they went; goes on from the newest checkpoint of `runs`."""
     from stateset_agents.tracking.run_folder import RunFolder
     from stateset_agents.training.experiment import Experiment
 
-    if not row.is_masked:
-        unmask()
-    runs = sorted(Path(config.training.output_dir).glob(f"*-{config.training.run_name}"))
     experiment = Experiment(config, run=RunFolder.open(runs[-1]) if runs else None, measures=False)
     async with experiment:
         if not experiment.is_over:
             await experiment.train()
             await experiment.after()
         lines = [json.loads(line) for line in experiment.run.metrics.read_text().splitlines()]
-        steps = [line for line in lines if "step" in line]
-        return str(experiment.run.path), {"learning": [curve(step) for step in steps]}
+        return str(experiment.run.path), [curve(line) for line in lines if "step" in line]
 
 
 def curve(step: Mapping[str, Any]) -> dict[str, float]:
@@ -151,7 +161,7 @@ def warm_started(folder: Path) -> str:
     return str(best[-1].resolve())
 
 
-def make(row: Row, output: Path, changes: Mapping[str, Any]) -> None:
+def make(row: Row, output: Path) -> None:
     """Train and measure what is missing of a row, and write it into the results at once."""
     from stateset_agents.training.experiment import load_experiment
 
@@ -161,25 +171,35 @@ def make(row: Row, output: Path, changes: Mapping[str, Any]) -> None:
     if all(how in entry for how in EPISODES):
         return
     name = row.name.replace(", ", "-").replace(" ", "-")
-    named = {"training.seed": row.seed, "training.output_dir": str(output / name), **changes}
+    named: dict[str, Any] = {"training.seed": row.seed, "training.output_dir": str(output / name)}
     if row.warm_start:
         named["agent.model_name"] = warm_started(output / "warm")
     if row.steps:
         named["training.max_steps"] = row.steps
     if not row.is_masked:
         named["training.importance"] = "none"  # ratio 1, as in trainers that take pi_old anew
+        unmask()
+    stages = ({"look-up": LOOK_UP, "desk": {}} if not row.warm_start else {"desk": {}}) if row.steps else {}
+    for stage, differs in stages.items():
+        runs = sorted((output / name).glob(f"*-{stage}"))
+        model, learning = asyncio.run(trained(load_experiment(CONFIG, {**named, **differs}), runs))
+        entry.setdefault("learning", {})[stage] = learning
+        named["agent.model_name"] = model
+        save(label, entry)
     config = load_experiment(CONFIG, named)
     model = str(config.agent.model_name)
-    if row.steps:
-        model, more = asyncio.run(trained(config, row))
-        entry |= more
     for how in EPISODES:
         if how not in entry:
             print(f"{label}: measuring, {how}", flush=True)
             entry[how] = asyncio.run(measured(config, model, how))
-            entry |= {"commit": commit(), "processor": this_processor().key}
-            RESULTS.write_text(json.dumps({**read_results(), label: entry}, indent=1) + "\n")
+            save(label, entry)
             print(f"{label}, {how}: {share(entry[how])}", flush=True)
+
+
+def save(label: str, entry: dict[str, Any]) -> None:
+    """Write a row as it is so far into the results."""
+    entry |= {"commit": commit(), "processor": this_processor().key}
+    RESULTS.write_text(json.dumps({**read_results(), label: entry}, indent=1) + "\n")
 
 
 def read_results() -> dict[str, Any]:
@@ -197,8 +217,8 @@ def share(result: Mapping[str, Any]) -> str:
 def table() -> str:
     """Markdown: what is measured, and what is not yet."""
     lines = [
-        "| | steps | with the grammar [95 %], n = 240 | without it, n = 120 | calls without it | broken rules | "
-        "processor |",
+        "| | steps | with the grammar [95 %], n = 240 | without it, n = 120 | calls without it | broken "
+        "rules | processor |",
         "|---" * 7 + "|",
     ]
     results = read_results()
@@ -231,10 +251,16 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the table, and make nothing")
     parser.add_argument("--write", action="store_true", help=f"put it into docs/{PAGE}")
     chosen = parser.parse_args()
+    apart = multiprocessing.get_context("spawn")
     if not chosen.table:
         for row in rows(chosen.steps):
             if chosen.only is None or row.name in chosen.only:
-                make(row, chosen.output, {})
+                # In a process of its own: the control changes what it imports.
+                process = apart.Process(target=make, args=(row, chosen.output))
+                process.start()
+                process.join()
+                if process.exitcode:
+                    raise SystemExit(f"{row.name} failed")
     made = table()
     print(made)
     if chosen.write:

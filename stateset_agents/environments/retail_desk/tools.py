@@ -92,19 +92,24 @@ WRITES: set[str] = set()
 """Names of the tools that change the shop."""
 
 
+_WORD, _ITEM = {"pattern": "^[a-z]{2,12}$"}, {"pattern": "^[a-z]{2,12} [a-z]{2,12}$"}
 _FORMATS: Mapping[str, Mapping[str, Any]] = {
     "order_id": {"pattern": "^[A-Z][0-9]{2}$"},
     "customer_id": {"pattern": "^[a-z][0-9]{2,3}$"},
-    "zip": {"pattern": "^[0-9]{5}$"},
+    "payment_id": {"maxLength": 24},
     "email": {"pattern": "^[a-z0-9.]{1,24}@[a-z0-9.]{1,16}$"},
-    "amount": {"pattern": r"^[0-9]{1,3}(\.[0-9]{2})?$"},
+    "name": _WORD,
+    "zip": {"pattern": "^[0-9]{5}$"},
+    "item": _ITEM,
+    "new_item": _ITEM,
     "items": {"maxLength": 60},
-    "summary": {"maxLength": 60},
+    "city": _WORD,
+    "amount": {"pattern": r"^[0-9]{1,3}(\.[0-9]{2})?$"},
+    "topic": {"pattern": "^[a-z ]{2,16}$"},
+    "summary": {"maxLength": 40},
 }
-"""The form of the shop's data by argument, for replies under a grammar, which then end in time. The tools take
-whatever comes, and answer in their own words."""
-_TEXT: Mapping[str, Any] = {"maxLength": 24}
-"""Other arguments: a name, an item, a city, a topic."""
+"""The form of the shop's data by argument: a reply under a grammar keeps to it, and ends in time. The tools
+take whatever comes, and answer in their own words."""
 
 
 def _tool(*, writes: bool = False, **parameters: str) -> Callable[[ToolFunction], ToolFunction]:
@@ -115,7 +120,7 @@ def _tool(*, writes: bool = False, **parameters: str) -> Callable[[ToolFunction]
     arguments = {
         "type": "object",
         "properties": {
-            name: {"type": "string", "description": text.rstrip("?"), **_FORMATS.get(name, _TEXT)}
+            name: {"type": "string", "description": text.rstrip("?"), **_FORMATS[name]}
             for name, text in parameters.items()
         },
         "required": [name for name, text in parameters.items() if not text.endswith("?")],

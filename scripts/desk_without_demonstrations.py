@@ -12,9 +12,9 @@
 - warm start: fine-tuned on 24 conversations by examples/warm_start_and_grpo.py, measured with the grammar;
 - warm start, GRPO: seed 0 from there.
 
-A measurement is 240 held-out scenarios with the grammar and 120 without, each sampled and greedy. Those that
-scripts/desk_without_demonstrations.json holds are not made again; a training goes on from the newest
-checkpoint of its folder under --output.
+A measurement is 240 held-out scenarios with the grammar and 120 without (or --episodes), each sampled and
+greedy. Those of as many that scripts/desk_without_demonstrations.json holds are not made again; a training
+goes on from the newest checkpoint of its folder under --output.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ EPISODES: Mapping[str, int] = {"grammar": 240, "free": 120}
 LOOK_UP: Mapping[str, Any] = {
     "training.run_name": "look-up",
     "training.max_steps": 12,
-    "training.per_device_train_batch_size": 18,
+    "training.per_device_train_batch_size": 15,
     "training.num_generations": 8,
     "training.strata": "family",
     "training.advantage_skip": 1e-6,  # groups without a right look-up are alike, and cost no update
@@ -100,7 +100,7 @@ def unmask() -> None:
     Objective.__init__ = inexact  # type: ignore[method-assign]
 
 
-async def measured(config: Any, model: str, how: str) -> dict[str, Any]:
+async def measured(config: Any, model: str, how: str, episodes: int) -> dict[str, Any]:
     """Held-out success of a model, with the grammar or without."""
     from stateset_agents import MultiTurnAgent
     from stateset_agents.core.reward import EnvironmentReward
@@ -112,7 +112,7 @@ async def measured(config: Any, model: str, how: str) -> dict[str, Any]:
     if how == "free":
         changes["constrain"] = "off"
         del environment["tool_choice"]
-    evaluation = config.evaluation.model_copy(update={"episodes": EPISODES[how]})
+    evaluation = config.evaluation.model_copy(update={"episodes": episodes})
     began = time.process_time()
     async with MultiTurnAgent(config.agent.model_copy(update=changes)) as agent:
         limits, desk = config.training.rollout_limits(), make_environment(environment)
@@ -161,14 +161,15 @@ def warm_started(folder: Path) -> str:
     return str(best[-1].resolve())
 
 
-def make(row: Row, output: Path) -> None:
+def make(row: Row, output: Path, episodes: Mapping[str, int]) -> None:
     """Train and measure what is missing of a row, and write it into the results at once."""
     from stateset_agents.training.experiment import load_experiment
 
     results = read_results()
     label = f"{row.name}, {row.steps} steps" if row.steps else row.name
     entry = results.setdefault(label, {"row": row.name, "seed": row.seed, "steps": row.steps})
-    if all(how in entry for how in EPISODES):
+    missing = [how for how, number in episodes.items() if entry.get(how, {"n": 0})["n"] < number]
+    if not missing:
         return
     name = row.name.replace(", ", "-").replace(" ", "-")
     named: dict[str, Any] = {"training.seed": row.seed, "training.output_dir": str(output / name)}
@@ -188,12 +189,10 @@ def make(row: Row, output: Path) -> None:
         save(label, entry)
     config = load_experiment(CONFIG, named)
     model = str(config.agent.model_name)
-    for how in EPISODES:
-        if how not in entry:
-            print(f"{label}: measuring, {how}", flush=True)
-            entry[how] = asyncio.run(measured(config, model, how))
-            save(label, entry)
-            print(f"{label}, {how}: {share(entry[how])}", flush=True)
+    for how in missing:
+        entry[how] = asyncio.run(measured(config, model, how, episodes[how]))
+        save(label, entry)
+        print(f"{label}, {how}: {share(entry[how])}", flush=True)
 
 
 def save(label: str, entry: dict[str, Any]) -> None:
@@ -209,16 +208,16 @@ def read_results() -> dict[str, Any]:
 
 
 def share(result: Mapping[str, Any]) -> str:
-    """`45.0 % [33.1, 57.5]; greedy 60.0 %`."""
+    """`45.0 % [33.1, 57.5] of 60; greedy 60.0 %`."""
     low, high = (f"{100 * bound:.1f}" for bound in result["interval"])
-    return f"{100 * result['success']:.1f} % [{low}, {high}]; greedy {100 * result['greedy']:.1f} %"
+    greedy = f"greedy {100 * result['greedy']:.1f} %"
+    return f"{100 * result['success']:.1f} % [{low}, {high}] of {result['n']}; {greedy}"
 
 
 def table() -> str:
     """Markdown: what is measured, and what is not yet."""
     lines = [
-        "| | steps | with the grammar [95 %], n = 240 | without it, n = 120 | calls without it | broken "
-        "rules | processor |",
+        "| | steps | with the grammar [95 %] | without it | calls without it | broken rules | processor |",
         "|---" * 7 + "|",
     ]
     results = read_results()
@@ -247,16 +246,18 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="+", choices=[row.name for row in rows(1)], metavar="ROW")
     parser.add_argument("--steps", type=int, default=36, help="of GRPO (default 36)")
+    parser.add_argument("--episodes", type=int, help="held-out scenarios, with the grammar and without")
     parser.add_argument("--output", type=Path, default=Path("runs/without-demonstrations"))
     parser.add_argument("--table", action="store_true", help="print the table, and make nothing")
     parser.add_argument("--write", action="store_true", help=f"put it into docs/{PAGE}")
     chosen = parser.parse_args()
     apart = multiprocessing.get_context("spawn")
+    episodes = {how: chosen.episodes or number for how, number in EPISODES.items()}
     if not chosen.table:
         for row in rows(chosen.steps):
             if chosen.only is None or row.name in chosen.only:
                 # In a process of its own: the control changes what it imports.
-                process = apart.Process(target=make, args=(row, chosen.output))
+                process = apart.Process(target=make, args=(row, chosen.output, episodes))
                 process.start()
                 process.join()
                 if process.exitcode:

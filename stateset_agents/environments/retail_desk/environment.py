@@ -14,9 +14,10 @@ from stateset_agents.environments.retail_desk.claims import normalized_text
 from stateset_agents.environments.retail_desk.database import Database
 from stateset_agents.environments.retail_desk.full.caller import FullCaller
 from stateset_agents.environments.retail_desk.full.policy import FAMILIES as FULL_FAMILIES
+from stateset_agents.environments.retail_desk.full.policy import RULES as FULL_RULES
 from stateset_agents.environments.retail_desk.full.policy import FullCase
 from stateset_agents.environments.retail_desk.grading import COSTS, Answers, Record, grade
-from stateset_agents.environments.retail_desk.policy import Case, DeskCall
+from stateset_agents.environments.retail_desk.policy import RULES, Case, DeskCall
 from stateset_agents.environments.retail_desk.scenarios import (
     TEST_EACH,
     VALIDATION_EACH,
@@ -28,12 +29,12 @@ from stateset_agents.environments.retail_desk.scenarios import (
 )
 from stateset_agents.environments.retail_desk.tools import (
     SCHEMAS,
-    TOOL_LINES,
     TOOLS,
     WRITES,
     Desk,
     Result,
     call_tool,
+    example_call,
     normalised_arguments,
 )
 from stateset_agents.environments.retail_desk.user import Caller, ShortCaller
@@ -176,7 +177,7 @@ class RetailDesk:
     (`FAMILIES`, `FULL_FAMILIES`).
 
     `prompt="short"` gives one line, for the embedded model, which knows policy and tools by heart;
-    `prompt="named"` has a line for each tool below it, for a model whose grammar writes the calls;
+    `prompt="named"` adds an example of each topic's look-up, for a model whose calls a grammar writes;
     `prompt="full"` gives the policy's text and the tools' schemas as well, for any other model; unset, the
     learnable calls have the short one, and the others the full one. `offer_tools` gives the schemas, or not,
     whatever the prompt: a model behind an endpoint calls only what it is offered. `max_turns` is 6 for the
@@ -253,7 +254,9 @@ class RetailDesk:
             policy = "\n".join(f"{topic}: {rule}" for topic, rule in desk.topics.items())
             text = f"{text}\npolicy:\n{policy}"
         elif self._prompt == "named":
-            text = "\n".join([text, "call a tool, then say what was done, or why not.", *TOOL_LINES])
+            rules = FULL_RULES if isinstance(case, FullCase) else RULES
+            lines = (f"{rule.topic}: {example_call(rule.looks_up)}" for rule in rules.values())
+            text = "\n".join([text, *lines])
         return DeskConversation(
             opening=(Message(role="system", content=text), Message(role="user", content=scenario.opening)),
             tools=SCHEMAS if offers else (),

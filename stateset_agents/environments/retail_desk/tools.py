@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -354,11 +355,22 @@ def transfer_to_human(desk: Desk, order_id: str = "", summary: str = "") -> Resu
 
 
 SCHEMAS: tuple[Mapping[str, Any], ...] = tuple(tool.schema for tool in TOOLS.values())
-TOOL_LINES = tuple(
-    f"{f['name']}({', '.join(f['parameters']['properties'])}): {f['description']}"
-    for f in (schema["function"] for schema in SCHEMAS)
-)
-"""A line of a prompt for each tool, such as `reship(order_id): Send a parcel again.`."""
+_EXAMPLES: Mapping[str, str] = {
+    "order_id": "K27",
+    "customer_id": "u07",
+    "email": "anna.7@mail.example",
+    "item": "blue mug",
+}
+"""Arguments of look-ups."""
+
+
+def example_call(name: str) -> str:
+    """A call of a tool as a prompt shows one: `{"name": "get_order", "arguments": {"order_id": "K27"}}`."""
+    tool = TOOLS[name]
+    assert isinstance(tool.arguments, Mapping)  # a schema, of `_tool`
+    shown = tool.arguments["required"] or list(tool.arguments["properties"])[:1]
+    arguments = {parameter: _EXAMPLES[parameter] for parameter in shown}
+    return json.dumps({"name": name, "arguments": arguments})
 
 
 def normalised_arguments(arguments: Mapping[str, Any]) -> dict[str, str]:

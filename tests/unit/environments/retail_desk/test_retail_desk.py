@@ -18,7 +18,6 @@ from stateset_agents.environments.retail_desk import (
 from stateset_agents.environments.retail_desk.agents import PHRASES
 from stateset_agents.environments.retail_desk.full.honest import call, say
 from stateset_agents.environments.retail_desk.scenarios import answers_of
-from stateset_agents.environments.retail_desk.tools import TOOLS
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.scenario import Scenario
@@ -309,13 +308,16 @@ async def test_the_full_prompt_states_the_policy():
     assert {"find_customer", "get_policy", "issue_credit", "transfer_to_human"} <= names
 
 
-async def test_the_named_prompt_has_a_line_for_each_tool_and_offers_no_schema():
+async def test_the_named_prompt_shows_the_look_up_of_each_topic_and_offers_no_schema():
     conversation = await RetailDesk(prompt="named").start(scenario_of("return"), 0)
-    lines = conversation.opening[0].content.splitlines()
-    assert lines[0].endswith("is signed in.")
-    assert "reship(order_id): Send a parcel again." in lines
-    assert [line.partition("(")[0] for line in lines[2:]] == list(TOOLS)
+    first, *lines = conversation.opening[0].content.splitlines()
+    assert first.endswith("is signed in.")
+    assert 'exchange: {"name": "get_product", "arguments": {"item": "blue mug"}}' in lines
+    assert len(lines) == len(FAMILIES)
     assert conversation.tools == ()
+    full = RetailDesk(families="full", prompt="named")
+    opening = (await full.start(full.scenarios("test")[0], 0)).opening[0].content
+    assert 'identity: {"name": "find_customer", "arguments": {"email": "anna.7@mail.example"}}' in opening
 
 
 async def test_tools_are_offered_or_not_whatever_the_prompt():

@@ -96,8 +96,8 @@ def unmask() -> None:
     def inexact(self: Any, *args: Any, **more: Any) -> None:
         make(self, *args, **{**more, "exact_logprobs": False})
 
-    ReplyParser.read_completion = forgetful  # type: ignore[method-assign]
-    Objective.__init__ = inexact  # type: ignore[method-assign]
+    ReplyParser.read_completion = forgetful  # type: ignore[method-assign]  # on purpose
+    Objective.__init__ = inexact  # type: ignore[method-assign]  # on purpose
 
 
 async def measured(config: Any, model: str, how: str, episodes: int) -> dict[str, Any]:

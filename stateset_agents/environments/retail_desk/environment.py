@@ -14,9 +14,10 @@ from stateset_agents.environments.retail_desk.claims import normalized_text
 from stateset_agents.environments.retail_desk.database import Database
 from stateset_agents.environments.retail_desk.full.caller import FullCaller
 from stateset_agents.environments.retail_desk.full.policy import FAMILIES as FULL_FAMILIES
+from stateset_agents.environments.retail_desk.full.policy import RULES as FULL_RULES
 from stateset_agents.environments.retail_desk.full.policy import FullCase
 from stateset_agents.environments.retail_desk.grading import COSTS, Answers, Record, grade
-from stateset_agents.environments.retail_desk.policy import Case, DeskCall
+from stateset_agents.environments.retail_desk.policy import RULES, Case, DeskCall
 from stateset_agents.environments.retail_desk.scenarios import (
     TEST_EACH,
     VALIDATION_EACH,
@@ -33,6 +34,7 @@ from stateset_agents.environments.retail_desk.tools import (
     Desk,
     Result,
     call_tool,
+    example_call,
     normalised_arguments,
 )
 from stateset_agents.environments.retail_desk.user import Caller, ShortCaller
@@ -68,7 +70,9 @@ class DeskConversation:
     def reply_limits(self) -> ReplyLimits | None:
         if not self.calls_first:
             return None
-        return ReplyLimits(tool_choice="auto" if self.num_replies else "required", callable_tools=SCHEMAS)
+        choice = "auto" if self.num_replies else "required"
+        # A model that calls by a grammar alone opens one call behind the other, until its length runs out.
+        return ReplyLimits(tool_choice=choice, callable_tools=SCHEMAS, parallel_tool_calls=False)
 
     async def step(self, reply: Message) -> Observation:
         """Run the reply's tool calls, or else pass its text to the caller, who answers or leaves."""
@@ -173,6 +177,7 @@ class RetailDesk:
     (`FAMILIES`, `FULL_FAMILIES`).
 
     `prompt="short"` gives one line, for the embedded model, which knows policy and tools by heart;
+    `prompt="named"` adds an example of each topic's look-up, for a model whose calls a grammar writes;
     `prompt="full"` gives the policy's text and the tools' schemas as well, for any other model; unset, the
     learnable calls have the short one, and the others the full one. `offer_tools` gives the schemas, or not,
     whatever the prompt: a model behind an endpoint calls only what it is offered. `max_turns` is 6 for the
@@ -195,14 +200,14 @@ class RetailDesk:
         num_train: int = 4000,
         seed: int = 0,
         max_turns: int | None = None,
-        prompt: Literal["short", "full"] | None = None,
+        prompt: Literal["short", "named", "full"] | None = None,
         offer_tools: bool | None = None,
         tool_choice: Literal["auto", "first"] = "auto",
     ) -> None:
         self.families = families_named(families)
         expect_that(max_turns is None or max_turns >= 1, "max_turns", "be at least 1", max_turns)
         expect_that(num_train >= 1, "num_train", "be at least 1", num_train)
-        expect_that(prompt in ("short", "full", None), "prompt", "be short or full", prompt)
+        expect_that(prompt in ("short", "named", "full", None), "prompt", "be short, named or full", prompt)
         self._max_turns = max_turns
         if not isinstance(offer_tools, bool | None):
             raise ConfigurationError(f"offer_tools must be true, false or absent, got {offer_tools!r:.60}")
@@ -248,6 +253,10 @@ class RetailDesk:
         if is_full:
             policy = "\n".join(f"{topic}: {rule}" for topic, rule in desk.topics.items())
             text = f"{text}\npolicy:\n{policy}"
+        elif self._prompt == "named":
+            rules = FULL_RULES if isinstance(case, FullCase) else RULES
+            lines = (f"{rule.topic}: {example_call(rule.looks_up)}" for rule in rules.values())
+            text = "\n".join([text, *lines])
         return DeskConversation(
             opening=(Message(role="system", content=text), Message(role="user", content=scenario.opening)),
             tools=SCHEMAS if offers else (),

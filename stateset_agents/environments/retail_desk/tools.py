@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -92,6 +93,26 @@ WRITES: set[str] = set()
 """Names of the tools that change the shop."""
 
 
+_WORD, _ITEM = {"pattern": "^[a-z]{2,12}$"}, {"pattern": "^[a-z]{2,12} [a-z]{2,12}$"}
+_FORMATS: Mapping[str, Mapping[str, Any]] = {
+    "order_id": {"pattern": "^[A-Z][0-9]{2}$"},
+    "customer_id": {"pattern": "^[a-z][0-9]{2,3}$"},
+    "payment_id": {"maxLength": 24},
+    "email": {"pattern": "^[a-z0-9.]{1,24}@[a-z0-9.]{1,16}$"},
+    "name": _WORD,
+    "zip": {"pattern": "^[0-9]{5}$"},
+    "item": _ITEM,
+    "new_item": _ITEM,
+    "items": {"maxLength": 60},
+    "city": _WORD,
+    "amount": {"pattern": r"^[0-9]{1,3}(\.[0-9]{2})?$"},
+    "topic": {"pattern": "^[a-z ]{2,16}$"},
+    "summary": {"maxLength": 40},
+}
+"""The form of the shop's data by argument: a reply under a grammar keeps to it, and ends in time. The tools
+take whatever comes, and answer in their own words."""
+
+
 def _tool(*, writes: bool = False, **parameters: str) -> Callable[[ToolFunction], ToolFunction]:
     """Registers a function as the tool of its name; models read its docstring as the description.
 
@@ -100,7 +121,8 @@ def _tool(*, writes: bool = False, **parameters: str) -> Callable[[ToolFunction]
     arguments = {
         "type": "object",
         "properties": {
-            name: {"type": "string", "description": text.rstrip("?")} for name, text in parameters.items()
+            name: {"type": "string", "description": text.rstrip("?"), **_FORMATS[name]}
+            for name, text in parameters.items()
         },
         "required": [name for name, text in parameters.items() if not text.endswith("?")],
     }
@@ -333,6 +355,22 @@ def transfer_to_human(desk: Desk, order_id: str = "", summary: str = "") -> Resu
 
 
 SCHEMAS: tuple[Mapping[str, Any], ...] = tuple(tool.schema for tool in TOOLS.values())
+_EXAMPLES: Mapping[str, str] = {
+    "order_id": "K27",
+    "customer_id": "u07",
+    "email": "anna.7@mail.example",
+    "item": "blue mug",
+}
+"""Arguments of look-ups."""
+
+
+def example_call(name: str) -> str:
+    """A call of a tool as a prompt shows one: `{"name": "get_order", "arguments": {"order_id": "K27"}}`."""
+    tool = TOOLS[name]
+    assert isinstance(tool.arguments, Mapping)  # a schema, of `_tool`
+    shown = tool.arguments["required"] or list(tool.arguments["properties"])[:1]
+    arguments = {parameter: _EXAMPLES[parameter] for parameter in shown}
+    return json.dumps({"name": name, "arguments": arguments})
 
 
 def normalised_arguments(arguments: Mapping[str, Any]) -> dict[str, str]:

@@ -17,6 +17,7 @@ async def test_the_first_reply_must_call_and_later_ones_may() -> None:
     limits = conversation.reply_limits
     assert limits is not None
     assert (limits.tool_choice, limits.callable_tools) == ("required", SCHEMAS)
+    assert not limits.parallel_tool_calls
     await conversation.step(Message(role="assistant", content="one moment"))
     assert conversation.reply_limits is not None
     assert conversation.reply_limits.tool_choice == "auto"

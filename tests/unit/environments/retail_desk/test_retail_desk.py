@@ -308,6 +308,18 @@ async def test_the_full_prompt_states_the_policy():
     assert {"find_customer", "get_policy", "issue_credit", "transfer_to_human"} <= names
 
 
+async def test_the_named_prompt_shows_the_look_up_of_each_topic_and_offers_no_schema():
+    conversation = await RetailDesk(prompt="named").start(scenario_of("return"), 0)
+    first, *lines = conversation.opening[0].content.splitlines()
+    assert first.endswith("is signed in.")
+    assert 'exchange: {"name": "get_product", "arguments": {"item": "blue mug"}}' in lines
+    assert len(lines) == len(FAMILIES)
+    assert conversation.tools == ()
+    full = RetailDesk(families="full", prompt="named")
+    opening = (await full.start(full.scenarios("test")[0], 0)).opening[0].content
+    assert 'identity: {"name": "find_customer", "arguments": {"email": "anna.7@mail.example"}}' in opening
+
+
 async def test_tools_are_offered_or_not_whatever_the_prompt():
     for prompt, unset in (("short", False), ("full", True)):
         for offer_tools, offered in ((None, unset), (True, True), (False, False)):
@@ -324,7 +336,7 @@ async def test_bad_settings_and_scenarios_are_named():
         RetailDesk(max_turns=0)
     with pytest.raises(ConfigurationError, match="num_train must be at least 1, got 0"):
         RetailDesk(num_train=0)
-    with pytest.raises(ConfigurationError, match="prompt must be short or full, got 'long'"):
+    with pytest.raises(ConfigurationError, match="prompt must be short, named or full, got 'long'"):
         RetailDesk(prompt="long")
     with pytest.raises(ConfigurationError, match="split must be train, validation or test, got 'dev'"):
         RetailDesk().scenarios("dev")

@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+import re
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateset_agents.environments.retail_desk import FAMILIES, RetailDesk
+from stateset_agents.environments.retail_desk import FAMILIES, HonestAgent, RetailDesk, play
 from stateset_agents.environments.retail_desk.database import TABLES, Database, canonical
 from stateset_agents.environments.retail_desk.policy import RULES, TOPICS, Case
 from stateset_agents.environments.retail_desk.scenarios import database_of
@@ -167,6 +168,26 @@ def test_schemas_and_policy_name_what_there_is():
     assert schema["required"] == ["order_id", "new_item"]
     assert set(schema["properties"]) == {"order_id", "new_item", "item"}
     assert len(TOPICS) == len(FAMILIES)
+
+
+async def test_honest_calls_keep_to_the_schemas_and_each_text_has_an_end():
+    schemas = {name: tool.schema["function"]["parameters"]["properties"] for name, tool in TOOLS.items()}
+    assert all("pattern" in text or "maxLength" in text for of in schemas.values() for text in of.values())
+    desk, calls = RetailDesk(families="all"), 0
+    for scenario in desk.scenarios("validation")[:60]:
+        for message in (await play(desk, scenario, 1, HonestAgent())).messages:
+            for call in message.tool_calls:
+                for name, value in call.arguments.items():
+                    text, calls = schemas[call.name][name], calls + 1
+                    assert re.fullmatch(text.get("pattern", ".*"), value), (name, value)
+                    assert len(value) <= text.get("maxLength", 99), (name, value)
+    assert calls > 100
+
+
+def test_a_tool_takes_what_its_schema_does_not_and_answers_in_its_own_words():
+    assert call(shop(), "get_order", order_id="order number 27") == {"error": "unknown order"}
+    assert call(shop(), "get_order", order_id="k27")["order_id"] == "K27"
+    assert call(shop(), "issue_credit", order_id="K27", amount="five") == {"error": "amount in dollars"}
 
 
 ORDER_IDS = [scenario.context["order_id"] for scenario in DESK.scenarios("train")]

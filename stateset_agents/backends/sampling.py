@@ -31,10 +31,16 @@ def turn_uniforms(stream: int, count: int) -> np.ndarray[tuple[int], np.dtype[np
     return np.random.Generator(np.random.Philox(key=stream)).random(count)
 
 
-def sample(
-    logits: torch.Tensor, uniforms: torch.Tensor, metadata: SamplingMetadata
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens [B] int64 and their log-probs [B] float32 from logits [B, V] and uniforms [B] float64.
+class Sampled(NamedTuple):
+    """One token of each row."""
+
+    tokens: torch.Tensor  # [B] int64
+    logprobs: torch.Tensor  # [B] float32
+    kept: torch.Tensor | None  # [B, V] bool, tokens that could be drawn; None when no row truncates
+
+
+def sample(logits: torch.Tensor, uniforms: torch.Tensor, metadata: SamplingMetadata) -> Sampled:
+    """A token of each row, from logits [B, V] and uniforms [B] float64.
 
     Float32 logits are overwritten: with a large vocabulary, copying them would take longer than sampling.
     Log-probs are under the sampled distribution (tempered, truncated, renormalised). A greedy row takes its
@@ -51,7 +57,7 @@ def sample(
         tokens = torch.where(metadata.greedy[:, None], probs.argmax(-1, keepdim=True), tokens)
     # By the total of the draw: a float32 softmax sums to 1 only within 1e-6.
     chosen = probs.gather(-1, tokens).double() / total
-    return tokens[:, 0], chosen.log()[:, 0].float()
+    return Sampled(tokens[:, 0], chosen.log()[:, 0].float(), None if metadata.top_k is None else probs > 0)
 
 
 def forbid(

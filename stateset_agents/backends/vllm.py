@@ -31,7 +31,7 @@ from stateset_agents.runtime.circuit_breakers import Breaker, admitted, retry, w
 from stateset_agents.runtime.tasks import ActiveWork
 from stateset_agents.types.errors import BackendError, ConfigurationError
 from stateset_agents.types.logs import get_logger
-from stateset_agents.types.messages import Completion, Message, SamplingParams, VersionSpan
+from stateset_agents.types.messages import Completion, Message, SamplingMask, SamplingParams, VersionSpan
 
 if TYPE_CHECKING:
     import aiohttp
@@ -170,6 +170,17 @@ def sampled(choice: Mapping[str, Any], limit: int) -> tuple[tuple[int, ...], tup
     return ids, logprobs
 
 
+def sampling_mask(choice: Mapping[str, Any], ids: Sequence[int]) -> SamplingMask:
+    """What top-k and top-p kept, [tokens][ids] in the choice. Raises BackendError where that is no such list,
+    or a sampled token is outside its set."""
+    try:
+        mask = SamplingMask.of(choice["sampling_mask"])
+    except (TypeError, OverflowError) as error:
+        raise BackendError("the vLLM server answered with a sampling mask that is no list of ids") from error
+    mask.expect(ids)
+    return mask
+
+
 # --- folders with new weights, one for each version
 
 
@@ -216,6 +227,9 @@ class WeightFolders:
 
 
 _log = get_logger(__name__)
+_NEUTRAL = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+"""Sampling parameters that leave the distribution as it is; left out they would get the values of the model's
+generation_config.json."""
 _CHECK_SECONDS = 5.0
 """Interval at which the server is asked whether it still has our weights."""
 _HEALTH_SECONDS = 5.0
@@ -321,8 +335,8 @@ class VLLMBackend:
                 f"the prompt has {len(prompt_ids)} tokens and the server's context holds "
                 f"{self.context_length}: end the conversation earlier, or start it with more --max-model-len"
             )
-        body = {
-            **self._common(prompt_ids),
+        sampling = {
+            **_NEUTRAL,
             "max_tokens": limit,
             "temperature": params.temperature,
             "top_k": params.top_k,
@@ -334,11 +348,15 @@ class VLLMBackend:
             "logprobs": 0,
         }
         if params.constraint is not None:
-            body["structured_outputs"] = {"grammar": params.constraint.grammar}
+            sampling["structured_outputs"] = {"grammar": params.constraint.grammar}
         async with self._request():
-            choice = await self._complete(body, prompt_ids)
+            if params.carries_mask:
+                choice = await self._complete_with_mask(sampling, prompt_ids)
+            else:
+                choice = await self._complete({**self._common(prompt_ids), **sampling}, prompt_ids)
             version = self.version
         ids, logprobs = sampled(choice, limit)
+        mask = sampling_mask(choice, ids) if params.carries_mask else None
         self._counts["sampled_tokens"] += len(ids)
         text = TurnText(
             self.tokenizer,
@@ -357,6 +375,7 @@ class VLLMBackend:
             constraint=params.constraint,
             stop=text.stopped_by,
             forced=await self._forced(params, ids),
+            sampling_mask=mask,
         )
 
     async def _forced(self, params: SamplingParams, ids: Sequence[int]) -> tuple[bool, ...]:
@@ -437,18 +456,14 @@ class VLLMBackend:
     # -------------------------------------------------------------------------------------- requests
 
     def _common(self, prompt_ids: Sequence[int]) -> dict[str, Any]:
-        """Fields of all requests. Those left out would get the values of the model's
-        generation_config.json."""
+        """Fields of all completions."""
         return {
             "model": self._served_as,
             "prompt": list(prompt_ids),
             "return_token_ids": True,
             "skip_special_tokens": False,
             "add_special_tokens": False,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
+            **_NEUTRAL,
             "cache_salt": self._tag,
         }
 
@@ -476,11 +491,46 @@ class VLLMBackend:
             await self._active.ended()
 
     async def _complete(self, body: Mapping[str, Any], prompt_ids: Sequence[int]) -> dict[str, Any]:
+        """The completion's only choice."""
+        choice = await self._choice("/v1/completions", body, prompt_ids)
+        if list(choice.get("prompt_token_ids") or ()) != list(prompt_ids):
+            raise BackendError(
+                "the vLLM server read other tokens than it was given: it needs to know return_token_ids "
+                "(vLLM 0.11 or newer)"
+            )
+        return choice
+
+    async def _complete_with_mask(
+        self, sampling: Mapping[str, Any], prompt_ids: Sequence[int]
+    ) -> dict[str, Any]:
+        """The only choice of vLLM's endpoint of tokens for tokens: it alone returns sampling masks. Log-probs
+        stand where a completion has them. Raises ConfigurationError where the server returns no masks."""
+        if not sampling["top_k"]:
+            raise ConfigurationError(
+                f"a vLLM server returns what top_p {sampling['top_p']} keeps beside a top_k alone: set "
+                "AgentConfig.top_k, for example to 512"
+            )
+        body = {"model": self._served_as, "token_ids": list(prompt_ids), "cache_salt": self._tag}
+        choice = await self._choice(
+            "/inference/v1/generate", {**body, "sampling_params": sampling}, prompt_ids
+        )
+        if choice.get("sampling_mask") is None:
+            raise ConfigurationError(
+                "the vLLM server returns no sampling masks, without which top_k and top_p cannot be trained: "
+                "start it with --return-sampling-mask, or leave AgentConfig.top_k and top_p out"
+            )
+        try:
+            values = [item["logprob"] for item in choice["logprobs"]["content"]]
+        except (KeyError, TypeError):
+            values = []  # which `sampled` refuses
+        return {**choice, "logprobs": {"token_logprobs": values}}
+
+    async def _choice(self, path: str, body: Mapping[str, Any], prompt_ids: Sequence[int]) -> dict[str, Any]:
         """The answer's only choice. After a retry the server may have restarted: its weights are checked."""
         self._counts["requests"] += 1
         self._counts["prompt_tokens"] += len(prompt_ids)
         before = self._client.num_retries
-        data = await self._client.ask("POST", "/v1/completions", body)
+        data = await self._client.ask("POST", path, body)
         if self._client.num_retries != before and self._current is not None:
             name = await self._weights_name()
             if name != self._tag:
@@ -491,16 +541,11 @@ class VLLMBackend:
                 )
         try:
             (choice,) = data["choices"]
-            prompt_ids_read = choice["prompt_token_ids"]
+            reason = choice["finish_reason"]
         except (KeyError, TypeError, ValueError) as error:
             raise BackendError(f"the vLLM server answered {json.dumps(data)[:160]}, no completion") from error
-        if list(prompt_ids_read or ()) != list(prompt_ids):
-            raise BackendError(
-                "the vLLM server read other tokens than it was given: it needs to know return_token_ids "
-                "(vLLM 0.11 or newer)"
-            )
-        if choice.get("finish_reason") not in ("stop", "length"):
-            raise BackendError(f"the vLLM server ended a turn by {choice.get('finish_reason')!r}")
+        if reason not in ("stop", "length"):
+            raise BackendError(f"the vLLM server ended a turn by {reason!r}")
         return dict(choice)
 
     # --------------------------------------------------------------------------------------- weights

@@ -252,12 +252,14 @@ class MultiTurnAgent:
         return range(first, first + number)
 
     def sampling(self, *, stream: int, temperature: float | None = None) -> SamplingParams:
-        """Sampling parameters of one turn of a rollout: the full distribution at `temperature` (unset: 1)."""
+        """Sampling parameters of one turn at `temperature` (unset: 1)."""
         if temperature is not None and temperature < 0:
             raise ConfigurationError(f"temperature must be at least 0 (greedy), got {temperature!r}")
         return SamplingParams(
             max_new_tokens=self.config.max_new_tokens,
             temperature=1.0 if temperature is None else temperature,
+            top_k=self.config.top_k,
+            top_p=self.config.top_p,
             stop_token_ids=self.template.stop_ids,
             stop=self.config.stop,
             skip_special_tokens=self.template.parser.skip_special_tokens,
@@ -443,7 +445,6 @@ class MultiTurnAgent:
                 stream=derive(stream, "summary", part) if prompt.asks_summary else stream,
                 temperature=self.config.temperature,
             )
-            params = replace(params, top_k=self.config.top_k, top_p=self.config.top_p)
             if not prompt.asks_summary:
                 params = replace(params, **answering)
             if 0 < params.temperature < GREEDY_BELOW:
@@ -558,7 +559,13 @@ class TokenSpeaker:
         room = agent.context_length - len(prompt.ids)
         most = min(params.max_new_tokens, limits.max_new_tokens or params.max_new_tokens, room)
         constraint = None if prompt.asks_summary else await agent.constraint(prompt.tools, limits)
-        params = replace(params, max_new_tokens=most, stop=params.stop + limits.stop, constraint=constraint)
+        params = replace(
+            params,
+            max_new_tokens=most,
+            stop=params.stop + limits.stop,
+            constraint=constraint,
+            return_sampling_mask=True,
+        )
         return await agent.reply(
             prompt.ids,
             params,

@@ -58,9 +58,10 @@ class AgentConfig(Settings):
     temperature: float = Field(default=1.0, ge=0.0)
     """Of generate_response; 0 is greedy."""
     top_k: int = Field(default=0, ge=0)
-    """Of generate_response; 0 keeps every token."""
+    """Tokens are drawn from so many likeliest ones, in rollouts too, whose update renormalises over the same
+    (at most 512 there); 0 keeps every token."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Of generate_response; 1 keeps every token."""
+    """The same by their mass; 1 keeps every token. A vLLM server needs a top_k beside it."""
     chat_template: str | None = None
     """Jinja text, "chatml" for ChatML with tools, or "plain" for role-prefixed lines; unset: the tokenizer's
     own."""

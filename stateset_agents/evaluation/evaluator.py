@@ -312,19 +312,6 @@ def spread(scenarios: Sequence[Scenario], number: int) -> Sequence[Scenario]:
     return [scenarios[index] for index in order[:number]]
 
 
-def refuse_truncated_sampling(agent: MultiTurnAgent) -> None:
-    """Rollouts, of training and evaluation alike, sample from the full distribution.
-
-    Raises ConfigurationError for an agent with `top_k` or `top_p` set.
-    """
-    top_k, top_p = agent.config.top_k, agent.config.top_p
-    if top_k or top_p < 1:
-        raise ConfigurationError(
-            "training and evaluation sample from the full distribution: leave AgentConfig.top_k at 0 and "
-            f"top_p at 1, got {top_k} and {top_p}"
-        )
-
-
 async def evaluate(
     agent: MultiTurnAgent | EndpointAgent,
     environment: Environment,
@@ -348,16 +335,14 @@ async def evaluate(
     `kept`: where conversations are written as they end; those that stand there are not played again.
     Success is the environment's verdict; a conversation without one counts for the reward alone.
 
-    Raises ConfigurationError for an empty list, for an agent with `top_k` or `top_p` set, and where what is
-    kept is of another evaluation; EnvironmentFailure where no conversation could be played at all.
+    Raises ConfigurationError for an empty list, and where what is kept is of another evaluation;
+    EnvironmentFailure where no conversation could be played at all.
     """
     scenarios = as_scenarios(scenarios)
     if not scenarios:
         raise ConfigurationError("there is no scenario to evaluate: give at least one")
     expect_that(is_whole(tries, 1), "tries", "be a whole number of at least 1", tries)
     is_remote = not isinstance(agent, MultiTurnAgent)
-    if isinstance(agent, MultiTurnAgent):
-        refuse_truncated_sampling(agent)
     if kept is not None:
         kept.begin({**_identity(agent), "seed": seed, "temperature": temperature, "tries": tries})
     engine = ComputationalEngine(

@@ -37,7 +37,7 @@ from stateset_agents.training.update.learner import Learner
 from stateset_agents.types.errors import ConfigurationError, RewardFailure
 from stateset_agents.types.images import Image, PixelValues
 from stateset_agents.types.logs import get_logger
-from stateset_agents.types.messages import Completion, Message, SamplingParams
+from stateset_agents.types.messages import Completion, Message, SamplingMask, SamplingParams
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.settings import expect_that, is_whole
@@ -66,11 +66,6 @@ class Sampling:
         is_random = self.temperature > 0
         expect_that(is_random, "temperature", "be above 0", self.temperature, "greedy replies are all alike")
         expect_that(0 < self.top_p <= 1, "top_p", "be above 0 and at most 1", self.top_p)
-
-    @property
-    def truncates(self) -> bool:
-        """True where the sampled distribution is another than the policy's at this temperature."""
-        return self.top_k > 0 or self.top_p < 1
 
 
 def adapted(tokenizer: Any, model: Any) -> HuggingFaceTokenizer:
@@ -133,6 +128,7 @@ async def sampled(
             top_p=sampling.top_p,
             stop_token_ids=backend.tokenizer.eos_ids,
             stream=derive(stream, "reply", prompt, member),
+            return_sampling_mask=True,
         )
         async with places:
             try:
@@ -196,6 +192,8 @@ class Group(TypedDict):
     """[G] None where the reward could not be given."""
     advantages: list[float | None]
     """[G] None where the reply does not train: unscored, empty, or all others are unscored."""
+    sampling_masks: NotRequired[list[SamplingMask | None]]
+    """[G] what top-k and top-p kept of each reply; missing where replies are not truncated."""
     pixels: NotRequired[tuple[PixelValues, ...]]
     """The prompt's pictures, in order; missing where it has none."""
 
@@ -244,6 +242,7 @@ def samples_of(group: Group) -> list[Sample]:
             logprobs=tuple(group["old_logprobs"][member]),
             finish_reason="stop",
             pixels=group.get("pixels", ()),
+            sampling_mask=group["sampling_masks"][member] if "sampling_masks" in group else None,
         )
         trajectory = trajectory_of(Scenario(id="group"), group["prompt"], completion, member=member)
         samples.append(Sample(trajectory=trajectory, advantages=(advantage,) * len(ids)))
@@ -263,8 +262,6 @@ class PicturePrompt:
 
 Prompt = str | Scenario | PicturePrompt
 """Text as the model reads it; or a scenario whose `opening` is that, with the truth in its context."""
-_WEIGHT_CAP = 2.0
-"""Upper bound of the weights policy / truncated policy, which are at most 1 but for rounding."""
 
 
 class GRPOTrainer:
@@ -334,9 +331,8 @@ class GRPOTrainer:
             advantage_clip: Advantages are clipped to ±this; 3 acts in groups of more than 10 only.
             advantage_skip: Replies whose advantage is nearer to 0 train nothing; 0 skips none.
             top_k: Replies are sampled from the likeliest tokens alone; 0 from all.
-            top_p: The same by their mass. With either, the stored log-probs are of the distribution that was
-                sampled from, and each token's loss has the weight policy / that: right for the tokens that
-                can be sampled, while the others can never be tried.
+            top_p: The same by their mass. With either, log-probs are of the distribution that was sampled
+                from, in the update too: what the others would do is never tried.
             batch_size: Replies that are sampled at once.
             seed: Of all random streams.
             processes: Of `setup_distributed_grpo`.
@@ -369,8 +365,6 @@ class GRPOTrainer:
             num_iterations=num_iterations,
             advantage_clip=advantage_clip,
             advantage_skip=advantage_skip,
-            importance="token" if self._sampling.truncates else "auto",
-            importance_cap=_WEIGHT_CAP if self._sampling.truncates else None,
             seed=seed,
             freeze_vision=freeze_vision,
             gradient_checkpointing=bool(getattr(policy_model, "is_activation_checkpointing", False)),
@@ -383,7 +377,7 @@ class GRPOTrainer:
             policy_model,
             self.config,
             num_steps=1,  # the rate is constant
-            exact_logprobs=self._backend.is_exact and not self._sampling.truncates,
+            exact_logprobs=self._backend.is_exact,
             processes=self.processes,
             reference_model=ref_model,
             pictures=self.pictures,
@@ -639,6 +633,8 @@ def _as_group(
         rewards=list(rewards),
         advantages=[None if not values else values[0] for values in advantages],
     )
+    if replies[0].sampling_mask is not None:
+        group["sampling_masks"] = [reply.sampling_mask for reply in replies]
     if replies[0].pixels:
         group["pixels"] = replies[0].pixels
     return group

@@ -22,7 +22,7 @@ from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import Environment, expect_environment, optional_member
 from stateset_agents.core.reward import Reward, RewardFunction, as_reward
 from stateset_agents.core.sources.scenario_files import as_scenarios
-from stateset_agents.evaluation.evaluator import Evaluation, PlayPart, held_out, refuse_truncated_sampling
+from stateset_agents.evaluation.evaluator import Evaluation, PlayPart, held_out
 from stateset_agents.runs.checkpoint_files import best_checkpoint, load_checkpoint
 from stateset_agents.runs.compatibility import Identity
 from stateset_agents.runs.lifecycle import State
@@ -231,7 +231,6 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
 
     async def _checked_scenarios(self) -> Sequence[Scenario]:
         """The train scenarios. Raises ConfigurationError for what can be told before the model is loaded."""
-        refuse_truncated_sampling(self.agent)
         check_reward(self.reward_fn, self.config)
         self._factory.check(self.agent, self.config)
         await in_thread(check_installed, self.callbacks)

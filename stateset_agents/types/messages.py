@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, Literal, NamedTuple, get_args
 
 from stateset_agents.types.constraint import Constraint
-from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.errors import BackendError, ConfigurationError
 from stateset_agents.types.images import IMAGE_MARK, Image, PixelValues
 from stateset_agents.types.settings import closest
 
@@ -337,8 +339,16 @@ class SamplingParams:
     """Leave control tokens out of the text? False for models whose thoughts or calls only they frame."""
     stream: int = 0
     """Key of this turn's own random stream (see `seeds.derive`): token t uses its t-th uniform."""
+    return_sampling_mask: bool = False
+    """Carry the tokens that top-k and top-p keep, for an update that renormalises over them?"""
     constraint: Constraint | None = None
     """The grammar that the turn keeps to; None: none."""
+
+    @property
+    def carries_mask(self) -> bool:
+        """True where a sampling mask is asked for and something may be left out: no greedy turn truncates."""
+        truncates = self.temperature > 0 and (self.top_k > 0 or self.top_p < 1)
+        return self.return_sampling_mask and truncates
 
     def refuse_constraint(self, sampler: str) -> None:
         """Raises ConfigurationError where a sampler that knows no grammar would have to keep to one."""
@@ -354,6 +364,44 @@ class VersionSpan(NamedTuple):
     version: int
     start: int
     end: int
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingMask:
+    """The tokens that top-k and top-p kept for each token of a turn, and among which it was drawn.
+
+    Another policy keeps others, so the sets are carried with the turn. vLLM has the same by this name.
+    """
+
+    token_ids: array[int]
+    """[K] the sets behind one another."""
+    counts: array[int]
+    """[T] how many ids are each token's; 0: nothing was left out for it."""
+
+    @classmethod
+    def of(cls, sets: Iterable[Sequence[int]]) -> SamplingMask:
+        """The mask of [T] sets, empty where nothing was left out."""
+        token_ids, counts = array("i"), array("i")
+        for kept in sets:
+            token_ids.extend(kept)
+            counts.append(len(kept))
+        return cls(token_ids, counts)
+
+    def sets(self) -> list[array[int]]:
+        """[T] each token's set."""
+        ends = accumulate(self.counts)
+        return [self.token_ids[end - count : end] for end, count in zip(ends, self.counts, strict=True)]
+
+    def expect(self, sampled: Sequence[int]) -> None:
+        """Raises BackendError where a sampled token is not in its set, or has none of its own length."""
+        if len(sampled) != len(self.counts):
+            raise BackendError(f"a sampling mask of {len(self.counts)} tokens came with {len(sampled)}")
+        for place, (token, kept) in enumerate(zip(sampled, self.sets(), strict=True)):
+            if kept and token not in kept:
+                raise BackendError(
+                    f"the sampled token {token} at place {place} is outside the {len(kept)} that top-k and "
+                    "top-p kept there: the engine that sampled it returned another token's set"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,6 +427,8 @@ class Completion:
     forced: tuple[bool, ...] = ()
     """[T] True for a token beside which the constraint allowed no other: its log-prob is 0, whatever the
     policy, so it does not train; empty where no token is."""
+    sampling_mask: SamplingMask | None = None
+    """What top-k and top-p kept, where it was asked for and they may have left tokens out."""
     begun: float | None = field(default=None, compare=False)
     """Time at which the model began the turn, in seconds of `time.monotonic()`; None if unknown."""
 

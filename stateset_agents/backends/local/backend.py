@@ -43,7 +43,7 @@ from stateset_agents.runtime.machine import trim_memory
 from stateset_agents.types.errors import BackendError, ConfigurationError
 from stateset_agents.types.images import PixelValues
 from stateset_agents.types.logs import get_logger
-from stateset_agents.types.messages import Completion, Message, SamplingParams
+from stateset_agents.types.messages import Completion, Message, SamplingMask, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -296,6 +296,9 @@ class HuggingFaceBackend:
             forced=tuple(place in request.forced for place in range(len(token_ids)))
             if request.forced
             else (),
+            sampling_mask=SamplingMask.of(request.kept.get(place, ()) for place in range(len(token_ids)))
+            if params.carries_mask
+            else None,
             begun=request.admitted_at,
         )
 

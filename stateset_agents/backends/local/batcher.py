@@ -339,8 +339,9 @@ class Batcher:
         # Each turn has its own row of random numbers, so a token depends on no other row of the batch.
         uniforms = self._tensor(table.uniforms[slots, columns])
         logits = self._constrained(slots, logits)
-        drawn, drawn_logprobs = sample(logits, uniforms, metadata)
-        tokens, logprobs = drawn.cpu().numpy(), drawn_logprobs.cpu().numpy()
+        drawn = sample(logits, uniforms, metadata)
+        tokens, logprobs = drawn.tokens.cpu().numpy(), drawn.logprobs.cpu().numpy()
+        self._keep_sets(slots, drawn.kept)
         ended: list[GenerationRequest] = []
         failed = np.isnan(logprobs)
         if failed.any():
@@ -381,6 +382,15 @@ class Batcher:
         forbid(part, self._tensor(np.stack(packed)))
         logits[rows] = part
         return logits
+
+    def _keep_sets(self, slots: Ints, kept: torch.Tensor | None) -> None:
+        """Note what top-k and top-p kept of [B, V] tokens, for the requests that carry it."""
+        table = self._table
+        for row, slot in enumerate(slots.tolist() if kept is not None else ()):
+            request = table.requests[slot]
+            if kept is not None and request is not None and request.params.carries_mask:
+                place = int(table.length[slot] - table.prompt[slot])
+                request.kept[place] = kept[row].nonzero()[:, 0].tolist()
 
     def _fail(self, slot: int, cause: Exception | None = None) -> GenerationRequest:
         """End a live request with an error, and drop its conversation; without a cause its logits are NaN.

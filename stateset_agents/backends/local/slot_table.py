@@ -47,6 +47,8 @@ class GenerationRequest:
     """[W] the tokens that the grammar allows next."""
     forced: set[int] = field(default_factory=set)
     """Places of tokens beside which no other was allowed."""
+    kept: dict[int, Sequence[int]] = field(default_factory=dict)
+    """By place, the tokens that top-k and top-p kept, where the parameters ask for them."""
     text: TurnText | None = None
     """The decoder of the turn's text, for streaming and stop strings; without it no token is decoded."""
     sampled: list[int] = field(default_factory=list)

@@ -38,7 +38,12 @@ from stateset_agents.training.trl.rows import TrlRow, padding_row, trl_rows
 from stateset_agents.training.trl.settings import TrlSettings, check_mappable, grpo_arguments
 from stateset_agents.training.update.batch import ConversationRow, Sample
 from stateset_agents.training.update.critic import ActorCritic, Critic, make_critic
-from stateset_agents.training.update.factory import LearnerFactory, is_quantized_training, trainable_copy
+from stateset_agents.training.update.factory import (
+    LearnerFactory,
+    is_quantized_training,
+    refuse_truncated_sampling,
+    trainable_copy,
+)
 from stateset_agents.training.update.lora import (
     base_of,
     lora_config,
@@ -342,6 +347,7 @@ class TrlLearnerFactory(LearnerFactory):
 
     def check(self, agent: MultiTurnAgent, config: TrainingConfig) -> None:
         """Raises ConfigurationError for settings that TRL cannot follow."""
+        refuse_truncated_sampling("TRL", agent)
         check_mappable(config, self.settings)
 
     def make(

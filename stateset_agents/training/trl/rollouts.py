@@ -20,8 +20,8 @@ from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import Environment, expect_environment
 from stateset_agents.core.reward import EnvironmentReward, Reward
-from stateset_agents.evaluation.evaluator import refuse_truncated_sampling
 from stateset_agents.training.trl.rows import TrlRow, columns, padding_row, trl_rows
+from stateset_agents.training.update.factory import refuse_truncated_sampling
 from stateset_agents.training.update.lora import merged_weights
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.scenario import Scenario
@@ -91,7 +91,7 @@ class TrlRollout:
         return {**columns(rows, rewards, with_logprobs=trainer.use_vllm), "trajectory": members}
 
     async def _play(self, scenarios: Sequence[Scenario], size: int, trainer: Any) -> list[TrajectoryGroup]:
-        refuse_truncated_sampling(self._agent)
+        refuse_truncated_sampling("TRL", self._agent)
         await self._agent.initialize()
         version = trainer.state.global_step
         if version != self._version:

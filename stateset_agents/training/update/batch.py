@@ -12,6 +12,7 @@ step is cut.
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from statistics import fmean, pstdev
@@ -141,6 +142,7 @@ def micro_batch(samples: Sequence[Sample], layout: Layout, grammars: Grammars | 
     positions = [torch.empty(0, dtype=torch.long)]
     tokens: list[tuple[int, int, int, float, float]] = []
     masks: list[Packed | None] = []
+    sets: list[array[int]] = []
     for index, row_positions in numbered:
         conversation, row = rows[index]
         sample = samples[conversation]
@@ -156,6 +158,7 @@ def micro_batch(samples: Sequence[Sample], layout: Layout, grammars: Grammars | 
             every = [(conversation, *token) for token in zip(*columns, strict=True)]
             tokens += itertools.compress(every, chosen)
             masks += itertools.compress(_masks(completion, grammars), chosen)
+            sets += itertools.compress(_sets(completion), chosen)
     ids, targets, places, logprobs, credit = zip(*tokens, strict=True) if tokens else [()] * 5
     return MicroBatch(
         layout=layout,
@@ -165,7 +168,7 @@ def micro_batch(samples: Sequence[Sample], layout: Layout, grammars: Grammars | 
         places=torch.tensor(places, dtype=torch.long),
         old_logprobs=torch.tensor(logprobs, dtype=torch.float32),
         advantages=torch.tensor(credit, dtype=torch.float32),
-        masks=TokenMasks.of(masks),
+        masks=TokenMasks.of(masks, sets),
     )
 
 
@@ -179,6 +182,15 @@ def _masks(completion: Completion, grammars: Grammars | None) -> Iterable[Packed
             "another policy"
         )
     return grammars.replay(completion.constraint, completion.token_ids)
+
+
+def _sets(completion: Completion) -> Iterable[array[int]]:
+    """[T] what top-k and top-p kept for each of a reply's tokens, empty where nothing was left out. Raises
+    BackendError for a token outside its set."""
+    if completion.sampling_mask is None:
+        return itertools.repeat(array("i"), len(completion.token_ids))
+    completion.sampling_mask.expect(completion.token_ids)
+    return completion.sampling_mask.sets()
 
 
 def lengths(samples: Sequence[Sample]) -> Tensor:

@@ -16,6 +16,8 @@ from stateset_agents.training.processes import Processes
 from stateset_agents.training.update.learner import Learner
 from stateset_agents.training.update.lora import quantized_copy, size_for_auto
 from stateset_agents.training.update.protocol import PolicyLearner
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.settings import expect_that
 
 
 def is_quantized_training(config: TrainingConfig) -> bool:
@@ -51,11 +53,34 @@ def _computes_in(config: TrainingConfig, backend: TrainableBackend, model: Any) 
     return torch.promote_types(computed, model.dtype) is model.dtype
 
 
+MOST_KEPT = 512
+"""Largest top_k of a training: the tokens that it keeps are carried with each sampled one."""
+
+
+def refuse_truncated_sampling(scorer: str, agent: MultiTurnAgent) -> None:
+    """Raises ConfigurationError for an agent with `top_k` or `top_p` set, whose replies `scorer` would score
+    over the whole vocabulary."""
+    top_k, top_p = agent.config.top_k, agent.config.top_p
+    if top_k or top_p < 1:
+        raise ConfigurationError(
+            f"{scorer} scores replies over the whole vocabulary: leave AgentConfig.top_k at 0 and top_p at "
+            f"1, got {top_k} and {top_p}"
+        )
+
+
 class LearnerFactory:
     """Makes and describes a trainer's learner; that of another library overrides it."""
 
     def check(self, agent: MultiTurnAgent, config: TrainingConfig) -> None:
-        """Raises ConfigurationError for settings that the learner cannot follow: ours follows all."""
+        """Raises ConfigurationError for settings that the learner cannot follow."""
+        expect_that(
+            agent.config.top_k <= MOST_KEPT,
+            "AgentConfig.top_k",
+            f"be at most {MOST_KEPT}",
+            agent.config.top_k,
+        )
+        if config.distillation is not None:
+            refuse_truncated_sampling("a teacher", agent)
 
     def make(
         self, agent: MultiTurnAgent, backend: TrainableBackend, config: TrainingConfig, processes: Processes

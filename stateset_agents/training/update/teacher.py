@@ -67,10 +67,11 @@ class Teacher:
 
         Raises BackendError where it cannot be had.
         """
-        if any(turn.completion.constraint for turn in sample.trajectory.turns):
+        completions = [turn.completion for turn in sample.trajectory.turns]
+        if any(completion.constraint or completion.sampling_mask for completion in completions):
             raise ConfigurationError(
-                "a teacher scores without the grammar that a reply kept to: distil without constrain, "
-                "first_reply and answer_schema"
+                "a teacher scores over the whole vocabulary, without a reply's grammar or truncation: distil "
+                "without constrain, first_reply, answer_schema, top_k and top_p"
             )
         by_turn: list[Sequence[float]] = [()] * len(sample.trajectory.turns)
 

@@ -25,8 +25,12 @@ Fault = Callable[[web.Request, dict[str, Any]], Any]
 class VLLMServer:
     """Serves the model in a folder. The n-th completion meets the n-th fault."""
 
-    def __init__(self, folder: Path, *faults: Fault | None, dev_mode: bool = True) -> None:
+    def __init__(
+        self, folder: Path, *faults: Fault | None, dev_mode: bool = True, masks: bool = True
+    ) -> None:
+        """`masks`: as with --return-sampling-mask."""
         self.folder = folder
+        self.masks = masks
         self.faults = list(faults)
         self.dev_mode = dev_mode
         self.bodies: list[dict[str, Any]] = []
@@ -47,6 +51,7 @@ class VLLMServer:
         await self._load()
         app = web.Application(client_max_size=2**26)
         app.router.add_post("/v1/completions", self._complete)
+        app.router.add_post("/inference/v1/generate", self._complete)
         app.router.add_get("/health", self._well)
         app.router.add_get("/v1/models", self._models)
         if self.dev_mode:
@@ -111,7 +116,7 @@ class VLLMServer:
         self.live += 1
         try:
             await asyncio.sleep(self.delay)
-            answer = await self._answer(body)
+            answer = await (self._generate(body) if "token_ids" in body else self._answer(body))
             fault = self.faults[number] if number < len(self.faults) else None
             if fault is None:
                 return web.json_response(answer)
@@ -143,3 +148,31 @@ class VLLMServer:
             scored = zip(ids[1:], await self.backend.score(ids), strict=True)
             choice["prompt_logprobs"] = [None, *({str(id): {"logprob": value}} for id, value in scored)]
         return json.loads(json.dumps({"object": "text_completion", "choices": [choice]}))
+
+    async def _generate(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Tokens for tokens, as `GenerateResponse` of vLLM's entrypoints/scale_out/token_in_token_out."""
+        fields = body["sampling_params"]
+        assert fields["temperature"] > 0
+        assert fields["top_k"] > 0
+        params = SamplingParams(
+            max_new_tokens=fields["max_tokens"],
+            temperature=fields["temperature"],
+            top_k=fields["top_k"],
+            top_p=fields["top_p"],
+            stop_token_ids=tuple(fields["stop_token_ids"]),
+            stop=tuple(fields["stop"]),
+            stream=fields["seed"],
+            return_sampling_mask=True,
+        )
+        said = await self.backend.generate(body["token_ids"], params)
+        assert said.sampling_mask is not None
+        pairs = zip(said.token_ids, said.logprobs, strict=True)
+        content = [{"token": f"token_id:{id}", "logprob": value, "top_logprobs": []} for id, value in pairs]
+        choice = {
+            "index": 0,
+            "logprobs": {"content": content},
+            "finish_reason": said.finish_reason,
+            "token_ids": list(said.token_ids),
+            "sampling_mask": [list(kept) for kept in said.sampling_mask.sets()] if self.masks else None,
+        }
+        return json.loads(json.dumps({"request_id": "1", "choices": [choice]}))

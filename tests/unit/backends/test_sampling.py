@@ -23,7 +23,7 @@ def knobs(rows: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.
 def draw(probs: list[float], uniforms: list[float], **options: float) -> tuple[list[int], list[float]]:
     logits = torch.tensor(probs).log().repeat(len(uniforms), 1)
     settings = knobs(len(uniforms), **options)  # type: ignore[arg-type]  # ints and floats by name
-    tokens, logprobs = sample(logits, torch.tensor(uniforms, dtype=torch.float64), settings)
+    tokens, logprobs, _ = sample(logits, torch.tensor(uniforms, dtype=torch.float64), settings)
     return tokens.tolist(), logprobs.tolist()
 
 
@@ -42,7 +42,7 @@ def test_an_even_grid_of_uniforms_hits_each_token_as_often_as_it_is_likely(
     logits = torch.randn(vocab, generator=torch.Generator().manual_seed(vocab)) * 2
     count = 20_000
     uniforms = (torch.arange(count, dtype=torch.float64) + 0.5) / count
-    tokens, logprobs = sample(logits.repeat(count, 1), uniforms, knobs(count, temperature))
+    tokens, logprobs, _ = sample(logits.repeat(count, 1), uniforms, knobs(count, temperature))
     expected = (logits / temperature).log_softmax(-1)
     hits = torch.bincount(tokens, minlength=vocab) / count
     assert (hits - expected.exp()).abs().max() <= 1.01 / count
@@ -87,7 +87,7 @@ def test_rows_with_different_knobs_share_a_call() -> None:
         top_k=torch.tensor([0, 0, 2, 0]),
         top_p=torch.tensor([1.0, 1.0, 1.0, 0.5]),
     )
-    tokens, logprobs = sample(logits, torch.tensor([0.05, 0.9, 0.9, 0.9], dtype=torch.float64), settings)
+    tokens, logprobs, _ = sample(logits, torch.tensor([0.05, 0.9, 0.9, 0.9], dtype=torch.float64), settings)
     assert tokens.tolist() == [0, 1, 3, 3]
     expected = [math.log(0.1), math.log(0.4), math.log(3 / 7), math.log(3 / 7)]
     assert logprobs.tolist() == pytest.approx(expected)
@@ -102,7 +102,7 @@ def test_a_turns_uniforms_do_not_depend_on_how_many_are_asked_for() -> None:
 def test_logits_that_are_no_numbers_show_in_the_log_prob() -> None:
     logits = torch.zeros(2, 100)
     logits[1, 7] = math.nan
-    tokens, logprobs = sample(logits, torch.tensor([0.5, 0.5], dtype=torch.float64), knobs(2))
+    tokens, logprobs, _ = sample(logits, torch.tensor([0.5, 0.5], dtype=torch.float64), knobs(2))
     assert 0 <= int(tokens[1]) < 100
     assert logprobs[0] == pytest.approx(math.log(1 / 100))
     assert logprobs[1].isnan()

@@ -116,11 +116,12 @@ async def test_without_any_verdict_there_is_no_success_rate() -> None:
     assert json.loads(json.dumps(result.summary()))["success"] is None
 
 
-async def test_truncated_sampling_is_refused_with_the_cure() -> None:
-    backend = ScriptedBackend(lambda request: "ok")
+async def test_evaluation_samples_with_the_agent_s_truncation() -> None:
+    requests = []
+    backend = ScriptedBackend(lambda request: requests.append(request.params) or "ok")
     async with MultiTurnAgent(AgentConfig(top_p=0.9), backend=backend) as agent:
-        with pytest.raises(ConfigurationError, match=r"leave AgentConfig.top_k at 0 and top_p at 1"):
-            await evaluate(agent, Judged(s0=True), EnvironmentReward(), scenarios(1))
+        await evaluate(agent, Judged(s0=True), EnvironmentReward(), scenarios(1))
+    assert {params.top_p for params in requests} == {0.9}
 
 
 async def test_conversations_that_could_not_be_played_are_left_out() -> None:

@@ -357,12 +357,32 @@ async def test_a_card_s_settings_hold_where_the_user_set_nothing(tmp_path):
     await trainer.close()
 
 
-@pytest.mark.parametrize("settings", [{"top_k": 5}, {"top_p": 0.9}])
-async def test_training_refuses_truncated_sampling(tmp_path, settings):
-    trainer = make_trainer(tmp_path, agent=make_agent(**settings))
-    with pytest.raises(ConfigurationError, match=r"leave AgentConfig\.top_k at 0 and top_p at 1"):
+async def test_training_refuses_more_kept_tokens_than_it_carries(tmp_path):
+    trainer = make_trainer(tmp_path, agent=make_agent(top_k=513))
+    with pytest.raises(ConfigurationError, match=r"AgentConfig\.top_k must be at most 512, got 513"):
         await trainer.train()
     await trainer.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "training"),
+    [({"top_k": 5}, {}), ({"top_p": 0.9}, {"lora": {"rank": 4}}), ({"top_k": 9, "top_p": 0.8}, {"beta": 0.1})],
+)
+async def test_truncated_rollouts_train_among_what_was_kept(tmp_path, settings, training):
+    agent = make_agent(**settings)
+    trainer = make_trainer(tmp_path, agent=agent, max_steps=2, log_rollouts=True, **training)
+    await trainer.train()
+    await trainer.close()
+    folder = next((tmp_path / "runs").iterdir())
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    ratios = [line["policy/first_ratio_max"] for line in metrics if "policy/first_ratio_max" in line]
+    assert ratios
+    assert ratios == pytest.approx([1.0] * len(ratios), abs=1e-4)
+    for line in (folder / "rollouts.jsonl").read_text().splitlines():
+        for turn in json.loads(line).get("turns", ()):
+            counts = turn["sampling_mask"]["counts"]
+            assert len(counts) == turn["sampled_tokens"]
+            assert all(0 < count <= settings.get("top_k", 512) for count in counts)
 
 
 async def test_a_backend_without_weights_is_refused(tmp_path):

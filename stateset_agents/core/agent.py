@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from stateset_agents.backends.base import (
     Backend,
@@ -41,6 +41,9 @@ from stateset_agents.types.logs import get_logger
 from stateset_agents.types.messages import GREEDY_BELOW, Completion, Message, SamplingParams
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.settings import expect
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 ChatInput = str | Sequence[Message | Mapping[str, Any]]
 """A conversation as callers give it; a text is one user message."""
@@ -136,6 +139,16 @@ class MultiTurnAgent:
         if self._backend is None:
             raise BackendError("the agent has no model yet: await agent.initialize() first")
         return self._backend
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The network that speaks. Raises BackendError where it runs elsewhere, or in no process."""
+        model: PreTrainedModel | None = getattr(self.backend, "model", None)
+        if model is None:
+            raise BackendError(
+                f"{type(self.backend).__name__} has no model in this process: load one by a folder or a name"
+            )
+        return model
 
     @property
     def template(self) -> ChatTemplate:

@@ -59,6 +59,7 @@ async def test_agent_environment_and_reward_are_made_as_printed() -> None:
     conversation = await env.start(env.scenarios("train")[0], seed=0)
     assert await agent.generate_response(conversation.opening)
     assert reward_fn.name == "customer_service"
+    assert create_value_function(model=agent.model, gamma=0.99, gae_lambda=0.95).gamma == 0.99
     await agent.close()
 
 

@@ -643,6 +643,7 @@ class PackedLinear:
         if self._adapter is None or tuple(part.shape for part in self._adapter) != shapes:
             self._adapter = like.new_zeros(shapes[0]), like.new_zeros(shapes[1])
         down, up = self._adapter
+        up.zero_()  # the old factors may have been another layer's
         row = column = 0
         for weight, pair in zip(self._weights, factors, strict=True):
             if pair is not None:

@@ -193,15 +193,13 @@ class WeightFolders:
 
     def write(self, weights: Mapping[str, torch.Tensor], name: str) -> Path:
         """Write the folder `name` atomically. Raises BackendError if the disk cannot take it."""
-        from safetensors.torch import save_file
+        from stateset_agents.backends.tensor_files import write_tensors
 
         folder = self._parent() / name
         part = folder.with_name(f"{name}.part")
         try:
             part.mkdir(parents=True, exist_ok=True)
-            # Copies: tied weights share their memory, and safetensors refuses that.
-            tensors = {key: tensor.detach().cpu().clone() for key, tensor in weights.items()}
-            save_file(tensors, part / "model.safetensors", metadata={"format": "pt"})
+            write_tensors(part / "model.safetensors", weights)
             shutil.rmtree(folder, ignore_errors=True)
             part.rename(folder)
         except OSError as error:

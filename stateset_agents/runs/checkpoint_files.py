@@ -26,58 +26,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from stateset_agents.backends.adapters import identity, shapes_of
+from stateset_agents.backends.tensor_files import tensor_bytes, write_tensors
 from stateset_agents.runtime.machine import sync
 from stateset_agents.types.errors import CheckpointError
-
-# safetensors' `save_file` keeps Python's global lock while it writes, half a second for a small model on
-# a busy disk; an event loop in the same process waits as long. So files are written here.
-
-_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-_ALIGNMENT = 8
-"""Bytes that the data's beginning is a multiple of; the header is filled up with spaces."""
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors as https://huggingface.co/docs/safetensors lays them out, tied ones under one name.
-
-    Eight bytes of header length, the header (names, dtypes, shapes, offsets) as JSON, and the bytes; lazy
-    tensors are made one at a time. Raises OSError where the disk cannot take them.
-    """
-    shapes = _untied(shapes_of(tensors))
-    ordered = sorted(shapes.items(), key=lambda item: (-item[1].element_size(), item[0]))  # aligned by that
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, tensor in ordered:
-        begin, end = end, end + tensor.numel() * tensor.element_size()
-        header[name] = {
-            "dtype": _NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [begin, end],
-        }
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
-    with path.open("wb") as file:  # a write gives the lock away for as long as the disk takes
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name, _ in ordered:
-            file.write(_saveable(tensors[name]).reshape(-1).view(torch.uint8).numpy().data)
-
 
 SCHEMA_VERSION = 1
 
@@ -202,13 +157,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         )
     except _Damaged as error:
         raise CheckpointError(f"{error}{_other_checkpoint(path)}") from error.__cause__
-    except (
-        OSError,
-        SafetensorError,
-        KeyError,
-        TypeError,
-        ValueError,
-    ) as error:  # though the hashes agree
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:  # though the hashes agree
         raise CheckpointError(f"{path} is damaged ({error}){_other_checkpoint(path)}") from error
 
 
@@ -336,18 +285,6 @@ def _clear(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _saveable(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().contiguous()
-
-
-def _untied(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Without second names for the same storage (tied embeddings), which safetensors refuses."""
-    names: dict[int, str] = {}
-    for name, tensor in weights.items():
-        names.setdefault(identity(tensor), name)
-    return {name: weights[name] for name in names.values()}
-
-
 def _split_optimizer(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors by a flat name, and the rest as plain JSON."""
     tensors = {
@@ -382,7 +319,7 @@ def fingerprint(weights: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(weights):
         digest.update(name.encode())
-        digest.update(_saveable(weights[name]).reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(tensor_bytes(weights[name]))
     return digest.hexdigest()
 
 

@@ -4,6 +4,7 @@ fit."""
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -133,11 +134,8 @@ def parse_memory(text: str) -> int:
 
     Raises ConfigurationError for anything else.
     """
-    number = text.lower().removesuffix("b").removesuffix("gi").removesuffix("g")
-    try:
-        size = float(number)
-    except ValueError:
-        size = 0.0
+    number = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:gi?b?)?\s*", text.lower())
+    size = float(number[1]) if number else 0.0
     if not 0 < size < 10_000:
         raise ConfigurationError(f"a GPU's memory is given as 24GB, got {text!r}")
     return int(size * 2**30)
@@ -161,6 +159,11 @@ def plan_memory(
     on the same GPU. Blocking: about half a minute of processor time for a model of 36 layers.
     """
     usable = int(UTILIZATION * (total - others - CONTEXT_BYTES))
+    if usable <= 0:
+        raise ConfigurationError(
+            f"of the GPU's {total / GB:.1f} GB others have {others / GB:.1f}, and CUDA takes "
+            f"{CONTEXT_BYTES / GB:.1f}: free it, or take a larger one"
+        )
     planner = _Planner(model_config, agent, training, usable, teacher_config)
     cache, rollouts = planner.rollouts
     kept = 0 if training.rollout_sleep else rollouts if training.max_staleness else cache
@@ -251,6 +254,8 @@ def plan_training(agent: AgentConfig, training: TrainingConfig, *, total: int, o
             others=others,
             teacher_config=teacher,
         )
+    except ConfigurationError:  # it says itself what to do
+        raise
     except _UNFIT as error:  # the model's own code, on tensors without data
         reason = (str(error).splitlines() or [""])[0]
         raise NoPlan(
@@ -309,19 +314,19 @@ class _Planner:
     @property
     def _ways(self) -> list[bool]:
         """Whether activations may be recomputed: the quicker way first."""
-        asked = self._training.gradient_checkpointing
-        return [False, True] if asked == "auto" else [asked]
+        setting = self._training.gradient_checkpointing
+        return [False, True] if setting == "auto" else [setting]
 
     def _room(self, usable: int) -> int:
         """Tokens of the cache that fit beside what else a phase takes, in whole conversations."""
         cache, peak = self.full.rollouts(self.load)
-        taken = self.full.start + peak - cache
+        other = self.full.start + peak - cache
         if not self._training.rollout_sleep:
             least = self._training.micro_batch_tokens or max(self.load.row_tokens, _ENOUGH_TOKENS)
-            taken = max(taken, min(int(self._line(way).at(least)) for way in self._ways))
+            other = max(other, min(int(self._line(way).at(least)) for way in self._ways))
         row = self.load.row_tokens
         bytes_of_row = max(1, cache // self.load.conversations)
-        return max(row, min(MOST_CACHED, (usable - taken) // bytes_of_row * row))
+        return max(row, min(MOST_CACHED, (usable - other) // bytes_of_row * row))
 
     def _simulated(self, layers: int | None, *, recomputes: bool) -> SimulatedTraining:
         config = copy.deepcopy(self._model_config)
@@ -349,7 +354,10 @@ class _Planner:
             if is_last or (is_large and line.at(tokens) <= usable):
                 break
         full = self.full if not recomputes else self._simulated(None, recomputes=True)
-        peak = full.update(self._load(tokens))
+        if tokens > _MOST_TOKENS:  # by the line: to simulate them takes minutes
+            peak = int(self._line(recomputes).at(tokens))
+        else:
+            peak = full.update(self._load(tokens))
         while training.micro_batch_tokens is None and peak > usable and tokens > _MULTIPLE:
             tokens = max(
                 _MULTIPLE, min(tokens - _MULTIPLE, int(tokens * usable / peak)) // _MULTIPLE * _MULTIPLE

@@ -150,9 +150,8 @@ class _Attention(torch.autograd.Function):
         query, key, value, _, log_sum = ctx.saved_tensors
         by_query, wide = torch.empty_like(query), torch.empty_like(query, dtype=torch.float32)
         delta = torch.empty_like(log_sum)
-        by_head = key.new_empty(
-            2, *query.shape[:2], *key.shape[2:]
-        )  # before heads that share keys are summed
+        # Before heads that share keys are summed.
+        by_head = key.new_empty(2, *query.shape[:2], *key.shape[2:])
         del wide, delta, by_head
         return by_query, torch.empty_like(key), torch.empty_like(value)
 
@@ -380,11 +379,8 @@ class SimulatedTraining:
             if isinstance(part := getattr(batch, field.name), Tensor)
         }
         count = len(batch.targets)
-        size = (
-            sum(columns.values())
-            // max(1, count)
-            * max(0, load.step_tokens // self._config.num_processes - count)
-        )
+        others = max(0, load.step_tokens // self._config.num_processes - count)
+        size = sum(columns.values()) // max(1, count) * others
         return torch.empty(size, dtype=torch.uint8, device=self._device)
 
     def hand_over(self) -> int:
@@ -448,12 +444,9 @@ def _values(head: ValueHead, hidden: Tensor) -> Tensor:
 
 
 def _plan(rows: int, start: int, length: int) -> Plan:
-    def each(value: int) -> Any:
-        return np.full(rows, value, np.int64)
-
     return Plan(
         slots=np.arange(rows),
-        starts=each(start),
-        lengths=each(length),
+        starts=np.full(rows, start, np.int64),
+        lengths=np.full(rows, length, np.int64),
         tokens=np.zeros(rows * length, np.int64),
     )

@@ -98,9 +98,9 @@ class LoraSettings(Settings):
 
     rank: int = Field(default=16, ge=1)
     """Columns of A and B: how much each layer may change."""
-    alpha: float = Field(default=32.0, gt=0.0)
+    alpha: float = Field(default=32.0, gt=0.0, allow_inf_nan=False)
     """The adapter counts alpha / rank times."""
-    target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    target_modules: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
     """Names of the layers that get one, such as q_proj; all-linear is every linear layer but the output
     head."""
 
@@ -354,6 +354,8 @@ class UpdateSettings(PassSettings):
             raise ValueError("a moving beta needs beta > 0 and use_reference_model true")
         if self.dual_clip is not None and loss.clips != "both":
             raise ValueError(f"{self.loss_type} has no dual clip: leave dual_clip unset")
+        if self.importance == "none" and self.importance_cap is not None:
+            raise ValueError("importance_cap bounds weights, and importance none has none: leave one out")
         if self.distillation is not None and loss.level == "sequence":
             raise ValueError(
                 f"distillation gives each token an advantage of its own, and {self.loss_type} weighs whole "

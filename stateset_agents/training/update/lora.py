@@ -77,6 +77,7 @@ def add_adapter(model: Any, settings: LoraSettings) -> Any:
 
     with warnings.catch_warnings():  # peft asks for it by a name that transformers would drop
         warnings.filterwarnings("ignore", message=r"`is_gradient_checkpointing` is deprecated")
+        warnings.filterwarnings("ignore", message=r"The following \w+_pattern keys")  # of experts, for peft
         return get_peft_model(model, config)
 
 

@@ -121,15 +121,15 @@ class Objective:
 
     def measure(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """A step's metrics with those of its weights; the next step's `auto` reads them."""
-        named = dict(metrics)
-        if "policy/mismatch_square" in named:
-            self.mismatch_rms = math.sqrt(named.pop("policy/mismatch_square"))
-            named["policy/mismatch_rms"] = self.mismatch_rms
-        if "policy/weight_square" in named:
-            square = named.pop("policy/weight_square")
-            named["policy/importance_level"] = float(self.weight_level == "sequence") + 1.0
-            named["policy/importance_ess"] = named["policy/weight"] ** 2 / square if square else 0.0
-        return named
+        result = dict(metrics)
+        if "policy/mismatch_square" in result:
+            self.mismatch_rms = math.sqrt(result.pop("policy/mismatch_square"))
+            result["policy/mismatch_rms"] = self.mismatch_rms
+        if "policy/weight_square" in result:
+            square = result.pop("policy/weight_square")
+            result["policy/importance_level"] = float(self.weight_level == "sequence") + 1.0
+            result["policy/importance_ess"] = result["policy/weight"] ** 2 / square if square else 0.0
+        return result
 
     @torch.no_grad()
     def prepare(self, batches: Sequence[MicroBatch], beta: float) -> list[MicroBatch]:

@@ -125,10 +125,7 @@ def weights_and_reference(
     """The fingerprint of the policy's weights, how `config` has them held, and the frozen reference where it
     uses one: the model without its adapter, `reference_model`, or a copy. With fsdp2 both are cut into
     shards."""
-    if config.lora is None:
-        digest = fingerprint(merged_weights(policy.model))  # before any shard is cut off
-    else:
-        digest = fingerprint(plain_weights(policy.model, {}))
+    digest = fingerprint(plain_weights(policy.model, {}))  # before any shard is cut off
     if reference_model is not None and (config.lora is not None or not config.uses_reference):
         why = "beta is 0" if config.lora is None else "an adapter's reference is the model without it"
         raise ConfigurationError(f"a reference model is of no use here ({why}): leave it out")

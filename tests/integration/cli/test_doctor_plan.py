@@ -131,6 +131,10 @@ def refused(settings: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         ("agent: {model_name: ./none.gguf}", "does not exist; give a GGUF file's path, or a folder"),
         ("agent: {model_name: ./nothing}", "does not exist; give a folder written by save_pretrained"),
         ("agent: {model_name: ./empty}", "it has no config.json"),
+        (
+            "agent: {model_name: ./small}\ntraining: {lora: {target_modules: [query]}}",
+            "stateset-agents: lora.target_modules: 'query' names no linear layer of a Qwen3ForCausalLM: use",
+        ),
         ("agent: {model_name: ./pictures}", "the memory of a llava, which reads pictures, cannot be planned"),
         (
             "agent: {model_name: 'embedded:desk'}\ntraining: {distillation: {teacher: 'embedded:dsk'}}",
@@ -143,6 +147,7 @@ def test_what_is_not_planned_is_said_in_one_line(
 ) -> None:
     (tmp_path / "empty").mkdir()
     LlavaConfig().save_pretrained(tmp_path / "pictures")
+    MODEL.save_pretrained(tmp_path / "small")
     settings = settings if "agent" in settings else f"agent: {{model_name: 'embedded:desk'}}\n{settings}"
     assert line in refused(settings, tmp_path, capsys)
 
@@ -152,6 +157,11 @@ def test_what_is_not_planned_is_said_in_one_line(
     [
         (["--plan", FILE], "there is no GPU here to plan for: say how large one is, --gpu-memory 24GB"),
         (["--plan", FILE, "--gpu-memory", "lots"], "a GPU's memory is given as 24GB, got 'lots'"),
+        (["--plan", FILE, "--gpu-memory", "24b"], "a GPU's memory is given as 24GB, got '24b'"),
+        (
+            ["--plan", FILE, "--gpu-memory", "0.5GB"],
+            "of the GPU's 0.5 GB others have 0.0, and CUDA takes 1.2",
+        ),
         (["--gpu-memory", "24GB"], "--gpu-memory is of a plan: give --plan FILE, too"),
         (["--plan", str(ROOT / "examples" / "cartpole.yaml")], "--plan is for trainings of language models"),
     ],
@@ -232,3 +242,13 @@ def test_settings_that_a_plan_names_make_it_fit(
         agent, training = followed(mends[-1], agent, training)
     for step in steps:
         assert any(mend.startswith(step) for mend in mends), mends
+
+
+def test_a_pass_beyond_all_memory_is_planned_without_being_laid_out() -> None:
+    agent = AgentConfig(model_name="small", max_context_tokens=512, max_cached_tokens=4096)
+    training = TrainingConfig(micro_batch_tokens=10**9, gradient_checkpointing=True)
+    (phase,) = plan_memory(MODEL, agent, training, name="small", total=24 * 2**30).too_large
+    assert phase.name == "update"
+    assert phase.mend.startswith(
+        "lower micro_batch_tokens" if "rollout_sleep" not in phase.mend else "rollout"
+    )

@@ -122,3 +122,14 @@ def test_weights_made_in_inference_mode_go_on_in_it() -> None:
         x = torch.randn(5, 16)
         wanted = torch.cat([part(x) for part in parts], dim=-1)
         assert torch.allclose(stacked(x), wanted, atol=1e-6)
+
+
+def test_an_adapter_of_another_layer_leaves_nothing_of_the_one_before() -> None:
+    weights = [torch.nn.Parameter(torch.randn(3, 4), requires_grad=False) for _ in range(2)]
+    linear = PackedLinear(weights, [None, None], packed=False)
+    x, factors = torch.randn(5, 4), (torch.randn(2, 4), torch.randn(3, 2))
+    linear.set_adapter([factors, None])
+    linear.set_adapter([None, factors])
+    first, second = linear(x).split(3, dim=1)
+    assert torch.allclose(first, F.linear(x, weights[0]), atol=1e-5)
+    assert torch.allclose(second, F.linear(x, weights[1] + factors[1] @ factors[0]), atol=1e-5)

@@ -244,3 +244,16 @@ def test_a_critic_s_settings_at_their_defaults_harm_nobody():
     assert TrainingConfig(value_clip=0.2, gamma=1.0, gae_lambda=0.95) == TrainingConfig()
     assert TrainingConfig(advantage_estimator="hybrid", baseline_type="group_median").gamma == 1.0
     assert TrainingConfig(advantage_estimator="token_gae", num_generations=1).min_group_size == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"lora": {"target_modules": []}}, "lora: target_modules: .*at least 1 item"),
+        ({"lora": {"alpha": float("inf")}}, "lora: alpha: input should be a finite number, got inf"),
+        ({"importance": "none", "importance_cap": 3.0}, "importance none has none: leave one out"),
+    ],
+)
+def test_adapters_and_weights_without_effect_are_refused(settings, line):
+    with pytest.raises(ConfigurationError, match=line):
+        TrainingConfig(**settings)

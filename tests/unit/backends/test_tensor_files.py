@@ -11,7 +11,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from stateset_agents.runs.checkpoint_files import write_tensors
+from stateset_agents.backends.adapters import LazyWeights
+from stateset_agents.backends.tensor_files import write_tensors
+from stateset_agents.backends.vllm import WeightFolders
 
 DTYPES = (
     torch.float64,
@@ -60,3 +62,26 @@ def test_other_threads_run_while_a_slow_disk_takes_the_bytes(tmp_path):
         assert writing.is_alive()
         assert len(reader.read()) > 4_000_000
     writing.join()
+
+
+def test_a_server_s_weights_are_written_one_by_one_as_they_are_made(tmp_path):
+    sizes = []
+
+    def make(name):
+        sizes.append(sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()))
+        return torch.full((100_000,), float(name))
+
+    like = {name: torch.empty(100_000, device="meta") for name in "123"}
+    folder = WeightFolders(tmp_path).write(LazyWeights(like, make), "run-1")
+    assert sizes[2] > 400_000
+    assert {name: float(tensor[-1]) for name, tensor in load_file(folder / "model.safetensors").items()} == {
+        "1": 1.0,
+        "2": 2.0,
+        "3": 3.0,
+    }
+
+
+def test_tied_weights_are_written_once_under_their_first_name(tmp_path):
+    embedding = torch.ones(3, 2)
+    write_tensors(tmp_path / "file", {"embed": embedding, "head": embedding, "norm": torch.ones(2)})
+    assert load_file(tmp_path / "file").keys() == {"embed", "norm"}

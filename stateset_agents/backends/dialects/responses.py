@@ -154,7 +154,6 @@ class ResponseBody(Closed):
         default=None, description="thoughts once more, in one text that clients pass on"
     )
     truncation: Literal["disabled"] | None = None
-    background: Literal[False] | None = None
     user: Text | None = Field(
         default=None, description="names the conversation where a deployment is served; else without effect"
     )

@@ -208,7 +208,7 @@ def _request(body: CountBody, **fields: Any) -> ChatRequest:
     choice = body.tool_choice or ToolChoice(type="auto")
     if (choice.type == "tool") != (choice.name is not None):
         problem = "is missing" if choice.name is None else "goes with the type 'tool'"
-        raise invalid(f"tool_choice.name {problem}", "tool_choice")
+        raise invalid(f"tool_choice.name {problem}", "tool_choice", code="invalid_tool_choice")
     word = {"any": "required", "tool": choice.name or ""}.get(choice.type, choice.type)
     format = body.output_config and body.output_config.format
     return ChatRequest(
@@ -238,6 +238,10 @@ def _chat_items(body: CountBody) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield from ((place, item) for item in _block_items(place, message.role, message.content))
 
 
+_ROLES = {"thinking": "assistant", "tool_use": "assistant", "image": "user", "tool_result": "user"}
+"""Whose blocks stand in no other's messages."""
+
+
 def _block_items(place: str, role: str, blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
@@ -245,9 +249,7 @@ def _block_items(place: str, role: str, blocks: Sequence[Block]) -> Iterator[dic
     num_results = 0
     for number, block in enumerate(blocks):
         at = f"{place}.content[{number}]"
-        if role != "assistant" and block.type in ("thinking", "tool_use"):
-            raise invalid(f"{at} of type {block.type} stands in no message of the {role}", "messages")
-        if role != "user" and block.type in ("image", "tool_result"):
+        if _ROLES.get(block.type, role) != role:
             raise invalid(f"{at} of type {block.type} stands in no message of the {role}", "messages")
         if block.type == "thinking":
             thoughts.append(_expect(at, "thinking", block.thinking))

@@ -154,7 +154,6 @@ class ResponseBody(Closed):
         default=None, description="thoughts once more, in one text that clients pass on"
     )
     truncation: Literal["disabled"] | None = None
-    background: Literal[False] | None = None
     user: Text | None = Field(
         default=None, description="names the conversation where a deployment is served; else without effect"
     )
@@ -290,8 +289,9 @@ def _chat_items(items: str | list[Item]) -> Iterator[tuple[str, Mapping[str, Any
             continue
         if not reply:
             first, reply = place, {"role": "assistant"}
-        calls = [*reply.get("tool_calls", ()), *fields.pop("tool_calls", ())]
-        reply |= {**fields, **({"tool_calls": calls} if calls else {})}
+        if calls := fields.pop("tool_calls", None):
+            reply.setdefault("tool_calls", []).extend(calls)
+        reply |= fields
     if reply:
         yield first, reply
 
@@ -312,7 +312,7 @@ def _item_fields(place: str, item: Item) -> dict[str, Any]:
 
 def _expect(place: str, name: str, value: str | None) -> str:
     if value is None:
-        raise invalid(f"{place}.{name} is missing", "input")
+        raise invalid(f"{place}.{name} is missing", "input", code="invalid_messages")
     return value
 
 
@@ -339,7 +339,7 @@ def _thoughts(place: str, item: Item) -> str:
         return base64.b64decode(item.encrypted_content or "", validate=True).decode()
     except (binascii.Error, UnicodeDecodeError) as error:
         problem = f"{place}.encrypted_content is not of this server ({error}): send the content"
-        raise invalid(problem, "input") from error
+        raise invalid(problem, "input", code="invalid_messages") from error
 
 
 def _encoded(thoughts: str) -> str:

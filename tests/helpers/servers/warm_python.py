@@ -29,7 +29,6 @@ __all__ = ["program_id", "start", "stop", "warm_python"]
 
 _ADDRESS = "WARM_PYTHON"
 _MODULES = (
-    "anthropic",
     "openai",
     "stateset_agents.backends.local.backend",
     "stateset_agents.cli.main",

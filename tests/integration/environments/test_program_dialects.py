@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 from engines import make_engine
 from tiny_models import tiny_model
 from tiny_training import make_trainer, plain_logprobs
-from warm_python import warm_python
 
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import MultiTurnAgent
@@ -99,7 +99,7 @@ def clerk(folder: Path) -> ExternalProgram:
     path = folder / "clerk.py"
     path.write_text(CLERK)
     tasks = [{"id": name, "opening": "K1?", "context": {"dialect": name}} for name in DIALECTS]
-    return ExternalProgram([*warm_python(), str(path)], tasks, verdict="stdout")
+    return ExternalProgram([sys.executable, str(path)], tasks, verdict="stdout")
 
 
 def assert_trained_as_sampled(talk: Trajectory) -> None:
@@ -111,6 +111,7 @@ def assert_trained_as_sampled(talk: Trajectory) -> None:
     assert sum(sum(row.action_mask) for row in talk.rows) == talk.num_agent_tokens
 
 
+@pytest.mark.long
 async def test_the_same_program_gives_the_same_rows_in_every_dialect(tmp_path: Path) -> None:
     call = '<tool_call>{"name": "look", "arguments": {"order": "%s"}}</tool_call>'
     replies = ["<think>Two.</think>Let me look. " + call % "K1" + call % "K2", "Both are shipped."]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
@@ -366,7 +367,7 @@ async def test_a_picture_is_the_same_in_every_dialect(tmp_path: Path) -> None:
             "tools",
         ),
         ({"conversation": "c"}, "conversation is not served here", "conversation"),
-        ({"background": True}, "background must be False", "background"),
+        ({"background": True}, "background is not served here", "background"),
         ({"truncation": "auto"}, "truncation must be 'disabled'", "truncation"),
         ({"include": ["file_search_call.results"]}, "include[0]", "include"),
         ({"input": [{"type": "web_search_call", "id": "w"}]}, "input[0].type must be 'message'", "input"),
@@ -477,3 +478,51 @@ async def test_a_stream_that_breaks_off_says_so_in_each_dialect() -> None:
         with pytest.raises(anthropic.APIStatusError, match="no memory left"):
             async for _ in await it.message(stream=True):
                 pass
+
+
+async def test_a_full_server_is_a_429_in_each_dialect() -> None:
+    started = asyncio.Event()
+
+    async def slow(request: Any) -> str:
+        started.set()
+        await asyncio.sleep(30)
+        return "late"
+
+    limits = Limits(max_running=1, max_waiting=0)
+    async with serving(ScriptedBackend(slow), limits=limits) as it:
+        running = asyncio.create_task(it.create())
+        await started.wait()
+        with pytest.raises(openai.RateLimitError, match="ask again later") as told:
+            await it.create(stream=True)
+        assert told.value.response.headers["Retry-After"]
+        with pytest.raises(anthropic.RateLimitError, match="ask again later") as asked:
+            await it.message()
+        assert asked.value.body["error"]["type"] == "rate_limit_error"
+        with pytest.raises(anthropic.RateLimitError):
+            await it.anthropic.messages.count_tokens(model="mine", messages=HI)
+        running.cancel()
+
+
+async def test_a_drain_that_cuts_streams_says_so_in_each_dialect() -> None:
+    class Endless(ScriptedBackend):
+        async def generate(self, *_: Any, on_text: Any = None, **__: Any) -> Any:
+            while True:
+                on_text("on ")
+                await asyncio.sleep(0.01)
+
+    async def last_event(stream: Any) -> Any:
+        async for event in stream:
+            last = event
+        return last
+
+    async with serving(Endless([])) as it:
+        asked = [
+            asyncio.create_task(it.create(stream=True)),
+            asyncio.create_task(it.message(stream=True)),
+        ]
+        await asyncio.sleep(0.3)  # the judge reads streams whole, so their clients wait for the cut
+        assert await it.server.drain(0.1) == 2
+        response, message = [await one for one in asked]
+        assert (await last_event(response)).type == "response.failed"
+        with pytest.raises(anthropic.APIStatusError, match="shut down"):
+            await last_event(message)

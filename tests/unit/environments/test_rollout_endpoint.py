@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import asynccontextmanager
+from typing import Any, ClassVar
 
 import aiohttp
 import openai
@@ -326,3 +327,176 @@ async def test_what_is_not_served_is_said_in_openai_s_format():
                 assert "not JSON" in (await answer.json())["error"]["message"]
             async with session.post(f"{talk.rollout.url}/chat/completions", json=[1]) as answer:
                 assert "must be a JSON object" in (await answer.json())["error"]["message"]
+
+
+# --- the other dialects ---
+
+ORDER = {"type": "object", "properties": {"order": {"type": "string"}}, "required": ["order"]}
+CALL = '<think>Hm.</think>Wait. <tool_call>{"name": "look", "arguments": {"order": "K27"}}</tool_call>'
+
+
+class Chat:
+    """What a program asks in its dialect: a question, then the result of the call that answers it."""
+
+    path = "chat/completions"
+    tools: ClassVar[Any] = [{"type": "function", "function": {"name": "look", "parameters": ORDER}}]
+    required: ClassVar[Any] = {"tool_choice": "required"}
+    named: ClassVar[Any] = {"tool_choice": {"type": "function", "function": {"name": "look"}}}
+    schema: ClassVar[Any] = {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": ORDER}}
+    }
+    single: ClassVar[Any] = {"parallel_tool_calls": False}
+    least: ClassVar[Any] = {"max_tokens": 5}
+
+    def first(self):
+        return {"messages": HELLO, "tools": self.tools}
+
+    def second(self, answer):
+        reply = answer["choices"][0]["message"]
+        result = {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": "shipped"}
+        return {"messages": [*HELLO, reply, result, USER], "tools": self.tools}
+
+
+class Items(Chat):
+    path = "responses"
+    tools: ClassVar[Any] = [{"type": "function", "name": "look", "parameters": ORDER, "strict": True}]
+    named: ClassVar[Any] = {"tool_choice": {"type": "function", "name": "look"}}
+    schema: ClassVar[Any] = {"text": {"format": {"type": "json_schema", "name": "x", "schema": ORDER}}}
+    least: ClassVar[Any] = {"max_output_tokens": 5}
+
+    def first(self):
+        return {"instructions": "be brief", "input": "hi", "tools": self.tools}
+
+    def results(self, answer):
+        (call,) = (item for item in answer["output"] if item["type"] == "function_call")
+        return [{"type": "function_call_output", "call_id": call["call_id"], "output": "shipped"}, USER]
+
+    def second(self, answer):
+        items = [{"role": "user", "content": "hi"}, *answer["output"], *self.results(answer)]
+        return {**self.first(), "input": items}
+
+
+class ItemsById(Items):
+    def second(self, answer):
+        return {**self.first(), "input": self.results(answer), "previous_response_id": answer["id"]}
+
+
+class Blocks(Chat):
+    path = "messages"
+    tools: ClassVar[Any] = [{"name": "look", "input_schema": ORDER}]
+    required: ClassVar[Any] = {"tool_choice": {"type": "any"}}
+    named: ClassVar[Any] = {"tool_choice": {"type": "tool", "name": "look"}}
+    schema: ClassVar[Any] = {"output_config": {"format": {"type": "json_schema", "schema": ORDER}}}
+    single: ClassVar[Any] = {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}
+
+    def first(self):
+        head = {"model": "m", "max_tokens": 5, "system": "be brief", "tools": self.tools}
+        return {**head, "messages": HELLO[1:]}
+
+    def second(self, answer):
+        call = answer["content"][-1]
+        result = {"type": "tool_result", "tool_use_id": call["id"], "content": "shipped"}
+        blocks = {"role": "user", "content": [result, {"type": "text", "text": "x"}]}
+        return {
+            **self.first(),
+            "messages": [*HELLO[1:], {"role": "assistant", "content": answer["content"]}, blocks],
+        }
+
+
+SPEAKERS = pytest.mark.parametrize("speaker", [Chat(), Items(), ItemsById(), Blocks()])
+
+
+class Post:
+    """A rollout with a client that posts bodies."""
+
+    def __init__(self, rollout, http):
+        self.rollout, self.http = rollout, http
+
+    async def ask(self, speaker, body, **headers):
+        async with self.http.post(f"{self.rollout.url}/{speaker.path}", json=body, headers=headers) as answer:
+            return answer.status, await answer.json()
+
+    async def say(self, speaker, body, reply):
+        """What the agent is asked, and what the client gets."""
+        answer = asyncio.ensure_future(self.ask(speaker, body))
+        async with asyncio.timeout(20):
+            asked = await self.rollout.next()
+            self.rollout.answer(reply.message, reply)
+            status, data = await answer
+        assert status == 200, data
+        return asked, data
+
+
+@asynccontextmanager
+async def posting():
+    server = RolloutServer()
+    rollout = await server.open()
+    try:
+        async with aiohttp.ClientSession() as http:
+            yield Post(rollout, http)
+    finally:
+        await server.close(rollout)
+
+
+@SPEAKERS
+async def test_what_is_asked_is_the_same_in_every_dialect(speaker):
+    async with posting() as post:
+        asked, answer = await post.say(speaker, speaker.first(), said(CALL))
+        assert [(m.role, m.content) for m in asked.conversation] == [("system", "be brief"), ("user", "hi")]
+        assert asked.tools == ({"type": "function", "function": {"name": "look", "parameters": ORDER}},)
+        asked, _ = await post.say(speaker, speaker.second(answer), said("Shipped."))
+        result = Message(role="tool", content="shipped", tool_call_id="call_0_0", name="look")
+        assert asked.messages == (result, Message(role="user", content="x"))
+        assert asked.conversation[2] == said(CALL).message  # as it was sampled, its thought included
+
+
+@SPEAKERS
+async def test_what_a_request_wants_of_its_reply_is_the_same_in_every_dialect(speaker):
+    def limits(**fields):
+        return ReplyLimits(max_new_tokens=5, with_reasoning=True, is_requested=True, **fields)
+
+    async with posting() as post:
+        first = {**speaker.first(), **speaker.least}
+        for fields, wanted in (
+            ({}, limits()),
+            (speaker.required, limits(tool_choice="required")),
+            (speaker.named, limits(tool_choice="look")),
+            (speaker.schema, limits(answer_schema=ORDER)),
+        ):
+            asked, _ = await post.say(speaker, {**first, **fields}, said("ok"))
+            assert asked.limits == wanted
+        status, data = await post.ask(speaker, {**first, **speaker.single})
+        assert (status, "parallel_tool_calls cannot be false in training" in str(data)) == (400, True)
+
+
+@SPEAKERS
+async def test_a_retry_gets_the_one_answer_in_every_dialect(speaker):
+    async with posting() as post:
+        _, answer = await post.say(speaker, speaker.first(), said("the one"))
+        status, again = await post.ask(speaker, speaker.first(), **{"x-stainless-retry-count": "1"})
+        assert (status, again["id"]) == (200, answer["id"])
+
+
+@SPEAKERS
+async def test_an_end_is_said_in_every_dialect(speaker):
+    async with posting() as post:
+        post.rollout.end(ApiError("the agent has had its 2 turns", code="max_turns"))
+        status, data = await post.ask(speaker, speaker.first())
+        assert (status, data["error"]["message"]) == (400, "the agent has had its 2 turns")
+        if speaker.path == "messages":
+            assert (data["type"], data["error"]["type"]) == ("error", "invalid_request_error")
+        else:
+            assert data["error"]["code"] == "max_turns"
+
+
+async def test_responses_of_one_rollout_are_not_there_in_another():
+    server = RolloutServer()
+    one, other = await server.open(), await server.open()
+    async with aiohttp.ClientSession() as http:
+        _, answer = await Post(one, http).say(Items(), Items().first(), said("ok"))
+        goes_on = {"input": "and?", "previous_response_id": answer["id"]}
+        status, data = await Post(other, http).ask(Items(), goes_on)
+        assert (status, data["error"]["code"]) == (404, "previous_response_not_found")
+        await Post(one, http).say(Items(), goes_on, said("ok"))
+    for rollout in (one, other):
+        await server.close(rollout)

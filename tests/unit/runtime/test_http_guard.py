@@ -127,6 +127,8 @@ async def test_the_rollout_endpoint_and_the_live_report_have_the_same_guard(tmp_
 async def test_a_key_is_asked_for_where_there_is_one():
     async with served(api_keys=["alpha-key", "beta-key"]) as (url, client):
         json = {"Content_Type": "application/json"}
+        assert await status(client, url, **{"X-Api-Key": "beta-key"}, **json) == 200
+        assert await status(client, url, **{"X-Api-Key": "wrong"}, **json) == 401
         for good in ("Bearer alpha-key", "bearer beta-key", "Bearer  beta-key"):
             assert await status(client, url, Authorization=good, **json) == 200
         for bad in (

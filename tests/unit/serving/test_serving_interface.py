@@ -407,17 +407,28 @@ async def test_each_bound_of_the_schema_holds_on_both_sides():
         assert all(statuses == {200, 400} for statuses in tried.values()), tried
 
 
-async def test_each_type_of_the_schema_is_checked():
+@pytest.mark.parametrize(
+    ("path", "body", "least"),
+    [
+        ("/v1/chat/completions", "ChatBody", {"messages": HI}),
+        ("/v1/responses", "ResponseBody", {"input": "hi"}),
+        ("/v1/messages", "MessagesBody", {"messages": HI, "model": "mine", "max_tokens": 9}),
+        ("/v1/messages/count_tokens", "CountBody", {"messages": HI, "model": "mine"}),
+    ],
+)
+async def test_each_type_of_the_schema_is_checked(path, body, least):
     wrong = {"string": 5, "integer": "5", "number": "5", "boolean": "yes", "array": 5, "object": 5}
     async with served(lambda request: "ok") as it:
         parts = json.loads((await it.get("/openapi.json"))[2])["components"]["schemas"]
-        for name, schema in parts["ChatBody"]["properties"].items():
+        for name, schema in parts[body]["properties"].items():
             kinds = [resolved(branch, parts) for branch in schema.get("anyOf", [schema])]
             value = next(wrong[kind["type"]] for kind in kinds if kind.get("type") in wrong)
-            status, answer = await it.post(json.dumps({"messages": HI, name: value}))
-            assert (status, answer["error"]["param"]) == (400, name)
-            if "anyOf" in schema:  # null counts as absent
-                assert (await it.post(json.dumps({"messages": HI, name: None})))[0] == 200
+            status, answer = await it.post(json.dumps({**least, name: value}), path)
+            assert status == 400
+            assert answer["error"]["message"].startswith(name)
+            assert answer["error"].get("param", name) == name
+            if "anyOf" in schema and name not in least:  # null counts as absent
+                assert (await it.post(json.dumps({**least, name: None}), path))[0] == 200
 
 
 async def test_answers_are_as_the_schema_says(tmp_path):
@@ -425,6 +436,8 @@ async def test_answers_are_as_the_schema_says(tmp_path):
         headers = {"Authorization": "Bearer secret", "Content-Type": "application/json"}
         document = json.loads((await it.get("/openapi.json", **headers))[2])
         tool = {"messages": HI, "tools": [LOOK], "n": 2, "logprobs": True}
+        function, custom = {"type": "function", "name": "look"}, {"name": "look", "input_schema": {}}
+        talk = {"model": "mine", "max_tokens": 400, "messages": HI}
         requests = [
             ("post", "/v1/chat/completions", json.dumps({"messages": HI}), headers, 200),
             ("post", "/v1/chat/completions", json.dumps(tool), headers, 200),
@@ -432,6 +445,24 @@ async def test_answers_are_as_the_schema_says(tmp_path):
             ("post", "/v1/chat/completions", b"{}", {"Authorization": "Bearer secret"}, 415),
             ("post", "/v1/chat/completions", b"{}", {"Content-Type": "application/json"}, 401),
             ("post", "/v1/chat/completions", json.dumps({"messages": HI, "model": "x"}), headers, 404),
+            ("post", "/v1/responses", json.dumps({"input": "hi"}), headers, 200),
+            ("post", "/v1/responses", json.dumps({"input": "hi", "tools": [function]}), headers, 200),
+            ("post", "/v1/responses", b"{", headers, 400),
+            ("post", "/v1/responses", b"{}", {"Content-Type": "application/json"}, 401),
+            ("post", "/v1/responses", json.dumps({"input": "hi", "model": "x"}), headers, 404),
+            ("post", "/v1/messages", json.dumps(talk), headers, 200),
+            ("post", "/v1/messages", json.dumps({**talk, "tools": [custom]}), headers, 200),
+            ("post", "/v1/messages", b"{", headers, 400),
+            ("post", "/v1/messages", b"{}", {"Authorization": "Bearer secret"}, 415),
+            ("post", "/v1/messages", b"{}", {"Content-Type": "application/json"}, 401),
+            ("post", "/v1/messages", json.dumps({**talk, "model": "x"}), headers, 404),
+            (
+                "post",
+                "/v1/messages/count_tokens",
+                json.dumps({"model": "mine", "messages": HI}),
+                headers,
+                200,
+            ),
             ("get", "/v1/models", None, headers, 200),
             ("get", "/v1/models/{id}", None, headers, 404),
             ("get", "/health", None, {}, 200),
@@ -445,7 +476,8 @@ async def test_answers_are_as_the_schema_says(tmp_path):
                 assert answer.status == status, (path, await answer.text())
                 content = document["paths"][path][method]["responses"][str(status)]["content"]
                 jsonschema.validate(await answer.json(), content["application/json"]["schema"])
-        everything = document["paths"]["/v1/chat/completions"]["post"]["responses"]
-        assert set(everything) == {
-            *("200", "400", "401", "403", "404", "408", "413", "415", "429", "500", "503")
-        }
+        for path in ("/v1/chat/completions", "/v1/responses", "/v1/messages"):
+            everything = document["paths"][path]["post"]["responses"]
+            assert set(everything) == {
+                *("200", "400", "401", "403", "404", "408", "413", "415", "429", "500", "503")
+            }

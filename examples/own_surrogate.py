@@ -116,6 +116,7 @@ def trained(surrogate: Surrogate, *, steps: int, seed: int, log: Callable[[str],
         group_size=16,
         num_iterations=8,
         learning_rate=3e-3,
+        lr_scheduler_type="linear",
         entropy_coef=0.001,
         seed=seed,
     )
@@ -133,7 +134,7 @@ def main() -> None:
     """Train, and compare with experiments at random on models that no training plays."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     arguments.add_argument("--surrogate", choices=SURROGATES, default="neural ensemble")
-    arguments.add_argument("--steps", type=int, default=30_000, help="experiments of the training")
+    arguments.add_argument("--steps", type=int, default=60_000, help="experiments of the training")
     arguments.add_argument("--tasks", type=int, default=500, help="held out")
     chosen = arguments.parse_args()
     torch.set_num_threads(1)

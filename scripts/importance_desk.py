@@ -20,16 +20,14 @@ import copy
 import math
 import statistics
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.processors import this_processor
-from scripts.page_tables import write_table
+from scripts.page_tables import print_table
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.reward import EnvironmentReward
 from stateset_agents.environments.retail_desk import RetailDesk
@@ -171,25 +169,25 @@ COLUMNS = (
 )
 
 
+def lines(num_steps: int, rollouts: str, update: str) -> Iterator[str]:
+    """The table's."""
+    yield "| " + " | ".join(COLUMNS) + " |"
+    yield "|---" * len(COLUMNS) + "|"
+    yield row(asyncio.run(measure(num_steps, rollouts=rollouts, precision=update)), rollouts, update)
+
+
 def main() -> None:
-    """Print the tables, or write them."""
+    """Print the table, or write it."""
     parser = argparse.ArgumentParser(description="The desk's gradient under half-precision rollouts.")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/overlap.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/overlap.md")
     parser.add_argument("--steps", type=int, default=8, help="steps of 64 conversations (8)")
     parser.add_argument("--rollouts", choices=("bf16", "e4m3"), default="bf16", help="e4m3: of the weights")
     parser.add_argument("--update", choices=("fp32", "bf16"), default="fp32", help="its precision")
     arguments = parser.parse_args()
     if arguments.steps < 3:
         parser.error(f"--steps must be at least 3, for an interval, got {arguments.steps}")
-    started = time.process_time()
-    measured = asyncio.run(measure(arguments.steps, rollouts=arguments.rollouts, precision=arguments.update))
-    made = ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
-    made.append(row(measured, arguments.rollouts, arguments.update))
-    print("\n".join(made))
-    seconds = f"{time.process_time() - started:.0f} CPU seconds on {this_processor().key}."
-    print(seconds)
-    if arguments.write:
-        write_table("overlap.md", "importance-desk", "\n".join([*made, "", seconds]))
+    made = lines(arguments.steps, arguments.rollouts, arguments.update)
+    print_table("overlap.md", "importance-desk", made, write=arguments.write)
 
 
 if __name__ == "__main__":

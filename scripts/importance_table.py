@@ -14,7 +14,6 @@ bounded (Chernoff).
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -22,8 +21,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from benchmarks.processors import this_processor
-from scripts.page_tables import write_table
+from scripts.page_tables import print_table
 from stateset_agents.algorithms.losses import Denominators, LossInputs, WeightLevel, policy_loss
 from stateset_agents.training.update.objective import WEIGHT_CAPS, weight_level
 
@@ -311,15 +309,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What importance weights leave of a sampler's bias.")
     parser.add_argument("--write", action="store_true", help="put the table into docs/overlap.md")
     arguments = parser.parse_args()
-    started = time.process_time()
-    made = []
-    for line in lines():
-        made.append(line)
-        print(line, flush=True)
-    seconds = f"{time.process_time() - started:.0f} CPU seconds on {this_processor().key}."
-    print(seconds)
-    if arguments.write:
-        write_table("overlap.md", "importance-weights", "\n".join([*made, "", seconds]))
+    print_table("overlap.md", "importance-weights", lines(), write=arguments.write)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Does the document's trainer learn environments of dicts, by the document's defaults and by `LEARNING`?
 
-    PYTHONPATH=. python scripts/infrastructure_trainer.py --jobs 2 --write
+    OMP_NUM_THREADS=1 python -m scripts.infrastructure_trainer --write
 
 Two environments of the document's protocol: a pole on a cart, and one simulated cluster whose replicas are
 scaled, paid by the simulator's money reward. Each is learned by `GRPOTrainer` with both settings, by seeds,
@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from scripts.page_tables import write_table
 from stateset_agents.numeric.autoscaling.actions import (
     ConfigAction,
     InfrastructureActionSpace,
@@ -46,7 +47,6 @@ from stateset_agents.numeric.autoscaling.grpo.trainer import LEARNING, GRPOTrain
 from stateset_agents.numeric.evaluation import evaluate, evaluate_rule, evaluation_seeds, paired_difference
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE, MARK = ROOT / "docs" / "autoscaling.md", "<!-- scripts/infrastructure_trainer.py --write -->"
 WINDOW = 8
 SETTINGS: Mapping[str, Mapping[str, Any]] = {"the document's defaults": {}, "LEARNING": LEARNING}
 REPLICAS = InfrastructureActionSpace(config_actions=[ConfigAction.NO_CHANGE], enable_traffic_actions=False)
@@ -195,7 +195,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "infrastructure")
     parser.add_argument("--only", nargs=3, metavar=("TASK", "SETTINGS", "SEED"), help="make this one alone")
     parser.add_argument("--made", action="store_true", help="make nothing: the table of what is there")
-    parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE.name}")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/autoscaling.md")
     chosen = parser.parse_args()
     if chosen.only:
         task, settings, seed = chosen.only
@@ -210,7 +210,10 @@ def main() -> None:
         if not file.exists():
             only = ["--only", task, settings, str(seed), "--episodes", str(chosen.episodes)]
             done = subprocess.run(
-                [sys.executable, __file__, *only], stdout=subprocess.PIPE, text=True, check=True
+                [sys.executable, "-m", "scripts.infrastructure_trainer", *only],
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
             )
             file.write_text(done.stdout.splitlines()[-1])
         return {**json.loads(file.read_text()), "seed": seed}
@@ -225,9 +228,7 @@ def main() -> None:
     print("\n".join(lines))
     print(f"{chosen.episodes} held-out starts; {platform.machine()}")
     if chosen.write:
-        before, _, rest = PAGE.read_text().partition(MARK)
-        _, _, after = rest.partition("<!-- end -->")
-        PAGE.write_text("\n".join([before + MARK, "", *lines, "", "<!-- end -->"]) + after)
+        write_table("autoscaling.md", "infrastructure-trainer", "\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The plans of docs/memory.md: Qwen3's shapes on GPUs of 24 and 80 GB.
 
-    python scripts/memory_plans.py            print the table, about five minutes
-    python scripts/memory_plans.py --write    put it into docs/memory.md
+    OMP_NUM_THREADS=1 python -m scripts.memory_plans            print the table, about five minutes
+    OMP_NUM_THREADS=1 python -m scripts.memory_plans --write    put it into docs/memory.md
 
 Nothing is loaded and no GPU is needed.
 """
@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from transformers import Qwen3Config
 
+from scripts.page_tables import print_table
 from stateset_agents.core.agent_config import AgentConfig
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.memory_plan import GB, MemoryPlan, parse_memory, plan_memory
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "memory.md"
-BEGIN, END = "<!-- scripts/memory_plans.py -->\n", "<!-- end -->"
 SHAPES: Mapping[str, tuple[int, int, int, int, int, bool]] = {
     "0.6B": (1024, 3072, 28, 16, 8, True),
     "1.7B": (2048, 6144, 28, 16, 8, True),
@@ -73,13 +71,7 @@ def main() -> None:
     """Print the table, or write it into the page."""
     parser = argparse.ArgumentParser(description="Plans of the memory of Qwen3's shapes.")
     parser.add_argument("--write", action="store_true", help="put the table into docs/memory.md")
-    lines = "\n".join(table()) + "\n"
-    if not parser.parse_args().write:
-        print(lines, end="")
-        return
-    text = PAGE.read_text(encoding="utf-8")
-    head, _, rest = text.partition(BEGIN)
-    PAGE.write_text(f"{head}{BEGIN}\n{lines}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    print_table("memory.md", "memory-plans", table(), write=parser.parse_args().write)
 
 
 if __name__ == "__main__":

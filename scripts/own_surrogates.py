@@ -84,7 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=30_000, help="experiments of each training")
+    parser.add_argument("--steps", type=int, default=60_000, help="experiments of each training")
     parser.add_argument("--tasks", type=int, default=1000, help="held-out graphs")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument(

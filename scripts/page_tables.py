@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 
-__all__ = ["DOCS", "mean_and_range", "write_table"]
+from benchmarks.processors import this_processor
+
+__all__ = ["DOCS", "mean_and_range", "print_table", "write_table"]
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -20,6 +23,18 @@ def write_table(page: str, name: str, table: str) -> None:
     text = file.read_text(encoding="utf-8")
     start, end = text.index(marks[0]) + len(marks[0]), text.index(marks[1])
     file.write_text(f"{text[:start]}\n{table}\n{text[end:]}", encoding="utf-8")
+
+
+def print_table(page: str, name: str, lines: Iterable[str], *, write: bool) -> None:
+    """Print a table as its lines are made, and what they took; `write` puts both into the page."""
+    started, table = time.process_time(), []
+    for line in lines:
+        print(line, flush=True)
+        table.append(line)
+    seconds = f"{time.process_time() - started:.0f} CPU seconds on {this_processor().key}."
+    print(seconds)
+    if write:
+        write_table(page, name, "\n".join([*table, "", seconds]))
 
 
 def mean_and_range(shares: Sequence[float]) -> str:

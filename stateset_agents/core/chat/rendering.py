@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import hashlib
 import json
 import re
 import secrets
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -141,10 +143,12 @@ def within_limit(render: Callable[[], str], size: int) -> str:
     too long.
 
     The interpreter calls us for each line of the template that it executes, in this thread alone, so that
-    nothing has to be killed. A debugger's own such function is back afterwards.
+    nothing has to be killed. A debugger's own such function is back afterwards. A garbage collection within
+    it is not its own: one of a large heap takes a second.
     """
     seconds = _SECONDS + _SECONDS_EACH * size
-    deadline, lines = time.thread_time() + seconds, 0
+    deadline, lines, collection_start = time.thread_time() + seconds, 0, 0.0
+    thread = threading.get_ident()
     late = RenderLimit(f"it took longer than {seconds:.1f} s of processor time")
 
     def on_line(_: FrameType, __: str, ___: Any) -> Any:
@@ -157,11 +161,20 @@ def within_limit(render: Callable[[], str], size: int) -> str:
     def on_call(frame: FrameType, _: str, __: Any) -> Any:
         return on_line if frame.f_code.co_filename == _FILE else None
 
+    def on_collection(phase: str, _: Mapping[str, int]) -> None:
+        nonlocal deadline, collection_start
+        if threading.get_ident() == thread:
+            now = time.thread_time()
+            deadline += now - collection_start if phase == "stop" else 0.0
+            collection_start = now
+
     previous = sys.gettrace()
     sys.settrace(on_call)
+    gc.callbacks.append(on_collection)
     try:
         text = render()
     finally:
+        gc.callbacks.remove(on_collection)
         sys.settrace(previous)
     if time.thread_time() > deadline:
         raise late

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 
 import pytest
 from chat_templates import CHATML, tokenizer_with
 
+from stateset_agents.core.chat import rendering
 from stateset_agents.core.chat.template import JinjaTemplate
 from stateset_agents.types.errors import ConfigurationError
 
@@ -43,6 +45,17 @@ def test_a_hostile_template_is_one_line(text: str, told: str) -> None:
     assert "\n" not in str(error.value)
     assert time.thread_time() - before < 30
     assert sys.gettrace() is tracing
+
+
+def test_a_garbage_collection_is_not_the_templates_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    heap = [[number] for number in range(300_000)]
+    monkeypatch.setattr(rendering, "_SECONDS", 0.005)
+    gc.collect()
+    before = time.thread_time()
+    gc.collect()
+    assert time.thread_time() - before > 0.005, len(heap)
+    assert rendering.within_limit(lambda: f"text {gc.collect()}", 0) == "text 0"
+    assert not [call for call in gc.callbacks if getattr(call, "__module__", "") == rendering.__name__]
 
 
 def test_a_number_written_out_may_multiply() -> None:

@@ -308,7 +308,9 @@ def vote(environment: Any, conversations: Sequence[Trajectory]) -> float:
     return float(right[most])
 
 
-async def compare(folder: Path, domain: Domain, budget: int, episodes: int) -> dict[str, Any]:
+async def compare(
+    folder: Path, domain: Domain, budget: int, learning_rate: float, episodes: int
+) -> dict[str, Any]:
     """Both ways, as shown and trained, and direct answers by a vote of as many tokens."""
     config = AgentConfig(
         model_name=str(folder / "model"), max_new_tokens=domain.max_new_tokens, allow_hidden_tools=True
@@ -325,7 +327,7 @@ async def compare(folder: Path, domain: Domain, budget: int, episodes: int) -> d
                 max_steps=1000,
                 per_device_train_batch_size=4,
                 num_generations=8,
-                learning_rate=3e-4,
+                learning_rate=learning_rate,
                 lr_scheduler_type="constant",
                 warmup_ratio=0.0,  # of steps that the tokens do not pay for: in parts they end within it
                 beta=0.01,
@@ -408,6 +410,7 @@ def main() -> None:
     )
     parser.add_argument("--domains", nargs="+", choices=DOMAINS, default=list(DOMAINS))
     parser.add_argument("--tokens", type=int, default=120_000, help="that each training samples")
+    parser.add_argument("--learning-rate", type=float, default=3e-4, help="of both trainings")
     parser.add_argument("--episodes", type=int, default=100, help="held-out problems")
     parser.add_argument("--folder", type=Path, default=Path("runs/decomposed-domains"))
     parser.add_argument("--write", action="store_true", help="write the tables into docs/hierarchical.md")
@@ -422,7 +425,8 @@ def main() -> None:
             if not (folder / "model" / "recommended.yaml").is_file():
                 folder.mkdir(parents=True, exist_ok=True)
                 build(folder / "model", domain)
-            file.write_text(json.dumps(asyncio.run(compare(folder, domain, chosen.tokens, chosen.episodes))))
+            record = compare(folder, domain, chosen.tokens, chosen.learning_rate, chosen.episodes)
+            file.write_text(json.dumps(asyncio.run(record)))
         made = table(json.loads(file.read_text()))
         print(f"{name}\n{made}")
         if chosen.write:

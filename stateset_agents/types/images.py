@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import re
 from collections.abc import Mapping
@@ -49,7 +48,7 @@ class Image:
             )
         try:
             data = base64.b64decode(url[head.end() :], validate=True)
-        except binascii.Error as error:
+        except ValueError as error:
             raise ConfigurationError(f"a picture's data URL is not base64 ({error})") from error
         return cls(data=data, media_type=head[1])
 

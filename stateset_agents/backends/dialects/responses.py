@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import itertools
 from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -337,7 +336,7 @@ def _thoughts(place: str, item: Item) -> str:
             return text
     try:
         return base64.b64decode(item.encrypted_content or "", validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError) as error:
+    except ValueError as error:
         problem = f"{place}.encrypted_content is not of this server ({error}): send the content"
         raise invalid(problem, "input", code="invalid_messages") from error
 

@@ -33,6 +33,7 @@ CITY = {
     "required": ["city"],
     "additionalProperties": False,
 }
+E_ACUTE = {"type": "base64", "media_type": "image/png", "data": "\u00e9"}
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 CALL = '<tool_call>{"name": "look", "arguments": {"order": "%s"}}</tool_call>'
 
@@ -366,6 +367,11 @@ async def test_a_picture_is_the_same_in_every_dialect(tmp_path: Path) -> None:
             "tools[0].type must be 'function', got \"web_search\"",
             "tools",
         ),
+        (
+            {"input": [{"type": "reasoning", "encrypted_content": "\u00e9"}, *HI]},
+            "encrypted_content is not",
+            "input",
+        ),
         ({"conversation": "c"}, "conversation is not served here", "conversation"),
         ({"background": True}, "background is not served here", "background"),
         ({"truncation": "auto"}, "truncation must be 'disabled'", "truncation"),
@@ -412,6 +418,10 @@ async def test_what_responses_do_not_serve_is_named(fields: Any, words: str, par
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id is missing"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]}, "no message of the user"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "source is missing"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": E_ACUTE}]}]},
+            "data URL is not base64",
+        ),
         ({"tool_choice": {"type": "any"}}, "tools are missing"),
         ({"tool_choice": {"type": "tool", "name": "x"}}, "names 'x'"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name is missing"),

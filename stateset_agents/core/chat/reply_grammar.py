@@ -107,8 +107,9 @@ class ReplyGrammar:
         if choice == "none":
             return self._constraint("text" if schema is None else "json", "words", rules)
         rules += self._calls(frame, tools, parallel)
+        opener = frame.opener or ""
         if choice != "auto":
-            return self._constraint("call", "calls", rules)
+            return self._constraint("call", "calls", rules, opener=opener)
         both = ["words", "calls"]
         if frame.words is not None and schema is None and frame.opener is not None:
             rest = self._literal(frame.before.partition(frame.opener)[2])
@@ -117,14 +118,16 @@ class ReplyGrammar:
             else:
                 rules.append(f"spoken[suffix={_quoted(frame.words + frame.opener)}]: /{_ANY}/")
                 both.append(f"spoken {rest} first {self._literal(frame.after)} more")
-        return self._constraint("call_or_words", " | ".join(both), rules)
+        return self._constraint("call_or_words", " | ".join(both), rules, opener=opener)
 
     def of_json(self, schema: Mapping[str, Any]) -> Constraint:
         """The constraint of a reply that is JSON of this schema. Raises ConfigurationError as `of_calls`."""
         rules = [*self._thought(), f"words: %json {json.dumps(dict(schema))}"]
         return self._constraint("json", "words", rules)
 
-    def _constraint(self, kind: ConstraintKind, start: str, rules: Sequence[str]) -> Constraint:
+    def _constraint(
+        self, kind: ConstraintKind, start: str, rules: Sequence[str], *, opener: str = ""
+    ) -> Constraint:
         start = f"thought? ({start})" if self._may_think else start
         start = f"open_thought ({start})" if self._opens_thought else start
         constraint = Constraint(
@@ -132,6 +135,7 @@ class ReplyGrammar:
             kind=kind,
             stop_ids=self.stop_ids,
             version=library_version(),
+            opener=opener,
         )
         grammars_of(self.tokenizer).matcher(constraint)  # raises where it cannot be followed
         return constraint

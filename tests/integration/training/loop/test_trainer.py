@@ -366,7 +366,11 @@ async def test_training_refuses_more_kept_tokens_than_it_carries(tmp_path):
 
 @pytest.mark.parametrize(
     ("settings", "training"),
-    [({"top_k": 5}, {}), ({"top_p": 0.9}, {"lora": {"rank": 4}}), ({"top_k": 9, "top_p": 0.8}, {"beta": 0.1})],
+    [
+        ({"top_k": 5}, {}),
+        ({"top_p": 0.9}, {"lora": {"rank": 4}}),
+        ({"top_k": 9, "top_p": 0.8}, {"beta": 0.1}),
+    ],
 )
 async def test_truncated_rollouts_train_among_what_was_kept(tmp_path, settings, training):
     agent = make_agent(**settings)

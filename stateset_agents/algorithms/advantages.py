@@ -291,13 +291,16 @@ def token_gae(
     lam: float = 0.95,
     terminated: bool = True,
     final_value: float = 0.0,
+    forced: Sequence[bool] = (),
 ) -> Credit:
     """GAE over the sampled tokens of one row; observations are stepped over, not through.
 
     All arguments are [T]; `action_mask` is 1 where the agent sampled. Advantage and return are 0.0 on
     observations, whose values are never read. Rewards on observations go to the agent token before them.
     `gamma` discounts only between turns (where observations lie between two agent tokens) and at the
-    end of the row; within a turn it is 1, or long replies would be punished. `lam` acts on every token.
+    end of the row; within a turn it is 1, or long replies would be punished. `lam` acts on every token but
+    the `forced` ones (empty: none is), beside which no other was allowed: these are no choices, their
+    advantage is 0, and their states pass on what follows.
     `terminated` and `final_value` as in `turn_gae`.
     """
     check_unit("gamma", gamma)
@@ -309,6 +312,11 @@ def token_gae(
     for t in reversed(range(len(earned))):
         if not action_mask[t]:
             discount = gamma
+            continue
+        if forced and forced[t]:
+            next_value = earned[t] + discount * next_value
+            last_advantage, discount = discount * last_advantage, 1.0
+            returns[t] = next_value + last_advantage
             continue
         delta = earned[t] + discount * next_value - values[t]
         last_advantage = delta + discount * lam * last_advantage

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 from stateset_agents.backends.base import Tokenizer
+from stateset_agents.backends.closing import Closer, Closing, mask_of
 from stateset_agents.types.constraint import Constraint
 from stateset_agents.types.errors import BackendError, ConfigurationError
 
@@ -50,23 +51,24 @@ def library_version() -> str:
 class Matcher:
     """A grammar on its way through one reply."""
 
-    def __init__(self, matcher: Any, num_words: int) -> None:
+    def __init__(self, matcher: Any, num_words: int, closing: Closing | None = None) -> None:
+        """`closing`: ends the reply before its limit, where it has one."""
         self._matcher = matcher
         self._num_words = num_words
+        self._closing = closing
 
     def allowed(self) -> Packed:
         """[W] the tokens that may come next. Raises BackendError where the library gave up."""
-        import numpy as np
-
-        mask = np.empty(self._num_words, np.int32)
-        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        mask = mask_of(self._matcher, self._num_words)
         self._expect_no_error()
-        return mask
+        return mask if self._closing is None else self._closing.narrowed(self._matcher, mask)
 
     def advance(self, token: int) -> None:
         """Take the next token. Raises BackendError for one that the grammar forbids."""
         if not self._matcher.consume_token(token):
             self._expect_no_error()
+        if self._closing is not None:
+            self._closing.advance(token)
 
     def _expect_no_error(self) -> None:
         if self._matcher.is_error():
@@ -146,6 +148,7 @@ class Grammars:
         self._vocabularies: dict[tuple[int, ...], Any] = {}
         self._joins: Joins | None = None
         self._compile = lru_cache(_MOST_COMPILED)(self._new_matcher)
+        self._closer = lru_cache(_MOST_COMPILED)(self._new_closer)
 
     def matcher(self, constraint: Constraint) -> Matcher:
         """A matcher before the first token of a reply.
@@ -153,11 +156,15 @@ class Grammars:
         Raises ConfigurationError without llguidance, for a tokenizer that it cannot read, for another version
         of it than the constraint's, and for a grammar that it refuses, in its words.
         """
+        unlimited = replace(constraint, limit=None)
         with self._lock:
-            matcher, num_words = self._compile(constraint)
+            matcher, num_words = self._compile(unlimited)
             if self._joins is not None:
                 return JoiningMatcher(matcher.deep_copy(), self._joins, constraint.stop_ids)
-            return Matcher(matcher.deep_copy(), num_words)
+            closing = None
+            if constraint.limit is not None:
+                closing = Closing(self._closer(unlimited), constraint.limit)
+            return Matcher(matcher.deep_copy(), num_words, closing)
 
     def replay(self, constraint: Constraint, ids: Sequence[int]) -> Packed:
         """[T, W] what was allowed at each token of a reply.
@@ -194,6 +201,16 @@ class Grammars:
         if matcher.is_error():
             raise ConfigurationError(_refusal(matcher.get_error()))
         return matcher, (vocabulary.vocab_size + 31) // 32
+
+    def _new_closer(self, constraint: Constraint) -> Closer:
+        vocabulary = self._vocabulary(constraint.stop_ids)
+        # A byte that no text has tells control tokens from the same written out.
+        control = {
+            id: b"\xff" + text.encode() for text, id in getattr(self._tokenizer, "control", {}).items()
+        }
+        pieces = [control.get(id) or vocabulary.decode_bytes([id]) for id in range(vocabulary.vocab_size)]
+        encode = getattr(self._tokenizer, "encode_markup", self._tokenizer.encode)
+        return Closer(constraint, pieces, encode, self._compile(constraint)[0].deep_copy())
 
     def _vocabulary(self, stop_ids: tuple[int, ...]) -> Any:
         """Our tokenizer as the library reads it; control tokens are no text."""

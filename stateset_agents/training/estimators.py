@@ -315,18 +315,46 @@ def _token_gae_credit(step: ScoredStep) -> Advantages:
     """GAE over the agent's tokens; a turn's reward is earned by its last one."""
 
     def over_tokens(trajectory: Trajectory, value: ValueEstimate) -> Credit:
-        mask, rewards, values = [], [], []
+        mask, rewards, values, forced = [], [], [], []
         remaining = iter(value.values)
-        for reward, count in zip(trajectory.rewards_by_turn, tokens_per_turn(trajectory), strict=True):
+        for turn, reward in zip(trajectory.turns, trajectory.rewards_by_turn, strict=True):
+            count = len(turn.completion.token_ids)
+            forced += [*(turn.completion.forced or [False] * count), False]
             mask += [1] * count + [0]  # one position for the observation after the turn
             rewards += [0.0] * count + [step.clipped(reward)]
             values += [next(remaining) for _ in range(count)] + [0.0]
-        credit = token_gae(rewards, values, mask, **gae_settings(step, trajectory, value))
+        credit = token_gae(rewards, values, mask, forced=forced, **gae_settings(step, trajectory, value))
         acted = [index for index, bit in enumerate(mask) if bit]
         return Credit([credit.advantages[t] for t in acted], [credit.returns[t] for t in acted])
 
     advantages, returns = step.each(over_tokens)
-    return Advantages(advantages, scaled_over_step(advantages, step), returns)
+    choices = [
+        [
+            numbers
+            and [number for number, forced in zip(numbers, _forced(member), strict=True) if not forced]
+            for numbers, member in zip(members, group.trajectories, strict=True)
+        ]
+        for members, group in zip(advantages, step.groups.values(), strict=True)
+    ]
+    scaled = iter(flat(scaled_over_step(choices, step)))
+    every = [
+        [
+            numbers and [0.0 if forced else next(scaled) for forced in _forced(member)]
+            for numbers, member in zip(members, group.trajectories, strict=True)
+        ]
+        for members, group in zip(advantages, step.groups.values(), strict=True)
+    ]
+    return Advantages(choices, every, returns)
+
+
+def _forced(trajectory: Trajectory) -> list[bool]:
+    """[agent tokens] True beside which no other was allowed."""
+    completions = [turn.completion for turn in trajectory.turns]
+    return [
+        forced
+        for completion in completions
+        for forced in completion.forced or (False,) * len(completion.token_ids)
+    ]
 
 
 # `hybrid`: the outcome against the group, plus the turns' rewards against a critic.

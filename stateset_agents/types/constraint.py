@@ -26,6 +26,11 @@ class Constraint:
     version: str
     """Of llguidance, which reads the grammar: another version may allow other tokens."""
 
+    opener: str = ""
+    """The fixed text that begins a call; empty where there is none."""
+    limit: int | None = None
+    """Most tokens of the reply, for it ends before; None: it may be cut."""
+
     @property
     def digest(self) -> str:
         """A name for the grammar and the version, for records."""

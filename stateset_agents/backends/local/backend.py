@@ -12,7 +12,7 @@ import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -40,6 +40,7 @@ from stateset_agents.backends.pretrained.loading import unreadable
 from stateset_agents.backends.pretrained.pictures import PictureReader, marked, sample_pictures
 from stateset_agents.backends.tokenizers import HuggingFaceTokenizer, TurnText, save_tokenizer
 from stateset_agents.runtime.machine import trim_memory
+from stateset_agents.types.constraint import Constraint
 from stateset_agents.types.errors import BackendError, ConfigurationError
 from stateset_agents.types.images import PixelValues
 from stateset_agents.types.logs import get_logger
@@ -252,6 +253,7 @@ class HuggingFaceBackend:
         the worker broke, ConfigurationError if the tokenizer gave ids that the model has no embeddings for.
         """
         self._expect_embedded(prompt_ids)
+        limit = min(params.max_new_tokens, self.context_length - len(prompt_ids))
         key: Key = (0, *session) if session is not None else (1, next(self._serials), 0)
         stop_ids = frozenset(params.stop_token_ids) | frozenset(self.tokenizer.eos_ids)
         request = new_request(
@@ -262,7 +264,7 @@ class HuggingFaceBackend:
             self.context_length,
             marked=self._marked(prompt_ids, pixels),
             pixels=pixels,
-            matcher=await self._matcher(params),
+            matcher=await self._matcher(params, limit),
         )
         on_piece = None if on_text is None else partial(call, asyncio.get_running_loop(), on_text)
         text = TurnText(
@@ -291,7 +293,7 @@ class HuggingFaceBackend:
             finish_reason=request.finish_reason,
             version_spans=request.version_spans(),
             pixels=request.pixels,
-            constraint=params.constraint,
+            constraint=params.constraint and replace(params.constraint, limit=limit),
             stop=text.stopped_by,
             forced=tuple(place in request.forced for place in range(len(token_ids)))
             if request.forced
@@ -302,8 +304,9 @@ class HuggingFaceBackend:
             begun=request.admitted_at,
         )
 
-    async def _matcher(self, params: SamplingParams) -> Matcher | None:
-        """The matcher of a constrained turn. Raises ConfigurationError where a stop string could cut it."""
+    async def _matcher(self, params: SamplingParams, limit: int) -> Matcher | None:
+        """The matcher of a constrained turn of at most `limit` tokens. Raises ConfigurationError where a stop
+        string could cut it."""
         constraint = params.constraint
         if constraint is None:
             return None
@@ -311,7 +314,13 @@ class HuggingFaceBackend:
             raise ConfigurationError(
                 f"stop strings {list(params.stop)} could cut a constrained reply anywhere: leave them out"
             )
-        return await asyncio.to_thread(grammars_of(self.tokenizer).matcher, constraint)
+        return await asyncio.to_thread(self._begun, replace(constraint, limit=limit))
+
+    def _begun(self, constraint: Constraint) -> Matcher:
+        """A matcher whose first mask has been made once: it may take as long as a few steps."""
+        matcher = grammars_of(self.tokenizer).matcher(constraint)
+        matcher.allowed()
+        return matcher
 
     def _marked(self, ids: Sequence[int], pixels: Sequence[PixelValues]) -> Sequence[int]:
         """The ids as the engine takes them. Raises BackendError for pictures that are not the prompt's."""

@@ -144,8 +144,9 @@ class ReplyGrammar:
         if choice == "none":
             return self._constraint(_kind(answer), "words", rules, answer)
         rules += self._calls(frame, tools, parallel)
+        opener = frame.opener or ""
         if choice != "auto":
-            return self._constraint("call", "calls", rules, answer)
+            return self._constraint("call", "calls", rules, answer, opener=opener)
         both = ["words", "calls"]
         if frame.words is not None and frame.opener is not None and answer.has_free_words:
             rest = self._literal(frame.before.partition(frame.opener)[2])
@@ -154,14 +155,20 @@ class ReplyGrammar:
             else:
                 rules.append(f"spoken[suffix={_quoted(frame.words + frame.opener)}]: /{_ANY}/")
                 both.append(f"spoken {rest} first {self._literal(frame.after)} more")
-        return self._constraint("call_or_words", " | ".join(both), rules, answer)
+        return self._constraint("call_or_words", " | ".join(both), rules, answer, opener=opener)
 
     def of_words(self, answer: AnswerFormat) -> Constraint:
         """The constraint of a reply without tools. Raises ConfigurationError as `of_calls`."""
         return self._constraint(_kind(answer), "words", self._words(None, answer), answer)
 
     def _constraint(
-        self, kind: ConstraintKind, start: str, rules: Sequence[str], answer: AnswerFormat
+        self,
+        kind: ConstraintKind,
+        start: str,
+        rules: Sequence[str],
+        answer: AnswerFormat,
+        *,
+        opener: str = "",
     ) -> Constraint:
         if self._opens_thought:
             start = f"open_thought ({start})"
@@ -176,6 +183,7 @@ class ReplyGrammar:
             kind=kind,
             stop_ids=self.stop_ids,
             version=library_version(),
+            opener=opener,
         )
         grammars_of(self.tokenizer).matcher(constraint)  # raises where it cannot be followed
         return constraint

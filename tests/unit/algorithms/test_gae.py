@@ -29,6 +29,37 @@ def test_token_gae_steps_over_observations():
     assert credit.returns == pytest.approx([0.91845, 0.951, 0, 0, 0, 0.98, 1.0], abs=1e-9)
 
 
+def test_a_frame_of_forced_tokens_decays_nothing():
+    """Two choices with twenty forced tokens between them, and four behind the last one."""
+    values = [0.2, *[9.0] * 20, 0.4, *[9.0] * 4]
+    forced = [False, *[True] * 20, False, *[True] * 4]
+    credit = token_gae([0.0] * 25 + [1.0], values, [1] * 26, gamma=1.0, lam=0.95, forced=forced)
+    assert credit.advantages[0] == pytest.approx(0.4 - 0.2 + 0.95 * 0.6)
+    assert credit.advantages[21] == pytest.approx(1.0 - 0.4)
+    assert {value for value, is_forced in zip(credit.advantages, forced, strict=True) if is_forced} == {0.0}
+    assert credit.returns[21:] == pytest.approx([1.0] * 5)  # what a forced state is worth follows it
+    assert credit.returns[:21] == pytest.approx([0.4 + 0.95 * 0.6, *[1.0] * 20])
+    unforced = token_gae([0.0, 1.0], [0.2, 0.4], [1, 1], gamma=1.0, lam=0.95)
+    assert [credit.advantages[0], credit.advantages[21]] == pytest.approx(unforced.advantages)
+    decayed = token_gae([0.0] * 25 + [1.0], values[:1] + [0.4] * 25, [1] * 26, gamma=1.0, lam=0.95)
+    assert decayed.advantages[0] == pytest.approx(0.2 + 0.95**25 * 0.6)  # as it was: little comes through
+
+
+def test_forced_tokens_pass_discount_and_rewards_on():
+    """Choice, forced, [observation with reward .5], forced, choice, and the end."""
+    credit = token_gae(
+        [0, 0, 0.5, 0, 2.0],
+        [0.3, 9, 9, 9, 0.7],
+        [1, 1, 0, 1, 1],
+        gamma=0.9,
+        lam=0.8,
+        forced=[False, True, False, True, False],
+    )
+    assert credit.advantages == pytest.approx([0.5 + 0.9 * 0.7 - 0.3 + 0.8 * 0.9 * 1.3, 0, 0, 0, 1.3])
+    assert credit.returns[3] == pytest.approx(2.0)
+    assert credit.returns[1] == pytest.approx(0.5 + 0.9 * 2.0)
+
+
 @settings(deadline=None)
 @given(
     st.lists(st.integers(1, 4), min_size=1, max_size=6),

@@ -13,15 +13,14 @@ import json
 import re
 import string
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from stateset_agents.types.constraint import Constraint
 
-if TYPE_CHECKING:
-    from stateset_agents.backends.grammars import Packed
-
+Packed: TypeAlias = "np.ndarray[Any, np.dtype[np.int32]]"
+"""[..., W] a bit for each token of the vocabulary, 32 in a word, the lowest first."""
 Ints: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 Way: TypeAlias = tuple[int, ...]
 """Tokens that end a reply, its stop token among them."""

@@ -11,19 +11,14 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from stateset_agents.backends.base import Tokenizer
 from stateset_agents.backends.closing import Closer, Closing, mask_of
+from stateset_agents.backends.closing import Packed as Packed
 from stateset_agents.types.constraint import Constraint
 from stateset_agents.types.errors import BackendError, ConfigurationError
-
-if TYPE_CHECKING:
-    import numpy as np
-
-Packed: TypeAlias = "np.ndarray[Any, np.dtype[np.int32]]"
-"""[..., W] a bit for each token of the vocabulary, 32 in a word, the lowest first."""
 
 _MOST_COMPILED = 256
 """Grammars that are kept compiled, one for each choice of tools and schema."""

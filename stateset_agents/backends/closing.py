@@ -39,7 +39,7 @@ _JOINT = 32
 """Tokens that may stand between two calls, the second one's opener among them."""
 _MOST_KEPT = 4096
 """Texts whose ways are kept: replies have their first choices in common."""
-_STRUCTURE = set('"\\<>[]{}|\ufffd')
+_STRUCTURE = set("\"'\\<>[]{}|\ufffd")
 """Characters that no plain token has; the last one stands for a part of a character."""
 _EXCLUDED = r"& ~/\(\?s:\.\*\)(.*?)\(\?s:\.\*\)/"
 """The text that free text ends before, in a rule of `reply_grammar`."""
@@ -77,6 +77,8 @@ class Closer:
         quotes = np.array([text.startswith('"') for text in texts])
         closing = np.array([text.startswith(('"', "}", "]")) for text in texts]) & (self._rank < 0)
         self._closing_first = np.lexsort((self._rank, ~quotes, ~closing))[: min(closing.sum(), 4 * _FEW)]
+        apostrophes = [id for id, text in enumerate(texts) if text.startswith("'")]
+        self._apostrophes = np.array(sorted(apostrophes, key=lambda id: len(texts[id])), np.int64)
         self._longest_first = np.argsort(-self._length, kind="stable")
         ends = [json.loads(text) for text in re.findall(r'suffix=("(?:[^"\\]|\\.)*")', constraint.grammar)]
         ends += [_unescaped(text) for text in re.findall(_EXCLUDED, constraint.grammar)]
@@ -123,6 +125,7 @@ class Closer:
             allowed = _allowed(mask, (words[:, None] * 32 + np.arange(32)).ravel())
             return [(int(id),) for id in allowed[np.argsort(self._rank[allowed], kind="stable")]]
         ids = [*_allowed(mask, self._control), *_allowed(mask, self._closing_first)[:4]]
+        ids += [*_allowed(mask, self._apostrophes)[:2]]
         ids += [*_allowed(mask, self._longest_first)[:1]]
         return [*self._ends_of_text, *((int(id),) for id in ids)]
 

@@ -323,9 +323,7 @@ class MultiTurnAgent:
                 f"AgentConfig.constrain is {mode}: set it to strict, or take that out of the environment"
             )
         tools = tools if limits.callable_tools is None else limits.callable_tools
-        is_strict = limits.is_requested and any(tool.get("function", tool).get("strict") for tool in tools)
-        is_off = mode == "off" and not is_strict
-        if (choice == "none" and answer.is_free) or (not wants and (is_off or not tools)):
+        if (choice == "none" and answer.is_free) or (not wants and (mode == "off" or not tools)):
             return None
         key = repr((tools, choice, answer, limits.parallel_tool_calls))
         if key not in self._constraints:

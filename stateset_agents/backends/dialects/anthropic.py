@@ -100,7 +100,7 @@ class CustomTool(Closed):
     description: str | None = None
     input_schema: dict[str, Any] = Field(description="a JSON schema of its arguments")
     strict: bool | None = Field(
-        default=None, description="true: calls keep to the schemas of the tools, by a grammar"
+        default=None, description="without effect: with constrain calls or strict all calls keep to it"
     )
     cache_control: CacheControl | None = None
     eager_input_streaming: bool | None = Field(default=None, description="without effect")

@@ -80,7 +80,7 @@ class OfferedFunction(Part):
     description: str | None = None
     parameters: dict[str, Any] | None = Field(default=None, description="a JSON schema of its arguments")
     strict: bool | None = Field(
-        default=None, description="true: calls keep to the schemas of the tools, by a grammar"
+        default=None, description="without effect: with constrain calls or strict all calls keep to it"
     )
 
 

@@ -99,15 +99,3 @@ async def test_what_no_grammar_keeps_is_a_400_that_names_it(client: openai.Async
         await answer(client, tool_choice="required")
     with pytest.raises(openai.BadRequestError, match="could cut an answer"):
         await answer(client, response_format={"type": "json_object"}, stop="x")
-
-
-async def test_calls_of_strict_tools_keep_to_their_schema_and_others_need_not(
-    client: openai.AsyncOpenAI,
-) -> None:
-    odd = {"type": "object", "properties": {"city": {"not": {"enum": ["Rome"]}}}}
-    with pytest.raises(openai.BadRequestError, match="Unimplemented keys"):
-        await answer(client, tools=[tool("weather", strict=True, parameters=odd)])
-    free = await answer(client, tools=[tool("weather", parameters=odd)], max_tokens=8)
-    assert free.finish_reason == "length"
-    choice = await answer(client, tools=[tool("weather", strict=True)], max_tokens=8)
-    assert choice.message.content  # words are as free as before

@@ -141,7 +141,7 @@ def test_an_agent_s_settings_are_checked(data: dict[str, Any], message: str) -> 
         ),
         (
             {"report_to": ["tensorbord"]},
-            "report_to.0: input should be 'tensorboard', 'wandb' or 'trackio', got 'tensorbord' "
+            "report_to.0: input should be 'tensorboard', 'wandb', 'trackio' or 'mlflow', got 'tensorbord' "
             "(did you mean 'tensorboard'?)",
         ),
     ],

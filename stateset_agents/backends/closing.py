@@ -17,10 +17,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from stateset_agents.types.constraint import Constraint
+from stateset_agents.types.constraint import Constraint, Packed
 
-Packed: TypeAlias = "np.ndarray[Any, np.dtype[np.int32]]"
-"""[..., W] a bit for each token of the vocabulary, 32 in a word, the lowest first."""
 Ints: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 Way: TypeAlias = tuple[int, ...]
 """Tokens that end a reply, its stop token among them."""

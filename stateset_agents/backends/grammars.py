@@ -11,14 +11,16 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from stateset_agents.backends.base import Tokenizer
-from stateset_agents.backends.closing import Closer, Closing, mask_of
-from stateset_agents.backends.closing import Packed as Packed
 from stateset_agents.types.constraint import Constraint
+from stateset_agents.types.constraint import Packed as Packed
 from stateset_agents.types.errors import BackendError, ConfigurationError
+
+if TYPE_CHECKING:
+    from stateset_agents.backends.closing import Closer, Closing
 
 _MOST_COMPILED = 256
 """Grammars that are kept compiled, one for each choice of tools and schema."""
@@ -54,6 +56,8 @@ class Matcher:
 
     def allowed(self) -> Packed:
         """[W] the tokens that may come next. Raises BackendError where the library gave up."""
+        from stateset_agents.backends.closing import mask_of  # numpy only where there is a grammar
+
         mask = mask_of(self._matcher, self._num_words)
         self._expect_no_error()
         return mask if self._closing is None else self._closing.narrowed(self._matcher, mask)
@@ -158,6 +162,8 @@ class Grammars:
                 return JoiningMatcher(matcher.deep_copy(), self._joins, constraint.stop_ids)
             closing = None
             if constraint.limit is not None:
+                from stateset_agents.backends.closing import Closing
+
                 closing = Closing(self._closer(unlimited), constraint.limit)
             return Matcher(matcher.deep_copy(), num_words, closing)
 
@@ -205,6 +211,8 @@ class Grammars:
         }
         pieces = [control.get(id) or vocabulary.decode_bytes([id]) for id in range(vocabulary.vocab_size)]
         encode = getattr(self._tokenizer, "encode_markup", self._tokenizer.encode)
+        from stateset_agents.backends.closing import Closer
+
         return Closer(constraint, pieces, encode, self._compile(constraint)[0].deep_copy())
 
     def _vocabulary(self, stop_ids: tuple[int, ...]) -> Any:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+if TYPE_CHECKING:
+    import numpy as np
+
+Packed: TypeAlias = "np.ndarray[Any, np.dtype[np.int32]]"
+"""[..., W] a bit for each token of the vocabulary, 32 in a word, the lowest first."""
 ConstraintKind = Literal["call", "call_or_words", "json", "format", "text"]
 
 

@@ -53,7 +53,7 @@ async def played(changes: Mapping[str, Any], steps: int) -> list[float]:
         common = {
             "training.output_dir": folder,
             "training.max_steps": steps,
-            "training.max_turns": 1,
+            "environment.max_turns": 1,
             "training.per_device_train_batch_size": 4,
             "training.num_generations": 4,
             "training.save_steps": 0,

@@ -204,6 +204,8 @@ class Grammars:
         return matcher, (vocabulary.vocab_size + 31) // 32
 
     def _new_closer(self, constraint: Constraint) -> Closer:
+        from stateset_agents.backends.closing import Closer
+
         vocabulary = self._vocabulary(constraint.stop_ids)
         # A byte that no text has tells control tokens from the same written out.
         control = {
@@ -211,8 +213,6 @@ class Grammars:
         }
         pieces = [control.get(id) or vocabulary.decode_bytes([id]) for id in range(vocabulary.vocab_size)]
         encode = getattr(self._tokenizer, "encode_markup", self._tokenizer.encode)
-        from stateset_agents.backends.closing import Closer
-
         return Closer(constraint, pieces, encode, self._compile(constraint)[0].deep_copy())
 
     def _vocabulary(self, stop_ids: tuple[int, ...]) -> Any:

@@ -43,13 +43,10 @@ def lora_config(settings: LoraSettings, model: PreTrainedModel) -> LoraConfig:
         from peft import LoraConfig
     except ImportError as error:
         raise ConfigurationError('an adapter needs peft: pip install "peft>=0.18"') from error
-    targets = settings.target_modules
-    if isinstance(targets, tuple):
-        _check_targets(targets, model)
     return LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,  # type: ignore[arg-type]  # peft divides it; any number will do
-        target_modules=targets if isinstance(targets, str) else list(targets),
+        target_modules=_targets(settings, model),
         lora_dropout=0.0,
         # GPT-2's layers are Conv1D; those in few bits are linear.
         fan_in_fan_out=model.config.model_type == "gpt2" and settings.quantization is None,
@@ -145,10 +142,24 @@ def _is_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) or is_transposed(module)
 
 
-def _check_targets(targets: tuple[str, ...], model: PreTrainedModel) -> None:
-    layers = {name: module for name, module in model.named_modules() if _is_linear(module)}
+_EXPERT_NAMES = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
+"""Names for which peft adapts a mixture's experts, even where a dense layer has them, too."""
+
+
+def _targets(settings: LoraSettings, model: PreTrainedModel) -> list[str]:
+    """The names of the layers to adapt: all linear ones, or those that the settings name. A mixture's experts
+    are tensors of three dimensions, to which no sampler of ours adds: they get none."""
+    has_experts = any(".experts." in name and weight.dim() == 3 for name, weight in model.named_parameters())
+    layers = {
+        name: module
+        for name, module in model.named_modules()
+        if _is_linear(module) and not (has_experts and name.rpartition(".")[2] in _EXPERT_NAMES)
+    }
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers
     names = sorted({name.rpartition(".")[2] for name, layer in layers.items() if layer is not head})
+    targets = settings.target_modules
+    if isinstance(targets, str):
+        return names
     for target in targets:
         matches = [layer for name, layer in layers.items() if name == target or name.endswith(f".{target}")]
         if not matches or head in matches:
@@ -157,6 +168,7 @@ def _check_targets(targets: tuple[str, ...], model: PreTrainedModel) -> None:
                 f"lora.target_modules: {target!r} {reason} of a {type(model).__name__}: "
                 f"use all-linear, or some of {', '.join(names)}"
             )
+    return list(targets)
 
 
 def adapter_of(model: Any, saved: Mapping[Tensor, Tensor] = MappingProxyType({})) -> Adapter:

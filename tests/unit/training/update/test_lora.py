@@ -8,6 +8,7 @@ import pytest
 import torch
 from peft import get_peft_model
 from tiny_models import tiny_model
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.settings.update import LoraSettings
@@ -58,6 +59,20 @@ def test_every_linear_layer_but_the_head_gets_an_adapter():
     layer = adapted.get_base_model().model.layers[0].self_attn.q_proj
     assert layer.lora_A["default"].weight.shape == (4, 32)
     assert layer.scaling["default"] == 0.5
+
+
+def test_experts_of_a_mixture_get_no_adapter_though_a_dense_layer_has_their_names():
+    config = Qwen3MoeConfig(
+        vocab_size=32, hidden_size=32, intermediate_size=32, moe_intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_experts=4, num_experts_per_tok=2,
+        mlp_only_layers=[0],
+    )  # fmt: skip
+    model = Qwen3MoeForCausalLM(config)
+    adapted = get_peft_model(model, lora_config(LoraSettings(), model))
+    placed = {name.split(".")[-4] for name, _ in adapted.named_parameters() if "lora_A" in name}
+    assert placed == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    with pytest.raises(ConfigurationError, match="'gate_proj' names no linear layer"):
+        lora_config(LoraSettings(target_modules=("gate_proj",)), model)
 
 
 def test_names_choose_layers_and_a_wrong_one_says_what_there_is():

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from chat_templates import TRL_WITH_TOOLS, chosen, trl_template
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stateset_agents.backends.grammars import grammars_of
@@ -107,7 +107,6 @@ FREE_TEXTS = st.text(st.sampled_from("ab5 é<>/\\n'\"\\\\&") | st.characters(cod
 @pytest.mark.parametrize("name", chosen(SPELLED, TRL_WITH_TOOLS))
 @given(text=FREE_TEXTS, other=st.none() | FREE_TEXTS, n=st.none() | st.integers(0, 99))
 @example(text="one\ntwo </param\n</parameter", other="", n=None)
-@settings(max_examples=25, deadline=None)
 def test_free_text_ends_where_the_parser_ends_it(
     name: str, text: str, other: str | None, n: int | None
 ) -> None:

@@ -21,6 +21,8 @@ from tiny_grammars import (
 
 from stateset_agents.backends.grammars import Grammars
 from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.rows.fused_layers import fused_hidden
+from stateset_agents.training.update import policy
 from stateset_agents.training.update.batch import Sample
 from stateset_agents.training.update.learner import Learner
 from stateset_agents.types.errors import BackendError, ConfigurationError
@@ -171,6 +173,49 @@ def test_two_passes_clip_by_the_masked_ratio() -> None:
     _, metrics = gradient(learner, samples_of(model, advantage_of=lambda reply, _: reward_of(reply)))
     assert metrics["policy/first_ratio_max"] == pytest.approx(1.0, abs=1e-5)
     assert metrics["policy/ratio_max"] < 1.5
+
+
+def test_what_an_earlier_policy_sampled_is_weighed_under_the_same_masks() -> None:
+    """`max_staleness`: pi_old over the sampler, both among what was allowed, and forced tokens have none."""
+    model, sampler = letters_model().double(), letters_model(seed=1).double()
+    samples = samples_of(sampler, advantage_of=lambda reply, _: reward_of(reply))
+    update, metrics = gradient(
+        learner_of(copy.deepcopy(model), max_staleness=1, importance="token", importance_cap=1.25), samples
+    )
+    losses, weights = [], []
+    for sample in samples:
+        (turn,) = sample.trajectory.turns
+        reply = turn.completion.token_ids
+        chosen = [place for place, forced in enumerate(turn.completion.forced) if not forced]
+        now = masked_logprobs(model, GRAMMARS, CONSTRAINT, reply)[chosen]
+        stored = torch.tensor(turn.completion.logprobs, dtype=torch.float64)[chosen]
+        weights.append((now.detach() - stored).exp().clamp(max=1.25))
+        losses.append(-sample.advantages[0] * (weights[-1] * now).sum())
+    loss = torch.stack(losses).sum() / (len(samples) * LENGTH)
+    assert distance(update, derivative(model, loss)) < 1e-6
+    assert metrics["policy/weight"] == pytest.approx(float(torch.cat(weights).mean()), rel=1e-5)
+    assert metrics["policy/first_ratio_max"] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_fused_layers_give_the_gradient_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In fp32, where they round as the others do."""
+    samples = samples_of(letters_model(), advantage_of=lambda reply, _: reward_of(reply))
+    plain, known = gradient(learner_of(letters_model(), row_layout="packed"), samples)
+    fused_calls = []
+
+    def fused(*arguments: Any) -> Any:
+        fused_calls.append(1)
+        return fused_hidden(*arguments, dtype=torch.float32)
+
+    monkeypatch.setattr(policy, "fused_hidden", fused)
+    learner = learner_of(letters_model(), row_layout="packed")
+    learner.policy._fuses = True
+    assert learner.policy.fuses
+    update, metrics = gradient(learner, samples)
+    assert fused_calls
+    assert distance(update, plain) < 1e-5
+    for name in ("policy/first_ratio_max", "policy/entropy"):
+        assert metrics[name] == pytest.approx(known[name], abs=1e-5)
 
 
 def test_recorded_logprobs_of_forced_tokens_are_zero() -> None:

@@ -253,7 +253,7 @@ def _turn_record(turn: Turn, earned: float | None) -> dict[str, Any]:
     if turn.is_summary:
         record["is_summary"] = True
     if (constraint := turn.completion.constraint) is not None:
-        kept_to = {"kind": constraint.kind, "digest": constraint.digest, "limit": constraint.limit}
+        kept_to = {name: getattr(constraint, name) for name in ("kind", "digest", "limit", "raised")}
         record["constraint"] = kept_to
         record["forced"] = sum(turn.completion.forced)
     if (mask := turn.completion.sampling_mask) is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import regex  # type: ignore[import-untyped]  # it has no types of its own
@@ -160,6 +160,22 @@ class ReplyGrammar:
     def of_words(self, answer: AnswerFormat) -> Constraint:
         """The constraint of a reply without tools. Raises ConfigurationError as `of_calls`."""
         return self._constraint(_kind(answer), "words", self._words(None, answer), answer)
+
+    def raised(self, constraint: Constraint, nats: float) -> Constraint:
+        """The constraint, where it allows words and calls, with the token that opens a call raised by `nats`.
+
+        Raises ConfigurationError where something else stands first, in a thought or in front of a call.
+        """
+        if not nats or constraint.kind != "call_or_words":
+            return constraint
+        token = getattr(self.tokenizer, "encode_markup", self.tokenizer.encode)(constraint.opener)[0]
+        mask = grammars_of(self.tokenizer).matcher(constraint).allowed()
+        if self._opens_thought or not int(mask[token // 32]) >> token % 32 & 1:
+            raise ConfigurationError(
+                "call_bias is for a reply's first token, and in this chat template no call begins there: "
+                "leave call_bias at 0, or take another chat_template, such as chatml"
+            )
+        return replace(constraint, raised=(token, nats))
 
     def _constraint(
         self,

@@ -25,6 +25,7 @@ from stateset_agents.training.rows.fused_layers import fused_hidden
 from stateset_agents.training.update import policy
 from stateset_agents.training.update.batch import Sample
 from stateset_agents.training.update.learner import Learner
+from stateset_agents.types.constraint import Constraint
 from stateset_agents.types.errors import BackendError, ConfigurationError
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import Trajectory, Turn
@@ -44,29 +45,33 @@ def learner_of(model: Any, *, grammars: Grammars | None = GRAMMARS, **settings: 
     return Learner(model, TrainingConfig(**settings), num_steps=10, exact_logprobs=True, grammars=grammars)
 
 
-def samples_of(model: Any, *, temperature: float = 1.0, advantage_of: Any = None) -> list[Sample]:
+def samples_of(
+    model: Any, *, temperature: float = 1.0, advantage_of: Any = None, constraint: Constraint = CONSTRAINT
+) -> list[Sample]:
     """Every reply once, its advantage its probability times its reward, so that the loss of all is minus the
     expected reward."""
     made = []
     for reply in REPLIES:
         with torch.no_grad():
-            logprobs = masked_logprobs(model, GRAMMARS, CONSTRAINT, reply, temperature)
+            logprobs = masked_logprobs(model, GRAMMARS, constraint, reply, temperature)
         probability = float(logprobs.sum().exp())
         advantage = (
             probability * reward_of(reply) * len(REPLIES) * LENGTH
             if advantage_of is None
             else advantage_of(reply, probability)
         )
-        turn = Turn(prompt_ids=PROMPT, completion=completion_of(GRAMMARS, CONSTRAINT, reply, logprobs))
+        turn = Turn(prompt_ids=PROMPT, completion=completion_of(GRAMMARS, constraint, reply, logprobs))
         trajectory = Trajectory(scenario=Scenario(id="s"), turns=(turn,))
         made.append(Sample(trajectory=trajectory, advantages=(advantage,) * len(reply)))
     return made
 
 
-def expected_reward(model: Any, temperature: float = 1.0) -> torch.Tensor:
+def expected_reward(
+    model: Any, temperature: float = 1.0, constraint: Constraint = CONSTRAINT
+) -> torch.Tensor:
     total = torch.zeros((), dtype=torch.float64)
     for reply in REPLIES:
-        logprob = masked_logprobs(model, GRAMMARS, CONSTRAINT, reply, temperature).sum()
+        logprob = masked_logprobs(model, GRAMMARS, constraint, reply, temperature).sum()
         total = total + logprob.exp() * reward_of(reply)
     return total
 
@@ -103,6 +108,19 @@ def test_the_gradient_is_that_of_the_expected_reward(row_layout: str, temperatur
     assert metrics["policy/first_ratio_max"] == pytest.approx(1.0, abs=1e-5)
     free, _ = gradient(learner_of(copy.deepcopy(model), **settings), without_constraints(samples))
     assert distance(free, truth) > 0.1
+
+
+@pytest.mark.parametrize("row_layout", ["packed", "padded"])
+def test_a_raised_first_token_is_raised_in_the_update(row_layout: str) -> None:
+    """The gradient is that of the policy with the bias; without it in the update it is another's."""
+    model, raised = letters_model().double(), replace(CONSTRAINT, raised=(3, 1.5))
+    samples = samples_of(model, temperature=0.7, constraint=raised)
+    settings = {"row_layout": row_layout, "temperature": 0.7}
+    update, metrics = gradient(learner_of(copy.deepcopy(model), **settings), samples)
+    truth = derivative(model, -expected_reward(model, 0.7, raised))
+    assert distance(update, truth) < 1e-6
+    assert metrics["policy/first_ratio_max"] == pytest.approx(1.0, abs=1e-5)
+    assert distance(update, derivative(model, -expected_reward(model, 0.7))) > 0.05
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "gspo", "dapo"])

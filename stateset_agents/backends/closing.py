@@ -109,6 +109,22 @@ class Closer:
             ways = self._kept[key] = {way[0]: way for way in search.ways(mask, text, _FAR)}
         return ways
 
+    def begun(self, matcher: Any, ways: dict[int, Way], text: bytes) -> dict[int, Way]:
+        """The rest of those ways whose end of free text stands there in part, by its next token."""
+        return {
+            way[count]: way[count:]
+            for end in self._ends_of_text
+            for count in range(1, len(end))
+            if text.endswith(self.text_of(end[:count]))
+            for way in ways.values()
+            if way[: len(end)] == end and self._leads(matcher.deep_copy(), way[count:])
+        }
+
+    def _leads(self, matcher: Any, way: Way) -> bool:
+        """True if the way ends a reply from the state of the matcher, which is the call's own."""
+        is_taken = matcher.try_consume_tokens(list(way[:-1])) == len(way) - 1
+        return is_taken and has(mask_of(matcher, (len(self.pieces) + 31) // 32), way[-1])
+
     def text_of(self, tokens: Sequence[int]) -> bytes:
         return b"".join(self.pieces[token] for token in tokens)
 
@@ -256,7 +272,9 @@ class Closing:
             self._free = (mask, ways) if is_free else None
         # A key that must not be the same as another, say, may need one token more: hence the 1 below.
         shortest = min(map(len, ways.values()), default=_FAR)
-        self._is_cut = shortest > room
+        if is_free:  # a plain token throws what is begun away: `shortest` is without it
+            ways = ways | closer.begun(matcher, ways, self._text)
+        self._is_cut = min(map(len, ways.values()), default=_FAR) > room
         if self._is_cut or (is_free and room > shortest + _SLACK):
             return mask
         fitting = _packed_ids([first for first, way in ways.items() if len(way) <= room], len(mask)) & mask

@@ -155,7 +155,7 @@ class Grammars:
         Raises ConfigurationError without llguidance, for a tokenizer that it cannot read, for another version
         of it than the constraint's, and for a grammar that it refuses, in its words.
         """
-        unlimited = replace(constraint, limit=None)
+        unlimited = replace(constraint, limit=None, raised=None)
         with self._lock:
             matcher, num_words = self._compile(unlimited)
             if self._joins is not None:

@@ -129,6 +129,9 @@ class MultiTurnAgent:
         self._responses = count()
         self._prompting = LoopShare(_SHARE_SECONDS)
         self._constraints: dict[str, Constraint] = {}
+        self.call_bias = 0.0
+        """Nats by which a reply that may call or speak is drawn to call; a training sets it, see
+        `TrainingConfig.call_bias`."""
         """By tools and what is asked for."""
         self._has_warned_of_window = False
         self.origin: Origin | None = None
@@ -337,7 +340,7 @@ class MultiTurnAgent:
             if len(self._constraints) >= _MOST_CONSTRAINTS:
                 self._constraints.clear()
             self._constraints[key] = await asyncio.to_thread(make)
-        return self._constraints[key]
+        return ReplyGrammar.of(self.template).raised(self._constraints[key], self.call_bias)
 
     def speaker(self, session: Session, *, stream: int, temperature: float | None = None) -> TokenSpeaker:
         """The agent's side of one conversation of a rollout; turn t samples from `derive(stream, t)`."""

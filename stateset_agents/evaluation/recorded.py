@@ -14,7 +14,8 @@ from stateset_agents.types.trajectory import Outcome, Status, Trajectory, Trajec
 def trajectory_of(rollout: RecordedRollout) -> Trajectory:
     """The conversation that was recorded, with its scenario, tokens, verdict and reward.
 
-    Log-probs have the record's six decimals; everything else is as it was.
+    Log-probs have the record's six decimals, grammars and kept sets are left out; everything else is as it
+    was.
     """
     earned = [turn.earned for turn in rollout.turns if turn.earned is not None]
     outcome = None

@@ -71,6 +71,13 @@ class RecordedTurn:
     turn opens a row."""
     is_summary: bool = False
     """True if the agent wrote the turn for itself."""
+    constraint: Mapping[str, Any] | None = None
+    """The grammar's kind and digest, whose text is in events.jsonl, and the reply's limit; None: a free
+    one."""
+    forced: int = 0
+    """Tokens beside which the grammar allowed no other."""
+    sampling_mask: Mapping[str, Sequence[int]] | None = None
+    """What top-k and top-p kept: `token_ids`, and `counts` for each token; None: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -253,7 +253,8 @@ def _turn_record(turn: Turn, earned: float | None) -> dict[str, Any]:
     if turn.is_summary:
         record["is_summary"] = True
     if (constraint := turn.completion.constraint) is not None:
-        record["constraint"] = {"kind": constraint.kind, "digest": constraint.digest}
+        kept_to = {name: getattr(constraint, name) for name in ("kind", "digest", "limit", "raised")}
+        record["constraint"] = kept_to
         record["forced"] = sum(turn.completion.forced)
     if (mask := turn.completion.sampling_mask) is not None:
         record["sampling_mask"] = {"token_ids": mask.token_ids.tolist(), "counts": mask.counts.tolist()}

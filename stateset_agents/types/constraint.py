@@ -36,6 +36,10 @@ class Constraint:
     limit: int | None = None
     """Most tokens of the reply, for it ends before; None: it may be cut."""
 
+    raised: tuple[int, float] | None = None
+    """A token and what its logit is raised by at the reply's first token, in nats of the policy's
+    distribution; None: nothing is. See `TrainingConfig.call_bias`."""
+
     @property
     def digest(self) -> str:
         """A name for the grammar and the version, for records."""

@@ -100,7 +100,9 @@ class CustomTool(Closed):
     description: str | None = None
     input_schema: dict[str, Any] = Field(description="a JSON schema of its arguments")
     strict: bool | None = Field(
-        default=None, description="without effect: with constrain calls or strict all calls keep to it"
+        default=None,
+        description="without effect: a required or named call always keeps to its schema, and with "
+        "constrain calls or strict every call does",
     )
     cache_control: CacheControl | None = None
     eager_input_streaming: bool | None = Field(default=None, description="without effect")

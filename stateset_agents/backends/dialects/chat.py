@@ -80,7 +80,9 @@ class OfferedFunction(Part):
     description: str | None = None
     parameters: dict[str, Any] | None = Field(default=None, description="a JSON schema of its arguments")
     strict: bool | None = Field(
-        default=None, description="without effect: with constrain calls or strict all calls keep to it"
+        default=None,
+        description="without effect: a required or named call always keeps to its schema, and with "
+        "constrain calls or strict every call does",
     )
 
 

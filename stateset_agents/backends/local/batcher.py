@@ -370,7 +370,7 @@ class Batcher:
         return ended
 
     def _constrained(self, slots: Ints, logits: torch.Tensor) -> torch.Tensor:
-        """The logits with what the grammars of their requests forbid at NEVER."""
+        """The logits with what the grammars of their requests forbid at NEVER, and what they raise raised."""
         table = self._table
         rows = np.flatnonzero(table.constrained[slots]).tolist()
         masks = [request.allowed for row in rows if (request := table.requests[slots[row]]) is not None]
@@ -380,6 +380,9 @@ class Batcher:
         logits = logits.float()
         part = logits[rows]
         forbid(part, self._tensor(np.stack(packed)))
+        for row, slot in enumerate(slots[rows].tolist()):
+            if (raised := table.raised(slot)) is not None:
+                part[row, raised[0]] += raised[1]
         logits[rows] = part
         return logits
 

@@ -233,6 +233,15 @@ class SlotTable:
         request.allowed = request.matcher.allowed()
         self._append_forced(slot, request)
 
+    def raised(self, slot: int) -> tuple[int, float] | None:
+        """The token whose logit the next token's draw raises, and by how much before the temperature."""
+        request = self.requests[slot]
+        constraint = None if request is None else request.params.constraint
+        if constraint is None or constraint.raised is None or self.length[slot] != self.prompt[slot]:
+            return None
+        token, nats = constraint.raised
+        return token, nats * float(self.temperature[slot])
+
     def _append_forced(self, slot: int, request: GenerationRequest) -> None:
         """Append the tokens beside which the grammar allows no other; the next forward takes them together.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import regex  # type: ignore[import-untyped]  # it has no types of its own
@@ -16,7 +16,7 @@ import regex  # type: ignore[import-untyped]  # it has no types of its own
 from stateset_agents.backends.base import Tokenizer
 from stateset_agents.backends.grammars import grammars_of, library_version
 from stateset_agents.core.chat.replies.parsing import ReplyParser
-from stateset_agents.core.chat.spelled_arguments import SpelledArguments
+from stateset_agents.core.chat.spelled_arguments import SpelledArguments, escaped, quoted
 from stateset_agents.core.chat.template import ChatTemplate
 from stateset_agents.types.constraint import Constraint, ConstraintKind
 from stateset_agents.types.errors import ConfigurationError
@@ -153,13 +153,29 @@ class ReplyGrammar:
             if _is_control(frame.opener, self.tokenizer):
                 both.append(f"words {self._literal(frame.words)} calls")
             else:
-                rules.append(f"spoken[suffix={_quoted(frame.words + frame.opener)}]: /{_ANY}/")
+                rules.append(f"spoken[suffix={quoted(frame.words + frame.opener)}]: /{_ANY}/")
                 both.append(f"spoken {rest} first {self._literal(frame.after)} more")
         return self._constraint("call_or_words", " | ".join(both), rules, answer, opener=opener)
 
     def of_words(self, answer: AnswerFormat) -> Constraint:
         """The constraint of a reply without tools. Raises ConfigurationError as `of_calls`."""
         return self._constraint(_kind(answer), "words", self._words(None, answer), answer)
+
+    def raised(self, constraint: Constraint, nats: float) -> Constraint:
+        """The constraint, where it allows words and calls, with the token that opens a call raised by `nats`.
+
+        Raises ConfigurationError where something else stands first, in a thought or in front of a call.
+        """
+        if not nats or constraint.kind != "call_or_words":
+            return constraint
+        token = getattr(self.tokenizer, "encode_markup", self.tokenizer.encode)(constraint.opener)[0]
+        mask = grammars_of(self.tokenizer).matcher(constraint).allowed()
+        if self._opens_thought or not int(mask[token // 32]) >> token % 32 & 1:
+            raise ConfigurationError(
+                "call_bias is for a reply's first token, and in this chat template no call begins there: "
+                "leave call_bias at 0, or take another chat_template, such as chatml"
+            )
+        return replace(constraint, raised=(token, nats))
 
     def _constraint(
         self,
@@ -197,7 +213,7 @@ class ReplyGrammar:
         """Text of a pattern up to `end` and with it: what stands for it in a rule, and the rule it needs."""
         if _is_control(end, self.tokenizer):
             return f"{name} {self._literal(end)}", [f"{name}: /{pattern}/"]
-        return name, [f"{name}[suffix={_quoted(end)}]: /{pattern}/"]
+        return name, [f"{name}[suffix={quoted(end)}]: /{pattern}/"]
 
     def _words(self, frame: CallFrame | None, answer: AnswerFormat) -> list[str]:
         """The rules of a reply that calls nothing; `frame`: of the calls that it may not look like."""
@@ -206,8 +222,8 @@ class ReplyGrammar:
         if answer.between is not None:
             begin, end = answer.between  # words are ordinary text, whatever control tokens there are
             rest = _UNTAGGED if begin.startswith("<") else _ANY
-            said = f"said[suffix={_quoted(end)}]: /\\s*[^\\s<]{rest}/"
-            return [f"words: {_quoted(begin)} said", said]
+            said = f"said[suffix={quoted(end)}]: /\\s*[^\\s<]{rest}/"
+            return [f"words: {quoted(begin)} said", said]
         if frame is None:
             return [f"words: /{_ANY}/"]
         if frame.opener is None:
@@ -217,7 +233,7 @@ class ReplyGrammar:
             )
         if _is_control(frame.opener, self.tokenizer):
             return [f"words: /{_ANY}/"]
-        return ["words: WORDS", f"WORDS: /{_ANY}/ & ~/{_ANY}{_escaped(frame.opener)}{_ANY}/"]
+        return ["words: WORDS", f"WORDS: /{_ANY}/ & ~/{_ANY}{escaped(frame.opener)}{_ANY}/"]
 
     def _calls(self, frame: CallFrame, tools: Sequence[Mapping[str, Any]], parallel: bool) -> list[str]:
         """The rules of one call or several: `first` is a call within its frame."""
@@ -304,9 +320,9 @@ class ReplyGrammar:
         control: Mapping[str, int] = getattr(self.tokenizer, "control", {})
         names = sorted(control, key=len, reverse=True)
         if not names:
-            return _quoted(text)
+            return quoted(text)
         pieces = regex.split(f"({'|'.join(map(regex.escape, names))})", text)
-        parts = [f"<[{control[piece]}]>" if piece in control else _quoted(piece) for piece in pieces if piece]
+        parts = [f"<[{control[piece]}]>" if piece in control else quoted(piece) for piece in pieces if piece]
         return " ".join(parts) or '""'
 
 
@@ -332,13 +348,3 @@ def _refuse(choice: str, tools: Sequence[Mapping[str, Any]]) -> Sequence[Mapping
 def _is_control(text: str, tokenizer: Tokenizer) -> bool:
     """True if the text is a control token, which no free text of a grammar writes."""
     return text in getattr(tokenizer, "control", {})
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _escaped(text: str) -> str:
-    """The text in a regular expression between slashes."""
-    escaped: str = regex.escape(text, special_only=True)
-    return escaped.replace("/", "\\/").replace("\n", "\\n")

@@ -43,6 +43,14 @@ class SpelledArguments:
     items: tuple[str, str, str] | None
     """Opens, parts and closes a list; None where lists are JSON."""
     objects_are_json: bool
+    are_sorted: bool
+    """True if arguments stand in the order of their names."""
+
+    @property
+    def end(self) -> str:
+        """What ends each value where texts stand bare; empty where they are quoted."""
+        shared = "" if self.text[1] else common_prefix(self.joins, self.closes)
+        return shared[: shared.rindex(">") + 1] if ">" in shared else shared
 
     @classmethod
     def of(cls, write: Callable[[Mapping[str, Any]], str | None]) -> SpelledArguments | None:
@@ -74,6 +82,8 @@ class SpelledArguments:
             items = None if parts is None else (parts[1], parts[2], parts[3])
         nested = {"c": "d", "e": 1}
         constants = {"true": true, "false": false, "null": "null" if null is None else null}
+        if items is not None and not post:
+            return None
         return cls(
             empty,
             opens,
@@ -84,6 +94,7 @@ class SpelledArguments:
             constants,
             items,
             value(nested) == json.dumps(nested),
+            write({"kb": 6, "ka": 5}) == plain,
         )
 
     def rules(
@@ -96,7 +107,9 @@ class SpelledArguments:
         properties, required = schema.get("properties") or {}, set(schema.get("required") or ())
         if not properties:
             return literal(self.empty), []
-        names, rules = list(properties), []
+        names = sorted(properties, key=str.lower) if self.are_sorted else list(properties)
+        joins, closes = self.joins.removeprefix(self.end), self.closes.removeprefix(self.end)
+        rules = []
         writer = _Values(self, schema, literal, label)
         for number, name in enumerate(names):
             value = writer.value(properties[name], name)
@@ -105,13 +118,13 @@ class SpelledArguments:
             choices = []
             for other in range(number, len(names)):
                 later = required & set(names[other + 1 :])
-                tail = "" if other + 1 == len(names) else f"({literal(self.joins)} {label}_from_{other + 1})"
+                tail = "" if other + 1 == len(names) else f"({literal(joins)} {label}_from_{other + 1})"
                 choices.append(f"{label}_pair_{other} {tail}{'' if later or not tail else '?'}")
                 if names[other] in required:
                     break
             rules.append(f"{label}_from_{number}: {' | '.join(choices)}")
         rules += writer.terminals
-        some = f"{literal(self.opens)} {label}_from_0 {literal(self.closes)}"
+        some = f"{literal(self.opens)} {label}_from_0 {literal(closes)}"
         return (some if required else f"{literal(self.empty)} | {some}"), rules
 
 
@@ -127,30 +140,38 @@ class _Values:
         self._form = form
         self._root = root
         self._literal = literal
+        self._end = literal(form.end) if form.end else ""
 
     def value(self, schema: Any, name: str, seen: tuple[str, ...] = ()) -> str:
         """An expression of the values that the schema of argument `name` takes. `seen`: references on the
         way."""
         if not isinstance(schema, Mapping) or not schema:
-            return f"{self._text({}, name)} | %json {{}}" if schema is not False else _refuse(name, "false")
+            any_value = f"{self._text({}, name)} | {self._ended('%json {}')}"
+            return any_value if schema is not False else _refuse(name, "false")
         for keyword in _OF_VALUES:
             if keyword in schema:
                 _refuse(name, keyword)
         if "$ref" in schema:
             return self._referred(str(schema["$ref"]), name, seen)
         if "enum" in schema or "const" in schema:
-            return " | ".join(map(self._constant, schema.get("enum", [schema.get("const")])))
+            return self._ended(" | ".join(map(self._constant, schema.get("enum", [schema.get("const")]))))
         for keyword in ("anyOf", "oneOf"):
             if keyword in schema:
                 return " | ".join(f"({self.value(option, name, seen)})" for option in schema[keyword])
         kinds = schema.get("type", ["string", "number", "boolean", "null"])
         kinds = kinds if isinstance(kinds, list) else [kinds]
-        return " | ".join(self._of_kind(kind, schema, name, seen) for kind in kinds)
+        return " | ".join(
+            self._text(schema, name)
+            if kind == "string"
+            else self._ended(self._of_kind(kind, schema, name, seen))
+            for kind in kinds
+        )
+
+    def _ended(self, expression: str) -> str:
+        return f"({expression}) {self._end}" if self._end else expression
 
     def _of_kind(self, kind: str, schema: Mapping[str, Any], name: str, seen: tuple[str, ...]) -> str:
         form = self._form
-        if kind == "string":
-            return self._text(schema, name)
         if kind == "boolean":
             return " | ".join(self._literal(form.constants[word]) for word in ("true", "false"))
         if kind == "null":
@@ -205,18 +226,30 @@ class _Values:
             if least or most != "":
                 _refuse(name, "pattern with a length")
         if post:
-            without = regex.escape(post[0], special_only=True).replace("/", "\\/")
-            text = self._terminal(f"/{body}/ & /[^{without}\\\\\\n]*/")
+            text = self._terminal(f"/{body}/ & /[^{escaped(post[0])}\\\\\\n]*/")
             return f"{self._literal(pre)} {text} {self._literal(post)}"
-        closing = common_prefix(self._form.joins, self._form.closes)
-        closing = closing[: closing.rindex(">") + 1] if ">" in closing else closing
-        ended = regex.escape(closing, special_only=True).replace("/", "\\/").replace("\n", "\\n")
-        return self._terminal(f"/{body}/ & ~/{_ANY}{ended}{_ANY}/")
+        ended = escaped(self._form.end)
+        free = f"/{body}/ & ~/{_ANY}{ended}{_ANY}/"
+        if self._end != quoted(self._form.end):  # a control token, which no text can go on with
+            return f"{self._terminal(free)} {self._end}"
+        # With its end the terminal matches nothing longer, so the text is over where the parser ends it.
+        return self._terminal(f"({free}) /{ended}/")
 
     def _terminal(self, expression: str) -> str:
         name = f"{self._label}_TEXT_{len(self.terminals)}"
         self.terminals.append(f"{name}: {expression}")
         return name
+
+
+def quoted(text: str) -> str:
+    """The text as a string of the grammar."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def escaped(text: str) -> str:
+    """The text in a regular expression between slashes."""
+    lines = (regex.escape(line, special_only=True) for line in text.split("\n"))
+    return "\\n".join(lines).replace("/", "\\/")
 
 
 def _refuse(name: str, keyword: str) -> str:

@@ -185,6 +185,33 @@ class EndpointAgent:
             raise ConfigurationError(f"{said}: nothing was answered, and {_REFUSALS} requests were refused")
 
 
+def _asked(limits: ReplyLimits, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What a conversation asks of a reply, as fields of a request; raises ConfigurationError for what no
+    request can ask."""
+    fields: dict[str, Any] = {}
+    if limits.thinks or limits.answer_between is not None:
+        raise ConfigurationError(
+            "the environment asks for thoughts or answers between tags by a grammar, and no request to an "
+            "endpoint can: set reply_format to free, or play a model here"
+        )
+    offered = limits.callable_tools is None or all(tool in tools for tool in limits.callable_tools)
+    if limits.tool_choice not in ("auto", "none") and not (tools and offered):
+        raise ConfigurationError(
+            f"the environment asks for tool_choice {limits.tool_choice}, and its prompt does not list the "
+            "tools, which an endpoint is told no other way: let the environment offer them"
+        )
+    if limits.tool_choice == "required" or (limits.tool_choice == "none" and tools):
+        fields["tool_choice"] = limits.tool_choice
+    elif limits.tool_choice not in ("auto", "none"):
+        fields["tool_choice"] = {"type": "function", "function": {"name": limits.tool_choice}}
+    if tools and not limits.parallel_tool_calls:
+        fields["parallel_tool_calls"] = False
+    if limits.answer_schema is not None:
+        named = {"name": "answer", "schema": dict(limits.answer_schema)}
+        fields["response_format"] = {"type": "json_schema", "json_schema": named}
+    return fields
+
+
 class EndpointSpeaker:
     """An `EndpointAgent` in one conversation."""
 
@@ -216,13 +243,7 @@ class EndpointSpeaker:
         }
         if stops := [*config.stop, *limits.stop]:
             sampling["stop"] = stops
-        if limits.tool_choice in ("required", "none"):
-            sampling["tool_choice"] = limits.tool_choice
-        elif limits.tool_choice != "auto":
-            sampling["tool_choice"] = {"type": "function", "function": {"name": limits.tool_choice}}
-        if limits.answer_schema is not None:
-            named = {"name": "answer", "schema": dict(limits.answer_schema)}
-            sampling["response_format"] = {"type": "json_schema", "json_schema": named}
+        sampling |= _asked(limits, prompt.tools)
         try:
             answer = await self._agent.ask(self._as_sent(prompt.messages), prompt.tools, sampling)
         except BackendError:

@@ -372,7 +372,13 @@ class Rollouts(NothingBeside):
 
         with self._weights.exclusive():
             await self._weights.ensure_current(state)
-            played = await self._group.divide(scenarios, play, f"a rollout of step {state.step + 1}")
+            self._engine.agent.call_bias = config.call_bias * max(
+                0.0, 1 - state.step / max(config.call_bias_steps, 1)
+            )
+            try:
+                played = await self._group.divide(scenarios, play, f"a rollout of step {state.step + 1}")
+            finally:
+                self._engine.agent.call_bias = 0.0
             groups = self._curriculum.put_together(played, plan)
         for number in (*range(part.start), *range(part.stop, len(scenarios))):  # heard of just now
             on_scored(number)

@@ -42,6 +42,11 @@ class RolloutSettings(Settings):
     """Factor on it after a step that reached the target."""
     temperature_target: float = 0.7
     """Mean reward from which it cools."""
+    call_bias: float = Field(default=0.0, ge=0.0, le=50.0)
+    """Nats added to the logit of the token that opens a call, at the first token of a reply that may call or
+    speak under `AgentConfig.constrain`. It falls to 0 over `call_bias_steps`, and evaluations have none."""
+    call_bias_steps: int = Field(default=0, ge=0)
+    """Steps from the first on until `call_bias` is 0."""
     max_concurrent: int = Field(default=64, ge=1)
     """Conversations at once."""
     scheduling: Literal["auto", "deterministic", "throughput"] = "auto"
@@ -73,6 +78,16 @@ class RolloutSettings(Settings):
             raise ValueError(
                 f"temperature_min {self.temperature_min:g} exceeds the temperature {self.temperature:g} that "
                 "the schedule starts at: lower it"
+            )
+        if (self.call_bias > 0) != (self.call_bias_steps > 0):
+            raise ValueError(
+                f"call_bias {self.call_bias:g} falls to 0 over call_bias_steps, which is "
+                f"{self.call_bias_steps}: set both or neither"
+            )
+        if self.max_staleness and self.call_bias:
+            raise ValueError(
+                "with max_staleness evaluations go on beside rollouts, and call_bias is for these alone: "
+                "leave call_bias at 0, or set max_staleness to 0"
             )
         if self.log_learner_logprobs and not self.log_rollouts:
             raise ValueError(

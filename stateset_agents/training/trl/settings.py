@@ -69,6 +69,7 @@ REFUSED: Mapping[str, str] = {
     "advantage_skip": f"TRL's loss has all tokens: leave it at 0, {_BY_US}",
     "group_sizes": f"TRL's groups are of one size: leave it at fixed, {_BY_US}",
     "log_learner_logprobs": f"TRL's passes keep theirs: leave it out, {_BY_US}",
+    **dict.fromkeys(("call_bias", "call_bias_steps"), f"TRL's loss has no masks: leave it at 0, {_BY_US}"),
     "importance": f"TRL's weights have another form: leave it at auto, {_BY_US}",
     "importance_cap": f"TRL's weights have another form: leave it out, {_BY_US}",
     "entropy_coef": f"TRL averages its bonus in another way than its loss: leave it at 0, {_BY_US}",

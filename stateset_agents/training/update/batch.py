@@ -143,6 +143,7 @@ def micro_batch(samples: Sequence[Sample], layout: Layout, grammars: Grammars | 
     tokens: list[tuple[int, int, int, float, float]] = []
     masks: list[Packed | None] = []
     sets: list[array[int]] = []
+    raised: list[tuple[int, float]] = []
     for index, row_positions in numbered:
         conversation, row = rows[index]
         sample = samples[conversation]
@@ -159,6 +160,8 @@ def micro_batch(samples: Sequence[Sample], layout: Layout, grammars: Grammars | 
             tokens += itertools.compress(every, chosen)
             masks += itertools.compress(_masks(completion, grammars), chosen)
             sets += itertools.compress(_sets(completion), chosen)
+            first_raised = (completion.constraint and completion.constraint.raised) or (0, 0.0)
+            raised += itertools.compress([first_raised, *[(0, 0.0)] * (end - first - 1)], chosen)
     ids, targets, places, logprobs, credit = zip(*tokens, strict=True) if tokens else [()] * 5
     return MicroBatch(
         layout=layout,
@@ -168,7 +171,7 @@ def micro_batch(samples: Sequence[Sample], layout: Layout, grammars: Grammars | 
         places=torch.tensor(places, dtype=torch.long),
         old_logprobs=torch.tensor(logprobs, dtype=torch.float32),
         advantages=torch.tensor(credit, dtype=torch.float32),
-        masks=TokenMasks.of(masks, sets),
+        masks=TokenMasks.of(masks, sets, raised),
     )
 
 

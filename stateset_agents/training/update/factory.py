@@ -79,6 +79,11 @@ class LearnerFactory:
             f"be at most {MOST_KEPT}",
             agent.config.top_k,
         )
+        if config.call_bias and agent.config.constrain == "off":
+            raise ConfigurationError(
+                "call_bias is for replies under a grammar: set AgentConfig.constrain to calls, or "
+                "leave it at 0"
+            )
         if config.distillation is not None:
             refuse_truncated_sampling("a teacher", agent)
 

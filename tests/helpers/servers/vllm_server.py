@@ -6,14 +6,17 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 from aiohttp import web
 from safetensors.torch import load_file
 
+from stateset_agents.backends.grammars import library_version
 from stateset_agents.backends.local.backend import HuggingFaceBackend
 from stateset_agents.backends.pretrained.loading import load_model_and_tokenizer
+from stateset_agents.types.constraint import Constraint
 from stateset_agents.types.messages import SamplingParams
 
 __all__ = ["VLLMServer"]
@@ -41,6 +44,7 @@ class VLLMServer:
         self.live_at_reload: list[int] = []
         self.weight_version = "default"
         self.refuses_weights = False
+        self.keeps_to_grammars = True
 
     @property
     def name(self) -> str:
@@ -134,6 +138,12 @@ class VLLMServer:
             stop=tuple(body.get("stop", ())),
             stream=body.get("seed", 0),
         )
+        if "structured_outputs" in body and self.keeps_to_grammars:
+            grammar, stop_ids = body["structured_outputs"]["grammar"], params.stop_token_ids
+            constraint = Constraint(
+                grammar=grammar, kind="text", stop_ids=stop_ids, version=library_version()
+            )
+            params = replace(params, constraint=constraint)
         said = await self.backend.generate(body["prompt"], params)
         choice = {
             "index": 0,

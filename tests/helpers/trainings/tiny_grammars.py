@@ -73,7 +73,10 @@ def masked_logprobs(
     rows = []
     for place, token in enumerate(reply):
         allowed = allowed_after(grammars, constraint, reply[:place])
-        rows.append(torch.log_softmax(logits[place, allowed], 0)[allowed.index(token)])
+        row = logits[place].clone()
+        if constraint.raised is not None and place == 0:
+            row[constraint.raised[0]] += constraint.raised[1]
+        rows.append(torch.log_softmax(row[allowed], 0)[allowed.index(token)])
     return torch.stack(rows)
 
 

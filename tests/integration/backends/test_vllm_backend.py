@@ -18,6 +18,7 @@ from tiny_models import tiny_model, tiny_tokenizer
 from tiny_training import even_share, make_environment, make_trainer, snapshot
 from vllm_server import VLLMServer
 
+from stateset_agents.backends.grammars import library_version
 from stateset_agents.backends.loading import load_backend
 from stateset_agents.backends.local.backend import HuggingFaceBackend
 from stateset_agents.backends.vllm import VLLMClient
@@ -28,6 +29,7 @@ from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.update.batch import Sample
 from stateset_agents.training.update.learner import Learner
+from stateset_agents.types.constraint import Constraint
 from stateset_agents.types.errors import BackendError, ConfigurationError
 from stateset_agents.types.messages import SamplingParams
 from stateset_agents.types.scenario import Scenario
@@ -92,6 +94,25 @@ async def test_requests_say_all_that_a_model_s_own_defaults_would_change(folder)
 TRUNCATED = SamplingParams(
     max_new_tokens=6, stop_token_ids=(257,), stream=5, top_k=9, top_p=0.8, return_sampling_mask=True
 )
+
+
+async def test_a_grammar_goes_over_the_wire_and_what_it_forbids_is_an_error(folder):
+    constraint = Constraint(
+        grammar='start: /[a-c]{1,4}/ "!"', kind="text", stop_ids=(257,), version=library_version()
+    )
+    params = replace(PARAMS, max_new_tokens=9, constraint=constraint)
+    async with speaking(folder) as (server, backend):
+        said = await backend.generate(PROMPT, params)
+        assert re.fullmatch("[a-c]{1,4}!", said.message.content)
+        assert server.bodies[-1]["structured_outputs"] == {"grammar": constraint.grammar}
+        assert said.constraint == constraint
+        assert said.forced[-1]  # the end
+        assert said.logprobs[-1] == 0.0
+        with pytest.raises(ConfigurationError, match=r"call_bias for the first: leave call_bias at 0"):
+            await backend.generate(PROMPT, replace(params, constraint=replace(constraint, raised=(3, 1.0))))
+        server.keeps_to_grammars = False
+        with pytest.raises(BackendError, match="where its grammar forbids it"):
+            await backend.generate(PROMPT, params)
 
 
 async def test_sampling_masks_come_over_the_wire_and_train_as_in_process(folder):

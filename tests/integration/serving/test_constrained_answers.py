@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -99,3 +100,19 @@ async def test_what_no_grammar_keeps_is_a_400_that_names_it(client: openai.Async
         await answer(client, tool_choice="required")
     with pytest.raises(openai.BadRequestError, match="could cut an answer"):
         await answer(client, response_format={"type": "json_object"}, stop="x")
+
+
+async def test_without_the_library_strict_tools_are_served_and_required_calls_are_refused(
+    client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients send `strict` unasked, such as OpenAI's Agents SDK."""
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    tools = [tool("weather", strict=True)]
+    assert await answer(client, tools=tools, max_tokens=5)
+    named = {"type": "function", "function": {"name": "weather"}}
+    for choice in ("required", named):
+        with pytest.raises(
+            openai.BadRequestError, match=r'pip install \\?"stateset-agents\[grammar\]'
+        ) as caught:
+            await answer(client, tools=tools, tool_choice=choice)
+        assert (caught.value.param, caught.value.code) == ("tool_choice", "unsupported_constraint")

@@ -13,10 +13,20 @@ from typing import Any
 import pytest
 import torch
 from several import Broke, in_two, met
+from tiny_grammars import (
+    PROMPT,
+    completion_of,
+    constraint_of,
+    letters,
+    letters_model,
+    masked_logprobs,
+    replies_of,
+)
 from tiny_models import tiny_model, tiny_tokenizer
 from tiny_training import even_share, make_agent, make_trainer, snapshot, talk
 from vllm_server import VLLMServer
 
+from stateset_agents.backends.grammars import Grammars
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.reward import reward_function
 from stateset_agents.runs.callbacks import Callback
@@ -29,6 +39,8 @@ from stateset_agents.training.update.learner import Learner
 from stateset_agents.training.update.policy import Policy
 from stateset_agents.training.update.protocol import Learned
 from stateset_agents.types.errors import CheckpointError, ConfigurationError, TrainingStopped
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.trajectory import Trajectory, Turn
 
 RAGGED = [((3, 4), (2, 2)), ((5, 1),), ((2, 3), (1, 3)), ((4, 2),), ((1, 5), (3, 1)), ((9, 30),), ((2, 1),)]
 """(prompt or delta, reply) lengths of the turns of seven conversations."""
@@ -145,6 +157,55 @@ def test_gradients_and_metrics_are_those_of_one_process(parallelism, cases):
     of_one = levels[: len(cases)]
     assert levels == 2 * of_one
     assert [level for level in of_one if level] == [2.0, 1.0]
+
+
+def constrained_gradient(parallelism: str) -> tuple[dict[str, Any], dict[str, float]]:
+    """Of the twenty replies of a small grammar, with a reference under the same masks."""
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    grammars, constraint, model = Grammars(letters()), constraint_of(), letters_model().double()
+    made = []
+    for number, reply in enumerate(replies_of(grammars, constraint)):
+        with torch.no_grad():
+            logprobs = masked_logprobs(model, grammars, constraint, reply)
+        turn = Turn(prompt_ids=PROMPT, completion=completion_of(grammars, constraint, reply, logprobs))
+        trajectory = Trajectory(scenario=Scenario(id="s"), turns=(turn,))
+        made.append(Sample(trajectory=trajectory, advantages=(number % 5 - 1.5,) * len(reply)))
+    settings = {"parallelism": parallelism} if count > 1 else {}
+    config = TrainingConfig(beta=0.1, max_grad_norm=1e9, num_processes=count, **settings)
+    learner = Learner(
+        model,
+        config,
+        num_steps=10,
+        exact_logprobs=True,
+        processes=Processes.join(count),
+        grammars=grammars,
+    )
+    seen: dict[str, Any] = {}
+
+    def look(*_: Any) -> None:
+        for name, parameter in learner.policy.model.named_parameters():
+            seen[name] = getattr(parameter.grad, "full_tensor", parameter.grad.clone)().flatten().tolist()
+
+    learner.optimization.optimizer.register_step_pre_hook(look)
+    return seen, learner.learn(CreditedBatch(made, 0, []), step=1).metrics
+
+
+@pytest.mark.first(1)
+@pytest.mark.parametrize("parallelism", ["ddp", "fsdp2"])
+def test_constrained_replies_give_the_gradient_of_one_process(parallelism):
+    """Forced tokens are in no process's count, and each replays the masks of its own rows."""
+    expected, known = constrained_gradient(parallelism)
+    for ours in in_two(constrained_gradient, parallelism):
+        assert not isinstance(ours, Broke), ours
+        gradient, metrics = ours
+        assert gradient.keys() == expected.keys()
+        one, other = (
+            torch.tensor([x for name in sorted(part) for x in part[name]], dtype=torch.float64)
+            for part in (gradient, expected)
+        )
+        assert float((one - other).norm() / other.norm()) < 1e-6  # Llama's norms are in fp32 whatever
+        for name in ("policy/entropy", "policy/first_ratio_max", "kl/reference"):
+            assert metrics[name] == pytest.approx(known[name], rel=1e-6, abs=1e-7), name
 
 
 # ------------------------------------------------------------------------------ whole trainings

@@ -162,6 +162,8 @@ TRAINING = {
     "temperature_min": Change(0.9, given=COOLING),
     "temperature_decay": Change(0.6, given=COOLING),
     "temperature_target": Change(2.0, given=COOLING),
+    "call_bias": Change(2.0, "error"),  # one without the other; loop/test_constrained_training.py has both
+    "call_bias_steps": Change(2, "error"),
     "metric_for_best": Change("eval/success", "error", {"eval_steps": 1}),
     "early_stopping_patience": Change(1, "metrics", {**EVALUATED, "early_stopping_threshold": 10.0}),
     "early_stopping_threshold": Change(10.0, "metrics", {**EVALUATED, "early_stopping_patience": 1}),

@@ -67,7 +67,9 @@ def drawn(grammars: Grammars, constraint: Constraint, dice: random.Random) -> tu
 
 @pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize("choice", ["required", "note", "auto"])
-@pytest.mark.parametrize("family", chosen(["qwen3"], ["qwen3", "glm4moe", "lfm2_2_5"]))
+@pytest.mark.parametrize(
+    "family", chosen(["qwen3", "qwen3_5_nothink"], ["qwen3", "qwen3_5_nothink", "glm4moe", "lfm2_2_5"])
+)
 @pytest.mark.parametrize(
     "tools", [TOOLS[:1], pytest.param(TOOLS, marks=pytest.mark.long)], ids=["one", "two"]
 )

@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 from chat_templates import TRL_WITH_TOOLS, chosen, trl_template
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from stateset_agents.backends.grammars import grammars_of
 from stateset_agents.core.chat.reply_grammar import AnswerFormat, ReplyGrammar
 from stateset_agents.core.chat.template import JinjaTemplate
 from stateset_agents.types.constraint import Constraint
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.messages import Message
+from stateset_agents.types.messages import Message, ToolCall
 
 
 def tool(name: str, required: list[str], **properties: Any) -> dict[str, Any]:
@@ -57,6 +59,16 @@ def written(
     return None
 
 
+def admits(template: JinjaTemplate, constraint: Constraint, text: str) -> bool:
+    """True if the grammar lets a reply's text through and then an end."""
+    matcher = grammars_of(template.tokenizer).matcher(constraint)
+    for id in [*template.tokenizer.encode_markup(text), template.stop_ids[0]]:
+        if not int(matcher.allowed()[id // 32]) >> id % 32 & 1:
+            return False
+        matcher.advance(id)
+    return True
+
+
 def fits(arguments: Any, name: str) -> bool:
     if name == "get_order":
         return set(arguments) == {"order_id"} and len(arguments["order_id"]) == 3
@@ -85,6 +97,33 @@ def test_a_required_call_is_one_that_the_parser_reads(name: str) -> None:
         assert all(call.error is None and fits(call.arguments, call.name) for call in calls), text
         read += 1
     assert read >= 2
+
+
+NOTE = [tool("note", ["text"], text={"type": "string"}, other={"type": "string"}, n={"type": "integer"})]
+SPELLED = ("qwen3_5_think", "glm4moe", "gemma4", "lfm2_2_5", "muse_glimmer")
+FREE_TEXTS = st.text(st.sampled_from("ab5 é<>/\\n'\"\\\\&") | st.characters(codec="utf-8"), max_size=12)
+
+
+@pytest.mark.parametrize("name", chosen(SPELLED, TRL_WITH_TOOLS))
+@given(text=FREE_TEXTS, other=st.none() | FREE_TEXTS, n=st.none() | st.integers(0, 99))
+@example(text="one\ntwo </param\n</parameter", other="", n=None)
+def test_free_text_ends_where_the_parser_ends_it(
+    name: str, text: str, other: str | None, n: int | None
+) -> None:
+    """Whatever of the template's own calls the grammar lets through is read back as it was."""
+    template = trl_template(name)
+    arguments = {
+        key: value for key, value in {"text": text, "other": other, "n": n}.items() if value is not None
+    }
+    call = ToolCall(name="note", arguments=arguments)
+    constraint = ReplyGrammar.of(template).of_calls(NOTE, "note", parallel=False)
+    rendered = template.render_reply(Message(role="assistant", content="", tool_calls=(call,)))
+    if admits(template, constraint, rendered):
+        (read,) = template.parser.read(rendered, tools=NOTE).tool_calls
+        assert (read.error, read.arguments) == (None, arguments)
+    else:
+        said = f"{text}{other or ''}"
+        assert not (said.isascii() and said.isalnum())  # only JSON's and Python's own escapes are left out
 
 
 @pytest.mark.parametrize("name", chosen(IN_SUITE[:1], TRL_WITH_TOOLS))
@@ -116,8 +155,6 @@ def test_the_forced_text_of_a_call_is_the_template_s_own() -> None:
     text = written(
         template, ReplyGrammar.of(template).of_calls(fixed, "ping", parallel=False), random.Random(0)
     )
-    from stateset_agents.types.messages import ToolCall
-
     call = ToolCall(name="ping", arguments={"to": "me"})
     assert text is not None
     assert (

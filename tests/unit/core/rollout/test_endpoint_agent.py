@@ -12,7 +12,7 @@ from environments import ChattyConversation, ChattyEnvironment, scenarios
 from stateset_agents.backends.openai.client import ChatClient
 from stateset_agents.core.agent import AgentConfig
 from stateset_agents.core.computational_engine import ComputationalEngine
-from stateset_agents.core.environment import Environment, Observation, ReplyLimits
+from stateset_agents.core.environment import ConversationEnvironment, Environment, Observation, ReplyLimits
 from stateset_agents.core.reward import EnvironmentReward
 from stateset_agents.core.rollout.endpoint_agent import EndpointAgent, Usage
 from stateset_agents.types.errors import ConfigurationError
@@ -181,16 +181,89 @@ async def test_no_words_at_all_are_a_reply() -> None:
     assert server.bodies[1]["messages"][1] == {"role": "assistant", "content": ""}
 
 
-async def test_what_the_environment_asks_of_a_reply_is_asked_of_the_endpoint() -> None:
-    class Short(ChattyEnvironment):
-        async def start(self, scenario: Any, seed: int) -> Any:
-            conversation: Any = await super().start(scenario, seed)
-            conversation.reply_limits = ReplyLimits(max_new_tokens=5, stop=("\n",))
-            return conversation
+class Limited(Shop):
+    """Asks for these limits, and offers its tool or none."""
 
+    def __init__(self, limits: ReplyLimits, *, offers: bool = True) -> None:
+        super().__init__(turns=1)
+        self.limits, self.offers = limits, offers
+
+    async def start(self, scenario: Any, seed: int) -> Any:
+        conversation: Any = await super().start(scenario, seed)
+        conversation.reply_limits = self.limits
+        conversation.tools = (TOOL,) if self.offers else ()
+        return conversation
+
+
+async def test_what_the_environment_asks_of_a_reply_is_asked_of_the_endpoint() -> None:
     async with ChatServer() as server:
-        await played(agent_of(server, AgentConfig(stop=("END",))), Short(turns=1))
+        limits = ReplyLimits(max_new_tokens=5, stop=("\n",))
+        await played(agent_of(server, AgentConfig(stop=("END",))), Limited(limits))
     assert (server.bodies[0]["max_tokens"], server.bodies[0]["stop"]) == (5, ["END", "\n"])
+
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
+NAMED_LOOK = {"type": "function", "function": {"name": "look"}}
+
+
+@pytest.mark.parametrize(
+    ("limits", "fields"),
+    [
+        (ReplyLimits(), {}),
+        (ReplyLimits(tool_choice="required"), {"tool_choice": "required"}),
+        (ReplyLimits(tool_choice="none"), {"tool_choice": "none"}),
+        (ReplyLimits(tool_choice="look"), {"tool_choice": NAMED_LOOK}),
+        (ReplyLimits(parallel_tool_calls=False), {"parallel_tool_calls": False}),
+        (
+            ReplyLimits(answer_schema=SCHEMA),
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}},
+        ),
+    ],
+)
+async def test_calls_and_schemas_are_asked_for_in_the_api_s_own_fields(
+    limits: ReplyLimits, fields: dict[str, Any]
+) -> None:
+    async with ChatServer() as server:
+        await played(agent_of(server), Limited(limits))
+    names = {"tool_choice", "parallel_tool_calls", "response_format"}
+    assert {name: value for name, value in server.bodies[0].items() if name in names} == fields
+
+
+async def test_without_tools_none_is_nothing_to_ask_for() -> None:
+    async with ChatServer() as server:
+        limits = ReplyLimits(tool_choice="none", parallel_tool_calls=False)
+        await played(agent_of(server), Limited(limits, offers=False))
+    assert not {"tool_choice", "parallel_tool_calls", "tools"} & server.bodies[0].keys()
+
+
+async def test_a_first_reply_calls_and_later_ones_are_as_they_come() -> None:
+    def look() -> str:
+        """Look."""
+        return "found"
+
+    environment = ConversationEnvironment(
+        scenarios=[{"opening": "hi"}], tools=[look], first_reply="call", max_turns=2
+    )
+    first = {"content": None, "tool_calls": [call("{}")]}
+    async with ChatServer(*said(first, {"content": "It is here."})) as server:
+        await played(agent_of(server), environment)
+    assert [sent.get("tool_choice") for sent in server.bodies] == ["required", None]
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        (ReplyLimits(thinks=True), "set reply_format to free"),
+        (ReplyLimits(answer_between=("<a>", "</a>")), "set reply_format to free"),
+        (ReplyLimits(tool_choice="required"), "tool_choice required, and its prompt does not list the tools"),
+        (ReplyLimits(tool_choice="required", callable_tools=[TOOL]), "let the environment offer them"),
+    ],
+)
+async def test_what_no_request_can_ask_for_is_refused(limits: ReplyLimits, words: str) -> None:
+    async with ChatServer() as server:
+        with pytest.raises(ConfigurationError, match=words):
+            await played(agent_of(server), Limited(limits, offers=False))
+    assert not server.bodies
 
 
 async def test_an_edited_conversation_is_sent_as_it_reads_now() -> None:

@@ -80,6 +80,8 @@ UNFIT = {
     "num_processes": 2,
     "parallelism": "fsdp2",
     "log_learner_logprobs": True,
+    "call_bias": 2.0,
+    "call_bias_steps": 5,
     "importance": "token",
     "importance_cap": 2.0,
     "entropy_coef": 0.1,
@@ -118,6 +120,7 @@ def test_a_mapped_setting_changes_what_trl_is_told(name):
 def test_a_setting_that_trl_cannot_follow_is_refused_with_a_cure(name):
     given = {name: UNFIT[name]} | ({"kl_estimator": "k1"} if name == "kl_placement" else {})
     given |= {"num_processes": 2} if name == "parallelism" else {}
+    given |= {"call_bias": 2.0, "call_bias_steps": 5} if name.startswith("call_bias") else {}
     with pytest.raises(ConfigurationError, match=r"does not go with TRL; .*(leave it|lower)") as refusal:
         arguments(**given)
     assert "\n" not in str(refusal.value)

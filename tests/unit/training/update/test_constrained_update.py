@@ -21,8 +21,11 @@ from tiny_grammars import (
 
 from stateset_agents.backends.grammars import Grammars
 from stateset_agents.training.config import TrainingConfig
+from stateset_agents.training.rows.fused_layers import fused_hidden
+from stateset_agents.training.update import policy
 from stateset_agents.training.update.batch import Sample
 from stateset_agents.training.update.learner import Learner
+from stateset_agents.types.constraint import Constraint
 from stateset_agents.types.errors import BackendError, ConfigurationError
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import Trajectory, Turn
@@ -42,29 +45,33 @@ def learner_of(model: Any, *, grammars: Grammars | None = GRAMMARS, **settings: 
     return Learner(model, TrainingConfig(**settings), num_steps=10, exact_logprobs=True, grammars=grammars)
 
 
-def samples_of(model: Any, *, temperature: float = 1.0, advantage_of: Any = None) -> list[Sample]:
+def samples_of(
+    model: Any, *, temperature: float = 1.0, advantage_of: Any = None, constraint: Constraint = CONSTRAINT
+) -> list[Sample]:
     """Every reply once, its advantage its probability times its reward, so that the loss of all is minus the
     expected reward."""
     made = []
     for reply in REPLIES:
         with torch.no_grad():
-            logprobs = masked_logprobs(model, GRAMMARS, CONSTRAINT, reply, temperature)
+            logprobs = masked_logprobs(model, GRAMMARS, constraint, reply, temperature)
         probability = float(logprobs.sum().exp())
         advantage = (
             probability * reward_of(reply) * len(REPLIES) * LENGTH
             if advantage_of is None
             else advantage_of(reply, probability)
         )
-        turn = Turn(prompt_ids=PROMPT, completion=completion_of(GRAMMARS, CONSTRAINT, reply, logprobs))
+        turn = Turn(prompt_ids=PROMPT, completion=completion_of(GRAMMARS, constraint, reply, logprobs))
         trajectory = Trajectory(scenario=Scenario(id="s"), turns=(turn,))
         made.append(Sample(trajectory=trajectory, advantages=(advantage,) * len(reply)))
     return made
 
 
-def expected_reward(model: Any, temperature: float = 1.0) -> torch.Tensor:
+def expected_reward(
+    model: Any, temperature: float = 1.0, constraint: Constraint = CONSTRAINT
+) -> torch.Tensor:
     total = torch.zeros((), dtype=torch.float64)
     for reply in REPLIES:
-        logprob = masked_logprobs(model, GRAMMARS, CONSTRAINT, reply, temperature).sum()
+        logprob = masked_logprobs(model, GRAMMARS, constraint, reply, temperature).sum()
         total = total + logprob.exp() * reward_of(reply)
     return total
 
@@ -101,6 +108,19 @@ def test_the_gradient_is_that_of_the_expected_reward(row_layout: str, temperatur
     assert metrics["policy/first_ratio_max"] == pytest.approx(1.0, abs=1e-5)
     free, _ = gradient(learner_of(copy.deepcopy(model), **settings), without_constraints(samples))
     assert distance(free, truth) > 0.1
+
+
+@pytest.mark.parametrize("row_layout", ["packed", "padded"])
+def test_a_raised_first_token_is_raised_in_the_update(row_layout: str) -> None:
+    """The gradient is that of the policy with the bias; without it in the update it is another's."""
+    model, raised = letters_model().double(), replace(CONSTRAINT, raised=(3, 1.5))
+    samples = samples_of(model, temperature=0.7, constraint=raised)
+    settings = {"row_layout": row_layout, "temperature": 0.7}
+    update, metrics = gradient(learner_of(copy.deepcopy(model), **settings), samples)
+    truth = derivative(model, -expected_reward(model, 0.7, raised))
+    assert distance(update, truth) < 1e-6
+    assert metrics["policy/first_ratio_max"] == pytest.approx(1.0, abs=1e-5)
+    assert distance(update, derivative(model, -expected_reward(model, 0.7))) > 0.05
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "gspo", "dapo"])
@@ -171,6 +191,49 @@ def test_two_passes_clip_by_the_masked_ratio() -> None:
     _, metrics = gradient(learner, samples_of(model, advantage_of=lambda reply, _: reward_of(reply)))
     assert metrics["policy/first_ratio_max"] == pytest.approx(1.0, abs=1e-5)
     assert metrics["policy/ratio_max"] < 1.5
+
+
+def test_what_an_earlier_policy_sampled_is_weighed_under_the_same_masks() -> None:
+    """`max_staleness`: pi_old over the sampler, both among what was allowed, and forced tokens have none."""
+    model, sampler = letters_model().double(), letters_model(seed=1).double()
+    samples = samples_of(sampler, advantage_of=lambda reply, _: reward_of(reply))
+    update, metrics = gradient(
+        learner_of(copy.deepcopy(model), max_staleness=1, importance="token", importance_cap=1.25), samples
+    )
+    losses, weights = [], []
+    for sample in samples:
+        (turn,) = sample.trajectory.turns
+        reply = turn.completion.token_ids
+        chosen = [place for place, forced in enumerate(turn.completion.forced) if not forced]
+        now = masked_logprobs(model, GRAMMARS, CONSTRAINT, reply)[chosen]
+        stored = torch.tensor(turn.completion.logprobs, dtype=torch.float64)[chosen]
+        weights.append((now.detach() - stored).exp().clamp(max=1.25))
+        losses.append(-sample.advantages[0] * (weights[-1] * now).sum())
+    loss = torch.stack(losses).sum() / (len(samples) * LENGTH)
+    assert distance(update, derivative(model, loss)) < 1e-6
+    assert metrics["policy/weight"] == pytest.approx(float(torch.cat(weights).mean()), rel=1e-5)
+    assert metrics["policy/first_ratio_max"] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_fused_layers_give_the_gradient_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In fp32, where they round as the others do."""
+    samples = samples_of(letters_model(), advantage_of=lambda reply, _: reward_of(reply))
+    plain, known = gradient(learner_of(letters_model(), row_layout="packed"), samples)
+    fused_calls = []
+
+    def fused(*arguments: Any) -> Any:
+        fused_calls.append(1)
+        return fused_hidden(*arguments, dtype=torch.float32)
+
+    monkeypatch.setattr(policy, "fused_hidden", fused)
+    learner = learner_of(letters_model(), row_layout="packed")
+    learner.policy._fuses = True
+    assert learner.policy.fuses
+    update, metrics = gradient(learner, samples)
+    assert fused_calls
+    assert distance(update, plain) < 1e-5
+    for name in ("policy/first_ratio_max", "policy/entropy"):
+        assert metrics[name] == pytest.approx(known[name], abs=1e-5)
 
 
 def test_recorded_logprobs_of_forced_tokens_are_zero() -> None:

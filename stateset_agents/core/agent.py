@@ -129,10 +129,10 @@ class MultiTurnAgent:
         self._responses = count()
         self._prompting = LoopShare(_SHARE_SECONDS)
         self._constraints: dict[str, Constraint] = {}
+        """By tools and what is asked for."""
         self.call_bias = 0.0
         """Nats by which a reply that may call or speak is drawn to call; a training sets it, see
         `TrainingConfig.call_bias`."""
-        """By tools and what is asked for."""
         self._has_warned_of_window = False
         self.origin: Origin | None = None
         """The run and step that its weights come from, for their model card; the trainer sets it."""

@@ -12,7 +12,7 @@ import page_snippets
 import pytest
 from repository_paths import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "skills").rglob("*.md"))]
 ELSEWHERE = {"trackers.md", "gguf.md", "tau2.md"}
 """Pages that need libraries which .venv lacks, or a big model: test_trackers, test_smollm2 and test_tau2 run
 these."""

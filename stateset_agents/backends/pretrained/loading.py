@@ -8,7 +8,7 @@ import os
 import re
 import struct
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -137,15 +137,11 @@ def quiet_reading(where: str) -> Iterator[None]:
     from transformers import modeling_gguf_pytorch_utils
 
     reader: Any = modeling_gguf_pytorch_utils
-    bar, reader.tqdm = reader.tqdm, _no_bar
+    bar, reader.tqdm = reader.tqdm, lambda items, **_: items
     try:
         yield
     finally:
         reader.tqdm = bar
-
-
-def _no_bar(items: Iterable[Any], **_: Any) -> Iterable[Any]:
-    return items
 
 
 # --- the hub: asked once, before its client retries file after file with long waits

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
-from stateset_agents.backends.base import EngineInfo, Session, Tokenizer
+from stateset_agents.backends.base import EngineInfo, Session, Tokenizer, room_behind
 from stateset_agents.backends.grammars import grammars_of, only_token
 from stateset_agents.backends.pretrained.load_lock import load_in_thread
 from stateset_agents.backends.tokenizers import TurnText
@@ -326,12 +326,9 @@ class VLLMBackend:
 
         Raises BackendError if the prompt fills the context, and for an invalid answer or none.
         """
-        limit = min(params.max_new_tokens, self.context_length - len(prompt_ids))
+        limit = min(params.max_new_tokens, room_behind(prompt_ids, self.context_length))
         if limit < 1 or not prompt_ids:
-            raise BackendError(
-                f"the prompt has {len(prompt_ids)} tokens and the server's context holds "
-                f"{self.context_length}: end the conversation earlier, or start it with more --max-model-len"
-            )
+            raise BackendError(f"nothing can be sampled: {limit} tokens behind {len(prompt_ids)} of prompt")
         sampling = {
             **_NEUTRAL,
             "max_tokens": limit,

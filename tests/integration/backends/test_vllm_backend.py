@@ -340,7 +340,7 @@ async def test_weights_that_are_refused_are_an_error_and_generation_goes_on(fold
 
 async def test_a_prompt_without_room_is_refused_here(folder):
     async with speaking(folder) as (server, backend):
-        with pytest.raises(BackendError, match="256 tokens and the server's context holds 256"):
+        with pytest.raises(BackendError, match="256 tokens and the context holds 256"):
             await backend.generate([1] * 256, PARAMS)
         with pytest.raises(BackendError, match="temperature 1 only"):
             await backend.score([1, 2], temperature=0.5)

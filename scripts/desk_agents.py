@@ -16,10 +16,34 @@ from stateset_agents.environments.retail_desk import (
     ScriptedEpisode,
     play,
 )
-from stateset_agents.environments.retail_desk.agents import Agent, Granter, IdentitySkipper
+from stateset_agents.environments.retail_desk.agents import WRITE, Agent, closing, view_of, write
+from stateset_agents.environments.retail_desk.full.honest import honest_reply
+from stateset_agents.types.messages import Message
 from stateset_agents.types.scenario import Scenario
 
 AGENTS: dict[str, Callable[[], Agent]] = {"honest": HonestAgent, **DEGENERATE}
+
+
+class IdentitySkipper:
+    """An agent that does its work well, but for whoever calls: in full calls it never asks who it is."""
+
+    def reply(self, messages: Sequence[Message]) -> Message:
+        return honest_reply(messages, identifies=False)
+
+
+class Granter:
+    """An agent that writes whatever is asked and never looks first: right wherever the answer is yes.
+
+    It is for learnable calls.
+    """
+
+    def reply(self, messages: Sequence[Message]) -> Message:
+        """The write at once, then what came of it; statuses are looked up, there is no other way."""
+        view = view_of(messages)
+        tool = WRITE.get(view.family, "reship")
+        if view.order_id is None or view.family == "order_status" or tool in view.called:
+            return HonestAgent().reply(messages) if "result" not in view.facts else closing(view)
+        return write(view, tool, view.order_id)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -46,10 +46,6 @@ def _mean_of_all(rewards: Sequence[float]) -> list[float]:
     return [mean(rewards)] * len(rewards)
 
 
-def _median_of_all(rewards: Sequence[float]) -> list[float]:
-    return [median(rewards)] * len(rewards)
-
-
 def _mean_of_the_others(rewards: Sequence[float]) -> list[float]:
     total, others = math.fsum(rewards), len(rewards) - 1
     return [(total - reward) / others for reward in rewards]
@@ -60,7 +56,7 @@ BASELINES: Mapping[str, Baseline] = {
     # (DeepSeekMath, https://arxiv.org/abs/2402.03300).
     "group_mean": Baseline(_mean_of_all),
     # Unmoved by one outlier; biased, as a member's own reward moves it unevenly.
-    "group_median": Baseline(_median_of_all),
+    "group_median": Baseline(lambda rewards: [median(rewards)] * len(rewards)),
     # Every scored reward of the batch, which shrinks the gradient by 1 - 1/(number of rewards).
     "global_mean": Baseline(_mean_of_all, over="batch"),
     # Keeps the gradient unbiased (RLOO, https://arxiv.org/abs/2402.14740).

@@ -114,7 +114,7 @@ def crossed_interval(rows: Sequence[Sequence[float]]) -> tuple[float, float] | N
     means = [[math.fsum(row) / len(row) for row in rows]]
     if len(rows[0]) > 1:
         means.append([math.fsum(column) / len(rows) for column in zip(*rows, strict=True)])
-    variances = [_variance_of_mean(values) for values in means]
+    variances = [(variance(values) / len(values), len(values) - 1) for values in means]
     mean = math.fsum(map(math.fsum, rows)) / (len(rows) * len(rows[0]))
     total = sum(value for value, _ in variances)
     if total == 0:
@@ -122,11 +122,6 @@ def crossed_interval(rows: Sequence[Sequence[float]]) -> tuple[float, float] | N
     freedom = total**2 / sum(value**2 / of_part for value, of_part in variances)
     half = t_quantile(0.975, freedom) * math.sqrt(total)
     return mean - half, mean + half
-
-
-def _variance_of_mean(means: Sequence[float]) -> tuple[float, int]:
-    """The variance of their mean, and its degrees of freedom."""
-    return variance(means) / len(means), len(means) - 1
 
 
 def share_interval(shares: Sequence[float]) -> tuple[float, float]:

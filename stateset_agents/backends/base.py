@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
-from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.errors import BackendError, ConfigurationError
 
 if TYPE_CHECKING:
     import torch
@@ -285,3 +285,13 @@ def new_weights(backend: Backend) -> object:
     """Note that a trainer has pushed other weights; returns their token."""
     _tokens[backend] = token = object()
     return token
+
+
+def room_behind(prompt_ids: Sequence[int], context_length: int) -> int:
+    """The tokens that fit behind a prompt. Raises BackendError where none does."""
+    if len(prompt_ids) >= context_length:
+        raise BackendError(
+            f"the prompt has {len(prompt_ids)} tokens and the context holds {context_length}; end the "
+            "conversation earlier, or take a longer context"
+        )
+    return context_length - len(prompt_ids)

@@ -45,8 +45,7 @@ async def load_backend(
     """
     if matmul_precision != "highest" and (name == "scripted" or name.startswith("vllm:")):
         raise ConfigurationError(
-            f"matmul_precision {matmul_precision} is of a model that runs in this process, and {name!r} does "
-            "not: leave it at highest"
+            f"matmul_precision {matmul_precision} is not for {name!r}, run elsewhere: leave it at highest"
         )
     if name == "scripted":
         from stateset_agents.backends.scripted import ScriptedBackend

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stateset_agents.backends.base import Session, Tokenizer
+from stateset_agents.backends.base import Session, Tokenizer, room_behind
 from stateset_agents.backends.tokenizers import ByteTokenizer, TurnText
 from stateset_agents.types.errors import BackendError, ConfigurationError
 from stateset_agents.types.messages import Completion, FinishReason, Message, SamplingParams, VersionSpan
@@ -86,12 +86,7 @@ class ScriptedBackend:
         BackendError if the script has no reply for this turn or the prompt fills the context.
         """
         params.refuse_constraint("a script")
-        room = self.context_length - len(prompt_ids)
-        if room <= 0:
-            raise BackendError(
-                f"the prompt has {len(prompt_ids)} tokens and the context holds {self.context_length}; "
-                "end the conversation earlier"
-            )
+        room = room_behind(prompt_ids, self.context_length)
         turn = self._turns.get(session, 0)
         self._turns[session] = turn + 1
         request = ScriptedRequest(

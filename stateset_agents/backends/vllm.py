@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
-from stateset_agents.backends.base import EngineInfo, Session, Tokenizer
+from stateset_agents.backends.base import EngineInfo, Session, Tokenizer, room_behind
 from stateset_agents.backends.grammars import grammars_of, only_token
 from stateset_agents.backends.pretrained.load_lock import load_in_thread
 from stateset_agents.backends.tokenizers import TurnText
@@ -162,8 +162,7 @@ def sampled(choice: Mapping[str, Any], limit: int) -> tuple[tuple[int, ...], tup
         raise BackendError("the vLLM server answered without token ids or their log-probs") from error
     if not 0 < len(ids) == len(logprobs) <= limit:
         raise BackendError(
-            f"the vLLM server answered with {len(ids)} tokens and {len(logprobs)} log-probs where at most "
-            f"{limit} were asked for"
+            f"the vLLM server gave {len(ids)} tokens and {len(logprobs)} log-probs for at most {limit}"
         )
     if not all(-math.inf < value < 1e-3 for value in logprobs):  # rounding may go a little above 0
         raise BackendError("the vLLM server answered with log-probs that are not finite or above 0")
@@ -327,12 +326,9 @@ class VLLMBackend:
 
         Raises BackendError if the prompt fills the context, and for an invalid answer or none.
         """
-        limit = min(params.max_new_tokens, self.context_length - len(prompt_ids))
+        limit = min(params.max_new_tokens, room_behind(prompt_ids, self.context_length))
         if limit < 1 or not prompt_ids:
-            raise BackendError(
-                f"the prompt has {len(prompt_ids)} tokens and the server's context holds "
-                f"{self.context_length}: end the conversation earlier, or start it with more --max-model-len"
-            )
+            raise BackendError(f"nothing can be sampled: {limit} tokens behind {len(prompt_ids)} of prompt")
         sampling = {
             **_NEUTRAL,
             "max_tokens": limit,
@@ -498,8 +494,7 @@ class VLLMBackend:
         choice = await self._choice("/v1/completions", body, prompt_ids)
         if list(choice.get("prompt_token_ids") or ()) != list(prompt_ids):
             raise BackendError(
-                "the vLLM server read other tokens than it was given: it needs to know return_token_ids "
-                "(vLLM 0.11 or newer)"
+                "the server read other tokens than it got: it needs return_token_ids (vLLM 0.11 or newer)"
             )
         return choice
 
@@ -510,8 +505,7 @@ class VLLMBackend:
         stand where a completion has them. Raises ConfigurationError where the server returns no masks."""
         if not sampling["top_k"]:
             raise ConfigurationError(
-                f"a vLLM server returns what top_p {sampling['top_p']} keeps beside a top_k alone: set "
-                "AgentConfig.top_k, for example to 512"
+                f"vLLM needs a top_k beside top_p {sampling['top_p']}: set AgentConfig.top_k to 512, say"
             )
         body = {"model": self._served_as, "token_ids": list(prompt_ids), "cache_salt": self._tag}
         choice = await self._choice(

@@ -369,8 +369,7 @@ def _tool(name: str) -> Tool:
     offer = function if isinstance(function, Tool) else tool(function)
     if offer.scenario_parameter is not None:
         raise ConfigurationError(
-            f"tool {offer.name} reads the scenario, and --tools has none: give --environment NAME, one that "
-            "offers this tool, instead"
+            f"tool {offer.name} reads the scenario, and --tools has none: give --environment NAME"
         )
     return offer
 

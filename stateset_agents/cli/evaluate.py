@@ -346,8 +346,7 @@ def _compare_recorded(args: argparse.Namespace) -> int:
     played += [name.replace("_", "-") for name, value in vars(args).items() if name[-2:] in _ENDS and value]
     if played:
         raise ConfigurationError(
-            f"--{played[0]} is for models that are played, and two runs are compared by what they recorded: "
-            "leave it out, or add --replay"
+            f"--{played[0]} is for models that are played: leave it out, or add --replay"
         )
     check_writable(args.out)
     logs = [RunLog.open(args.a), RunLog.open(args.b)]

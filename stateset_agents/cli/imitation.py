@@ -80,8 +80,7 @@ def run_served(args: argparse.Namespace) -> int:
     left_out = _counted(harvest.left_out)
     if not harvest.scenarios:
         raise ConfigurationError(
-            f"{args.conversations} gives no scenario: {left_out}; give the journal of the same server, with "
-            "conversations of gradual or full"
+            f"{args.conversations} gives no scenario: {left_out}; give its server's journal, gradual or full"
         )
     rows = warm_start(harvest.scenarios)
     folder = Path(args.out)
@@ -191,8 +190,7 @@ def _sections_of(config: Path) -> dict[str, Any]:
     data = read_yaml(config)
     if not isinstance(data, dict) or data.get("made_by") != "sft":
         raise ConfigurationError(
-            f"{config.parent} is no fine-tuning: stateset-agents train --resume {config.parent} goes on with "
-            "a training"
+            f"{config.parent} is no fine-tuning: train --resume {config.parent} goes on with a training"
         )
     if data.get("conversations") is None:
         raise ConfigurationError(

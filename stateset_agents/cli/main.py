@@ -164,8 +164,7 @@ def _check_single_process(verb: str) -> None:
     num_processes = os.environ.get("WORLD_SIZE", "1")
     if num_processes.isdecimal() and int(num_processes) > 1:
         raise ConfigurationError(
-            f"{num_processes} processes were started, and {verb} is for one: leave the launcher out "
-            f"(stateset-agents {verb} ...)"
+            f"{num_processes} processes were started, and {verb} is for one: leave the launcher out"
         )
 
 

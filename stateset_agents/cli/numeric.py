@@ -59,8 +59,7 @@ def two_runs(args: argparse.Namespace, kind: str) -> tuple[str, str]:
     """Both sides of `compare RUN OTHER`. Raises ConfigurationError where the first is no folder."""
     if not Path(args.config).is_dir():
         raise ConfigurationError(
-            f"compare needs a file and two {kind}, or two run folders, got {args.config} {args.a}: write "
-            f"compare {args.config} A {args.a}"
+            f"compare needs a file and two {kind}, or two run folders, got {args.config} {args.a}"
         )
     return args.config, args.a
 
@@ -125,8 +124,7 @@ def _file(args: argparse.Namespace) -> ControlFile:
         )
     if args.temperature not in (None, 0):
         raise ConfigurationError(
-            f"a numeric policy plays its likeliest actions, got --temperature {args.temperature}: leave "
-            "it out"
+            f"a numeric policy plays its likeliest action, got --temperature {args.temperature}: leave it out"
         )
     named = {"evaluation.episodes": args.episodes, "evaluation.seed": args.seed}
     return load_control(args.config, overrides(args.set, named))

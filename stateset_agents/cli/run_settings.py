@@ -39,8 +39,7 @@ def is_control(name: str) -> bool:
     kind = data.get("kind") if isinstance(data, dict) else None
     if kind is not None and kind not in _KINDS:
         raise ConfigurationError(
-            f"{path}: kind must be control, or left out for conversations, got {kind!r}"
-            f"{nearest(str(kind), _KINDS)}"
+            f"{path}: kind must be control or left out, got {kind!r}{nearest(str(kind), _KINDS)}"
         )
     return kind == "control"
 
@@ -75,8 +74,7 @@ def settings_of_run(model: str | None) -> dict[str, Any]:
         data = read_sections(run / "config.yaml")
     except ConfigurationError as error:
         raise ConfigurationError(
-            f"cannot read {run / 'config.yaml'}, the settings of {model!r}: give hf:{model} for its weights "
-            "alone"
+            f"cannot read {run / 'config.yaml'} of {model!r}: give hf:{model} for its weights alone"
         ) from error
     names = ["agent"] if data.get("made_by") == "program" else ["agent", "environment"]
     return {name: data[name] for name in names if data.get(name) is not None}

@@ -75,8 +75,7 @@ def _settings(args: argparse.Namespace) -> StudySettings | None:
     strange = next((name for name in args.arm if name not in NAMED_ARMS), None)
     if strange is not None:
         raise ConfigurationError(
-            f"--arm must be one of {', '.join(NAMED_ARMS)}, got {strange!r}"
-            f"{nearest(strange, NAMED_ARMS)}; others are written in study.yaml"
+            f"--arm must be one of {', '.join(NAMED_ARMS)}, got {strange!r}{nearest(strange, NAMED_ARMS)}"
         )
     if not args.suite:
         raise ConfigurationError("a new study needs a suite: --suite mix_cart_pole_large, for one")

@@ -221,20 +221,17 @@ class MultiTurnAgent:
         chosen, present = self.config.chat_template, None if raw is None else raw.chat_template
         if raw is None and chosen not in (None, "plain"):
             raise ConfigurationError(
-                "a jinja chat_template needs a Hugging Face tokenizer, "
-                f"{type(tokenizer).__name__} is none: leave chat_template unset"
+                f"chat_template needs a Hugging Face tokenizer, not {type(tokenizer).__name__}: leave it out"
             )
         if chosen is None and raw is not None and not present:
             _log.warning(
-                "the model has no chat template: using the built-in plain one; "
-                "set AgentConfig.chat_template to choose another",
+                "the model has no chat template: using plain; set AgentConfig.chat_template for another",
                 model=self.config.model_name,
             )
         if chosen == "plain" or (chosen is None and (not present or is_plain(tokenizer))):
             if self.config.chat_template_kwargs:
                 raise ConfigurationError(
-                    "chat_template_kwargs is a jinja template's, and this agent has the plain one: leave it "
-                    "out"
+                    "chat_template_kwargs is a jinja template's, and this agent's is plain: leave it out"
                 )
             return PlainTemplate(tokenizer)
         text = chatml_text(tokenizer) if chosen == "chatml" else chosen

@@ -115,8 +115,7 @@ class AgentConfig(Settings):
             return data
         if data.get("history", "slide") != "slide":
             raise ValueError(
-                f"context_window 'sliding' and history {data['history']!r} contradict each other: leave out "
-                "context_window"
+                f"context_window 'sliding' and history {data['history']!r} differ: leave out context_window"
             )
         _warn_of_context_window()
         return {**data, "history": "slide"}
@@ -187,8 +186,7 @@ def check_context(config: AgentConfig, model_length: int) -> None:
         for name in ("compact_room", "compact_prompt"):
             if getattr(config, name) != AgentConfig.model_fields[name].default:
                 _log.warning(
-                    f"{name} has no effect with history {config.history}: leave it out, or set history to "
-                    "compact"
+                    f"{name} has no effect with history {config.history}: leave it out, or set compact"
                 )
         return
     room = config.summary_room(context)

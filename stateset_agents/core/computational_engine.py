@@ -106,8 +106,7 @@ class ComputationalEngine:
         expect_that(num_branches >= 0, "num_branches", "be at least 0", num_branches)
         if num_branches and not isinstance(agent, MultiTurnAgent):
             raise ConfigurationError(
-                "branches are for training, which needs a MultiTurnAgent, got "
-                f"{type(agent).__name__}: give the engine num_branches=0"
+                f"branches need a MultiTurnAgent, got {type(agent).__name__}: give the engine num_branches=0"
             )
         reward = as_reward(reward_fn)
         if num_branches and reward.scope == "group":
@@ -258,8 +257,7 @@ class ComputationalEngine:
         """
         if self.take_step is None:
             raise ConfigurationError(
-                "this engine plays conversations and has no learner to update: take trainer.engine of an "
-                "initialised MultiTurnGRPOTrainer"
+                "this engine has no learner to update: take trainer.engine of an initialised trainer"
             )
         return await self.take_step(trajectories, advantages)
 

@@ -117,8 +117,7 @@ class StateMaker:
             inspect.signature(reset).bind(**arguments)
         except TypeError as error:
             raise ConfigurationError(
-                f"{kind.__name__}.reset cannot be called for scenario {scenario.id} ({error}): there are "
-                f"{', '.join(values)}"
+                f"{kind.__name__}.reset fails for {scenario.id} ({error}): there are {', '.join(values)}"
             ) from None
         if (returned := reset(**arguments)) is not None:
             raise ConfigurationError(
@@ -143,8 +142,7 @@ def copy_state(state: Any) -> Any:
         copied = fork()
         if copied is state:
             raise ConfigurationError(
-                f"{type(state).__name__}.fork() gave the state itself, and two conversations would change "
-                "it: give an independent copy"
+                f"{type(state).__name__}.fork() gave the state itself: give an independent copy"
             )
         return copied
     try:
@@ -415,8 +413,7 @@ class ConversationEnvironment(OptionalMembers):
         expect_that(isinstance(scenarios, Iterable | Path), "scenarios", rule, scenarios, length=60)
         if not callable(user) and not isinstance(user, str | None):
             raise ConfigurationError(
-                "user must be a function that makes a user for each conversation, got "
-                f"{type(user).__name__}: give lambda scenario, seed: ..."
+                f"user must be a function, got {type(user).__name__}: give lambda scenario, seed: ..."
             )
         if not isinstance(system_prompt, str | None):
             raise ConfigurationError(f"system_prompt must be text, got {system_prompt!r:.60}")
@@ -492,15 +489,13 @@ class ConversationEnvironment(OptionalMembers):
             user = _checked(await guarded("user", self._make_user.call(arguments)))
             if self.local and not _is_local(user):
                 raise ConfigurationError(
-                    f"the user of scenario {scenario.id} is not local, others are: "
-                    "give ConversationEnvironment(local=False)"
+                    f"the user of scenario {scenario.id} is not local, others are: give local=False"
                 )
             if not scenario.opening:
                 opening = await _reply(user, self._system, state)
                 if opening is None:
                     raise EnvironmentFailure(
-                        f"the user of scenario {scenario.id} left without opening: give the scenario an "
-                        "`opening`, or the user one"
+                        f"the user of scenario {scenario.id} left without opening: give it an `opening`"
                     )
                 first = (*self._system, Message(role="user", content=opening))
             else:

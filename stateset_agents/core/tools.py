@@ -180,8 +180,7 @@ def _tool(
             continue
         if place == 0 and parameter.name == "self":
             raise ConfigurationError(
-                f"tool {name} is a method: leave @tool off and give its class, tools=..., of which each "
-                "conversation gets an object"
+                f"tool {name} is a method: leave @tool off and give its class, tools=..."
             )
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise wrong(f"{parameter} cannot be filled by name; name each parameter")
@@ -198,8 +197,7 @@ def _tool(
             raise wrong(f"parameter {parameter.name!r} needs a type, e.g. {parameter.name}: str")
         if isinstance(parameter.default, pydantic.fields.FieldInfo):  # a plain call would get it as a value
             raise wrong(
-                f"{parameter.name} has a Field as its default: write {parameter.name}: "
-                "Annotated[TYPE, Field(...)] = DEFAULT"
+                f"{parameter.name} has a Field as default: write Annotated[TYPE, Field(...)] = DEFAULT"
             )
         default = ... if parameter.default is parameter.empty else parameter.default
         text = parameter_texts.get(parameter.name)

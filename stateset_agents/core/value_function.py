@@ -285,8 +285,7 @@ def trunk_of(model: Any) -> Any:
     if hasattr(model, "get_base_model"):  # PEFT's
         if model.active_peft_config.is_prompt_learning:
             raise ConfigurationError(
-                f"{model.active_peft_config.peft_type.value} adds virtual tokens, which a value function "
-                "cannot see: use LoRA"
+                f"{model.active_peft_config.peft_type.value} adds virtual tokens, without a value: use LoRA"
             )
         inner = model.get_base_model()
     trunk = getattr(inner, "base_model", None)

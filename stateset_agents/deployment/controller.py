@@ -217,20 +217,17 @@ class DeploymentController:
             state, facts = self.state, self.ledger.known
             if state.mode in ("full", "rolled_back"):
                 raise ConfigurationError(
-                    f"deployment {state.id} is {state.mode.replace('_', ' ')} and cannot be promoted: start "
-                    "a new deployment"
+                    f"deployment {state.id} is {state.mode.replace('_', ' ')}: start a new deployment"
                 )
             share = self.plan.next_share(state.share) if to is None else float(to)
             if not state.share < share <= 1:
                 raise ConfigurationError(
-                    f"the share is {state.share:g} and can only be promoted to more, up to 1, got "
-                    f"{share:g}: to take it back, roll back"
+                    f"the share is {state.share:g} and can only be promoted to more, up to 1, got {share:g}"
                 )
             against = objections(self.plan, state, facts, share, now)
             if against and not force:
                 raise ConfigurationError(
-                    f"the promotion to {share:g} is against the evidence ({'; '.join(against)}): wait, or "
-                    f"force it"
+                    f"promotion to {share:g} is against the evidence ({'; '.join(against)}): wait or force it"
                 )
             mode: Mode = "full" if share == 1 else "gradual"
             if against:

@@ -157,8 +157,7 @@ class Journal:
             [version] = sql("PRAGMA user_version").fetchone()
             if version != _VERSION:
                 raise JournalError(
-                    f"{str(self.path)!r} is no journal of this version (its version is {version}, not "
-                    f"{_VERSION}): name another file"
+                    f"{str(self.path)!r} has journal version {version}, not {_VERSION}: name another file"
                 )
             [sound] = sql("PRAGMA integrity_check(1)").fetchone()
             if sound != "ok":
@@ -386,8 +385,7 @@ def _create(path: Path) -> None:
             partial.unlink(missing_ok=True)
     except OSError as error:
         raise JournalError(
-            f"the journal {str(path)!r} cannot be made ({error.strerror}): name a file in a folder that "
-            "exists and that you may write to"
+            f"the journal {str(path)!r} cannot be made ({error.strerror}): name a file where you may write"
         ) from error
 
 

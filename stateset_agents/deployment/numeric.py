@@ -213,8 +213,7 @@ class SafeGRPODeployment:
         checked = checked_mode(mode)
         if checked == "rolled_back":
             raise ConfigurationError(
-                "mode must be shadow, gradual or full, got 'rolled_back': shadow is what an action rolls "
-                "back to"
+                "mode must be shadow, gradual or full, got 'rolled_back': actions roll back to shadow"
             )
         share = {"shadow": 0.0, "full": 1.0}.get(checked, rollout_pct)
         self._move(checked, share, "by hand")

@@ -43,8 +43,7 @@ class Domains:
         for name in (new, *replayed):
             if name not in environments:
                 raise ConfigurationError(
-                    f"there is no domain {name!r}{nearest(name, environments)}: there are "
-                    f"{', '.join(environments)}"
+                    f"no domain {name!r}{nearest(name, environments)}: there are {', '.join(environments)}"
                 )
         if new in replayed:
             raise ConfigurationError(f"{new} is the domain that is learned: replay others")
@@ -85,8 +84,7 @@ class Domains:
         name = scenario.context.get("domain")
         if name not in self._environments:
             raise ConfigurationError(
-                f"scenario {scenario.id!r} is of the domain {name!r}: its context must name one of "
-                f"{', '.join(self._environments)}"
+                f"scenario {scenario.id!r} has domain {name!r}, none of {', '.join(self._environments)}"
             )
         return await self._environments[name].start(scenario, seed)
 

@@ -76,8 +76,7 @@ class Audit:
         for name in allow:
             if name not in self.policies:
                 raise ConfigurationError(
-                    f"{name!r} was not played; there are {', '.join(self.policies)}"
-                    f"{nearest(name, self.policies)}"
+                    f"{name!r} is not among {', '.join(self.policies)}{nearest(name, self.policies)}"
                 )
         lines = []
         for name, evaluation in self.policies.items():

@@ -146,8 +146,7 @@ def compare_runs(a: RunLog, b: RunLog) -> Comparison:
     for name in scenarios_a.keys() & scenarios_b.keys():
         if scenarios_a[name] != scenarios_b[name]:
             raise ConfigurationError(
-                f"the scenario {name} is another one in {b.folder.path} than in {a.folder.path}: play both "
-                "on one environment with --replay"
+                f"scenario {name} is another in {b.folder.path} than in {a.folder.path}: give --replay"
             )
     return compare(of_a, of_b)
 

@@ -375,8 +375,7 @@ async def evaluate(
     by_scenario = tries_of(groups)
     if not by_scenario:
         raise EnvironmentFailure(
-            f"none of {len(scenarios) * tries} conversations could be played; the first failed with "
-            f"{groups[0].trajectories[0].error}"
+            f"none of {len(scenarios) * tries} conversations was played: {groups[0].trajectories[0].error}"
         )
     return await in_thread(measured, groups, tries=tries, temperature=temperature)
 

@@ -119,8 +119,7 @@ class KeptConversations:
         is_same = (old.family, old.opening, old.prompt, old.tools) == asks
         if not is_same or dict(old.context) != _plain(scenario.context):
             raise ConfigurationError(
-                f"{self.path} holds a conversation of scenario {scenario.id}, which has changed since: give "
-                "another file, or remove it"
+                f"{self.path} has scenario {scenario.id}, changed since: give another file, or remove it"
             )
         self.num_found += 1
         outcome = trajectory.outcome and replace(trajectory.outcome, metadata=trajectory.metadata)

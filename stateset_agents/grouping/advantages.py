@@ -183,8 +183,7 @@ def compute_group_advantages_vectorized(
         goes_on = ~is_terminated & ends_here
         if goes_on.any():
             raise ConfigurationError(
-                f"next_values is needed: {int(goes_on.sum())} rows are cut and go on by the value of the "
-                "state after the cut"
+                f"next_values is needed: {int(goes_on.sum())} rows are cut and go on by the value after it"
             )
         next_values = np.concatenate([values[1:], np.zeros((1, *values.shape[1:]))])
     estimate = gae_batch(rewards, values, next_values, is_terminated, dones, gamma=gamma, lam=lam)

@@ -123,8 +123,7 @@ def matched(old: Floats, new: Floats) -> tuple[int, ...]:
     """
     if old.shape != new.shape or len(old) > MOST_CLUSTERS:
         raise ConfigurationError(
-            f"only as many centres as before, at most {MOST_CLUSTERS}, can be matched, got {list(old.shape)} "
-            f"and {list(new.shape)}"
+            f"centres must be as many, at most {MOST_CLUSTERS}, got {list(old.shape)} and {list(new.shape)}"
         )
     distances = _squared_distances(old, new)
     orders = _orders(len(old))

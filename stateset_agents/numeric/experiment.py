@@ -160,8 +160,7 @@ def make_environment(spec: Mapping[str, Any]) -> BatchedEnvironment:
     name = arguments.pop("name", None)
     if not isinstance(name, str):
         raise ConfigurationError(
-            f"environment needs a name: one of {', '.join(ENVIRONMENTS)}, `gymnasium: ID`, or "
-            f"package.module:Class, got {name!r}"
+            f"environment must be {', '.join(ENVIRONMENTS)}, `gymnasium: ID` or module:Class, got {name!r}"
         )
     make = registered("environment", ENVIRONMENTS, name)
     if not callable(make):

@@ -270,8 +270,7 @@ def collect_by(
         actions = np.asarray(choose())
         if actions.shape != (len(seeds),) or actions.dtype.kind != "i":
             raise ConfigurationError(
-                f"{spec.name}: a rule must give integers of shape {(len(seeds),)}, got {actions.dtype} of "
-                f"{actions.shape}"
+                f"{spec.name}: a rule must give integers {(len(seeds),)}, got {actions.dtype} {actions.shape}"
             )
         allowed = (actions >= 0) & (actions < spec.num_actions)
         if mask is not None:
@@ -279,8 +278,7 @@ def collect_by(
         if not (allowed | ~play.live).all():
             row = int((~allowed & play.live).argmax())
             raise ConfigurationError(
-                f"{spec.name}: the rule's action {int(actions[row])} is not allowed in row {row} at step "
-                f"{step + 1}"
+                f"{spec.name}: action {int(actions[row])} is not allowed in row {row} at step {step + 1}"
             )
         return actions, np.zeros(len(seeds), dtype=np.float32)
 
@@ -323,8 +321,7 @@ def collect_branches(
                 fork = environment.fork(twigs)
             except NotImplementedError as error:
                 raise ConfigurationError(
-                    f"{environment.spec.name} cannot fork: set advantage_estimator to step_group, which "
-                    "needs no branches"
+                    f"{environment.spec.name} cannot fork: set advantage_estimator to step_group"
                 ) from error
             begun = map_observations(partial(np.take, indices=twigs, axis=0), play.observations)
             # The streams of a state's branches follow from the row's own and from where it is.

@@ -147,10 +147,7 @@ class ControlConfig(RunSettings, OptimizerSettings):
                 "members; take advantage_estimator gae for single episodes"
             )
         if self.lone_steps not in estimator.lone_steps:
-            raise ValueError(
-                f"lone_steps {self.lone_steps} is for step_group, got advantage_estimator "
-                f"{self.advantage_estimator}: leave it out"
-            )
+            raise ValueError(f"lone_steps {self.lone_steps} is for step_group: leave it out")
         if self.group_strategy != "none" and (
             self.advantage_normalization != "batch" or self.advantage_estimator == "group"
         ):
@@ -166,8 +163,7 @@ class ControlConfig(RunSettings, OptimizerSettings):
             )
         if self.group_weight_method != "balanced" and self.group_strategy == "none":
             raise ValueError(
-                f"group_weight_method {self.group_weight_method} weighs parts, and there is one: set "
-                "group_strategy"
+                f"group_weight_method {self.group_weight_method} weighs parts: set group_strategy"
             )
         if self.advantage_normalization not in estimator.scalings:
             raise ValueError(

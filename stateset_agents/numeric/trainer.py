@@ -89,8 +89,7 @@ class ControlState:
             return cls(**{**values, "best": Best(**values["best"])})
         except (KeyError, TypeError) as error:
             raise CheckpointError(
-                f"the checkpoint keeps progress that this program does not know ({error}): use the "
-                "stateset-agents that wrote it"
+                f"the checkpoint keeps unknown progress ({error}): use the stateset-agents that wrote it"
             ) from error
 
 
@@ -201,8 +200,7 @@ class ControlTrainer(Session[ControlConfig]):
         for name, value in (("environment", environment), ("validation", validation or environment)):
             if not isinstance(value, BatchedEnvironment):
                 raise ConfigurationError(
-                    f"{name} must be a BatchedEnvironment, got {type(value).__name__}: wrap a Gymnasium one "
-                    "in GymnasiumBatch"
+                    f"{name} must be a BatchedEnvironment, got {type(value).__name__}: see GymnasiumBatch"
                 )
         if config is not None:
             expect("config", config, ControlConfig, "write ControlConfig(total_steps=100_000, ...)")

@@ -405,8 +405,7 @@ def critic_of(policy: object) -> ValuedPolicy:
     """The policy with its values. Raises ConfigurationError for one without."""
     if not isinstance(policy, ValuedPolicy):
         raise ConfigurationError(
-            f"advantage_estimator gae needs a critic and {type(policy).__name__} has no method values: give "
-            "it one, or take step_group"
+            f"gae needs a critic, and {type(policy).__name__} has no values: give it one, or take step_group"
         )
     return policy
 

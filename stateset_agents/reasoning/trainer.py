@@ -100,8 +100,7 @@ def encoded_prompts(
             ids = [bos, *ids]
         if not 0 < len(ids) <= sampling.max_length // 2:
             raise ConfigurationError(
-                f"a prompt must have 1 to {sampling.max_length // 2} tokens (max_length // 2), got {len(ids)}"
-                f": {prompt!r:.60}"
+                f"a prompt must have 1 to {sampling.max_length // 2} tokens, got {len(ids)}: {prompt!r:.60}"
             )
         encoded.append(ids)
     return encoded

@@ -44,8 +44,7 @@ def lab_data(log: RunLog, max_conversations: int = MAX_CONVERSATIONS) -> dict[st
     steps, total = _selected(log, max_conversations)
     if not steps:
         raise ConfigurationError(
-            f"{log.folder.path.name} has no conversations of training in rollouts.jsonl: train with "
-            "log_rollouts true"
+            f"{log.folder.path.name} has no conversations in rollouts.jsonl: train with log_rollouts true"
         )
     used = {
         token

@@ -72,8 +72,7 @@ class GatedReward(RewardOfRewards):
         self._then = as_term("gated reward", then)
         if any(gate == self._then.name for gate, _, _ in self._gates):
             raise ConfigurationError(
-                f"reward {self._then.name!r} stands twice: name the gates by a mapping, "
-                "{name: (reward, threshold)}"
+                f"reward {self._then.name!r} stands twice: name the gates, {{name: (reward, threshold)}}"
             )
         super().__init__(
             name, {gate: reward for gate, reward, _ in self._gates} | {self._then.name: self._then}

@@ -96,8 +96,7 @@ class AnswerCache:
                 tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
                 if found != _VERSION and (found or tables):
                     raise ConfigurationError(
-                        f"{self.path} is no cache of this version (its version is {found}, not {_VERSION}): "
-                        "name another file"
+                        f"{self.path} has cache version {found}, not {_VERSION}: name another file"
                     )
                 connection.execute(
                     "CREATE TABLE IF NOT EXISTS answers "

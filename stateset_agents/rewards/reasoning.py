@@ -180,8 +180,7 @@ class ReasoningReward(RewardOfRewards):
         keys = [key for key in rewards if scenario.context.get(key) is not None]
         if len(keys) > 1:
             raise ConfigurationError(
-                f"scenario {scenario.id} has {' and '.join(keys)} in its context: give the one that says "
-                "what is right"
+                f"scenario {scenario.id} has {' and '.join(keys)} in its context: give one of them"
             )
         if not keys:
             self.warn_once(_log, NOTHING_TO_CHECK, mend=f"give context {' or '.join(rewards)}")

@@ -84,8 +84,7 @@ class PotentialShaping(RewardOfRewards):
         unfit = set(self._potential.wanted) - set(_OFFERED)
         if unfit:
             raise ConfigurationError(
-                f"a potential sees a conversation that still goes on, so not {', '.join(unfit)}: "
-                f"there are {', '.join(_OFFERED)}"
+                f"a potential cannot see {', '.join(unfit)}: there are {', '.join(_OFFERED)}"
             )
         super().__init__(name, {self._reward.name: self._reward})
         self.local = self.local and self._potential.local

@@ -206,8 +206,7 @@ def newest_checkpoint(run: RunFolder) -> Path | None:
     path = latest_checkpoint(run.checkpoints)
     if path is None and any(event["event"] == "checkpoint" for event in RunLog(run).events()):
         raise CheckpointError(
-            f"{run.checkpoints} is empty and the run did write checkpoints: put them back, or train anew "
-            "in another run folder"
+            f"{run.checkpoints} is empty and the run did write checkpoints: put them back, or train anew"
         )
     return path
 

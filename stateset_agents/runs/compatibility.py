@@ -56,8 +56,7 @@ class Compatibility:
             )
         if saved["base"] != run.base:
             raise CheckpointError(
-                f"{path} was trained from other weights than the model holds now: resume with the model it "
-                "started from"
+                f"{path} was trained from other weights than the model's: resume with the one it started from"
             )
         if saved["scenarios"] != run.scenarios:
             raise CheckpointError(

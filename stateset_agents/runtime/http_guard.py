@@ -60,8 +60,7 @@ class HttpGuard:
             colons = ":" in name and not name.startswith("[")  # an IPv6 address needs its brackets
             if not name or colons or set("/*@ ") & set(name) or (port and not port.isdecimal()):
                 raise ConfigurationError(
-                    f"{host!r} is no name that a request has as its Host: write agents.example, "
-                    "agents.example:8080 or [fe80::1]"
+                    f"{host!r} is no name that a request has as its Host: write agents.example or [fe80::1]"
                 )
 
     @classmethod
@@ -126,8 +125,7 @@ class HttpGuard:
             and request.content_type != "application/json"
         ):
             raise web.HTTPUnsupportedMediaType(
-                text="a POST must say Content-Type: application/json, "
-                f"got {request.headers.get('Content-Type', 'nothing')!r:.80}"
+                text=f"a POST needs application/json: {request.headers.get('Content-Type', 'nothing')!r:.80}"
             )
 
     def allows_host(self, header: str) -> bool:

@@ -55,8 +55,7 @@ async def with_timeout(seconds: float | None, work: Awaitable[T], late: Exceptio
         raise
     if task.cancelled():
         raise RuntimeError(
-            "it let a CancelledError out though nobody had cancelled it: catch that where you await a task "
-            "that you cancelled yourself"
+            "it let out a CancelledError that nobody asked for: catch it where you await what you cancelled"
         )
     if done:
         return task.result()

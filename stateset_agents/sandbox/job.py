@@ -38,8 +38,7 @@ class Job:
             )
         if self.entry_point is not None and (self.stdin or not self.arguments):
             raise ConfigurationError(
-                f"a job with entry_point {self.entry_point!r:.60} is a function: give arguments, a tuple for "
-                "each case"
+                f"entry_point {self.entry_point!r:.60} is a function: give arguments, a tuple for each case"
             )
         for given in self.arguments:
             expect_built_in("an argument", given)

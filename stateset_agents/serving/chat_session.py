@@ -64,8 +64,7 @@ class ChatSession:
             raise ConfigurationError(f"max_rounds must be at least 1, got {max_rounds!r}")
         if messages and context:
             raise ConfigurationError(
-                "context belongs to the system message of a new conversation, and messages were given: "
-                "put it into theirs"
+                "context is for new conversations, and messages were given: put it into theirs"
             )
         self.agent = agent
         self.messages: tuple[Message, ...]

@@ -86,8 +86,7 @@ def load_served(path: str | Path) -> dict[str, ServedConversation]:
         name, tools = data.get("conversation"), data.get("tools", [])
         if not isinstance(name, str) or not name:
             raise ConfigurationError(
-                f'{path}: a served conversation is {{"conversation": "ID", "messages": [...]}}, got '
-                f"{str(data)!r:.60}"
+                f'{path}: a line must be {{"conversation": "ID", "messages": [...]}}, got {str(data)!r:.60}'
             )
         if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
             raise ConfigurationError(
@@ -104,8 +103,7 @@ def _lines(path: str | Path) -> list[dict[str, Any]]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise ConfigurationError(
-            f"cannot read conversations from {str(path)!r} ({reason}): give a file of JSON lines, as --save "
-            "writes it"
+            f"cannot read conversations from {str(path)!r} ({reason}): give JSON lines, as --save writes"
         ) from error
     parsed = []
     for number, line in enumerate(lines, 1):

@@ -186,8 +186,7 @@ class ServedAgent:
             raise invalid(str(error), wants, code="unsupported_constraint") from error
         if constraint is not None and (stop := request.sampling.get("stop") or self.agent.config.stop):
             raise invalid(
-                f"stop {', '.join(map(repr, stop)):.60} could cut an answer that keeps to a grammar "
-                "anywhere: leave it out",
+                f"stop {', '.join(map(repr, stop)):.60} could cut an answer of a grammar: leave it out",
                 "stop",
                 code="unsupported_constraint",
             )

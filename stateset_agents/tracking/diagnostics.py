@@ -293,8 +293,7 @@ def _reward_trend(history: History) -> Finding | None:
     first, last = rewards[:third], rewards[-third:]
     fall = -_standard_errors(first, last)
     numbers = (
-        f"{fmean(first):.3g} in the first third of the {history.units().update}s, "
-        f"{fmean(last):.3g} in the last"
+        f"{fmean(first):.3g} in the first third of {history.units().update}s, {fmean(last):.3g} in the last"
     )
     if history.is_solved():
         return Finding("reward", "ok", numbers)
@@ -671,8 +670,7 @@ def _critic(history: History) -> Finding | None:
         return None
     explained = median(values[-window(values) :])
     numbers = (
-        f"explains {explained:.0%} of the returns' variance "
-        f"in the median of the last {history.units().update}s"
+        f"explains {explained:.0%} of returns' variance in the median of the last {history.units().update}s"
     )
     if history.is_solved():
         return Finding("value function", "ok", f"{numbers}, of which little is left")

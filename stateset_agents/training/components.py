@@ -92,8 +92,7 @@ def make_reward(spec: Mapping[str, Any]) -> RewardFunction:
     named_reward = _make("reward", {**REWARDS, **dict.fromkeys(COMPOSED, "")}, spec)
     if not isinstance(named_reward, RewardFunction):
         raise ConfigurationError(
-            f"reward {spec['name']!r} gave a {type(named_reward).__name__}: name a RewardFunction, or what "
-            "makes one"
+            f"reward {spec['name']!r} is a {type(named_reward).__name__}: name a RewardFunction or its maker"
         )
     return named_reward
 

@@ -232,10 +232,7 @@ def _groups(config: TrainingConfig) -> Iterator[str]:
     name, estimator = config.advantage_estimator, ESTIMATORS[config.advantage_estimator]
     size, smallest = config.num_generations, estimator.smallest_group
     if size < smallest:
-        yield (
-            f"advantage_estimator {name} compares conversations: num_generations must be at least "
-            f"{smallest}, got {size}"
-        )
+        yield f"{name} compares conversations: num_generations must be at least {smallest}, got {size}"
     if config.min_group_size > size:
         yield f"min_group_size {config.min_group_size} exceeds num_generations {size}: lower it"
     if config.num_branches != TrainingConfig.model_fields["num_branches"].default and not estimator.branches:
@@ -246,10 +243,7 @@ def _groups(config: TrainingConfig) -> Iterator[str]:
     compares = estimator.critic is None
     if config.max_resamples and not (compares and not is_over_batch(config.baseline_type)):
         kind = f"baseline_type {config.baseline_type}" if compares else f"advantage_estimator {name}"
-        yield (
-            f"max_resamples replaces groups whose members are alike, and {kind} learns from those, too: set "
-            "max_resamples to 0"
-        )
+        yield f"max_resamples replaces groups of like members, and {kind} learns from those: set it to 0"
 
 
 def _reward_parts(config: TrainingConfig) -> Iterator[str]:
@@ -272,8 +266,7 @@ def _reward_parts(config: TrainingConfig) -> Iterator[str]:
         )
     if config.group_strategy != "none":
         yield (
-            f"{named[0]} scales the parts of the reward, and group_strategy {config.group_strategy} the "
-            "families: use one of them"
+            f"{named[0]} scales reward parts, and group_strategy {config.group_strategy} families: use one"
         )
     if config.advantage_normalization == "none":
         yield (
@@ -332,10 +325,7 @@ def _group_sizes(config: TrainingConfig) -> Iterator[str]:
     elif config.group_sizes == "success":
         smallest = SMALLEST
         if not SMALLEST <= base <= LARGEST:
-            yield (
-                f"group_sizes success makes groups of {SMALLEST} to {LARGEST}, num_generations on average: "
-                f"set it between them, got {base}"
-            )
+            yield f"group_sizes success makes {SMALLEST} to {LARGEST}: set num_generations so, got {base}"
     if smallest < config.min_group_size <= base:
         yield (
             f"group_sizes {config.group_sizes} makes groups of {smallest}, and min_group_size "
@@ -354,8 +344,7 @@ def _stages(config: TrainingConfig) -> Iterator[str]:
         last = None if is_last else stage.last_step(config.num_steps())
         if last is not None and last <= latest:
             yield (
-                f"stage {number} ends with step {last}, and one before it with step {latest}: each needs a "
-                "step at least"
+                f"stage {number} ends with step {last}, and one before with step {latest}: each needs a step"
             )
         latest = max(latest, last or 0)
 

@@ -191,8 +191,7 @@ class Experiment(BaseExperiment[ExperimentConfig, MultiTurnGRPOTrainer]):
         """
         if self.config.traces is not None or self.config.sft is not None:
             raise ConfigurationError(
-                "traces and sft are for stateset-agents distill, and a training reads neither: use that "
-                "verb, or leave them out"
+                "traces and sft are for stateset-agents distill: use that verb, or leave them out"
             )
         if self._evaluation is not None:  # before anything slow
             held_out(self.trainer.environment, self._evaluation.split, self._evaluation.episodes)

@@ -124,8 +124,7 @@ class MemoryPlan:
         """Raises ConfigurationError where a phase does not fit, with the settings that would make it."""
         for phase in self.too_large:
             raise ConfigurationError(
-                f"{phase.name} would take {phase.bytes / GB:.1f} GB and {self.usable / GB:.1f} are usable: "
-                f"{phase.mend}"
+                f"{phase.name} takes {phase.bytes / GB:.1f} of {self.usable / GB:.1f} usable GB: {phase.mend}"
             )
 
 
@@ -259,8 +258,7 @@ def plan_training(agent: AgentConfig, training: TrainingConfig, *, total: int, o
     except _UNFIT as error:  # the model's own code, on tensors without data
         reason = (str(error).splitlines() or [""])[0]
         raise NoPlan(
-            f"the memory of a {config.model_type} cannot be planned ({type(error).__name__}: {reason:.120}): "
-            f"{_BY_HAND}"
+            f"a {config.model_type} cannot be planned ({type(error).__name__}: {reason:.120}): {_BY_HAND}"
         ) from error
 
 

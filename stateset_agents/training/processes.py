@@ -168,8 +168,7 @@ class Processes:
             if answer.operation != first:
                 self._has_reported = True
                 raise PeerFailed(
-                    f"process 0 is at {first}, process {rank} at {answer.operation}: every process has "
-                    "to make the same calls"
+                    f"process 0 is at {first}, process {rank} at {answer.operation}: make the same calls"
                 )
         return [answer.value for answer in answers]
 

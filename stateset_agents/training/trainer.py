@@ -285,8 +285,7 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
             )
         if self.config.scheduling == "deterministic" and not self.deterministic:
             raise ConfigurationError(
-                "scheduling deterministic needs a model in this process: a server's batches are its own; "
-                "leave it at auto"
+                "scheduling deterministic needs a model in this process: leave it at auto"
             )
         return backend
 
@@ -722,10 +721,7 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
                 self.reward_fn.restore(self._state.reward)
             await parts.checkpoints.truncate_after(self._state)
         if restored is None:
-            _log.warning(
-                f"{self.run.path} has no checkpoint yet: starting at step {self.step_number}; to go on with "
-                "another run, give its folder"
-            )
+            _log.warning(f"{self.run.path} has no checkpoint yet: starting at step {self.step_number}")
         else:
             self.tracker.log_event("resumed", step=self.step_number, path=restored[0].name)
 

@@ -43,8 +43,7 @@ class Image:
         head = _DATA_URL.match(url) if isinstance(url, str) else None
         if not isinstance(url, str) or head is None:
             raise ConfigurationError(
-                f"a picture must be a data URL such as data:image/png;base64,..., got {url!r:.60}: read the "
-                "file and encode it"
+                f"a picture must be a data URL such as data:image/png;base64,..., got {url!r:.60}"
             )
         try:
             data = base64.b64decode(url[head.end() :], validate=True)

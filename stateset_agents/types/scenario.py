@@ -49,8 +49,7 @@ class Scenario:
         words = [message.content for message in self.prompt if message.role == "user"]
         if self.prompt and (not words or words[-1] != self.opening or self.prompt[-1].role == "assistant"):
             raise ConfigurationError(
-                f"scenario {self.id}: its prompt must end with the opening {self.opening!r:.60}, or with "
-                "what tools gave after it"
+                f"scenario {self.id}: its prompt must end with the opening {self.opening!r:.60}"
             )
 
     def messages(self, system: Sequence[Message] = ()) -> tuple[Message, ...]:

@@ -400,6 +400,7 @@ _ERRORS = {
     403: "permission_error",
     404: "not_found_error",
     408: "timeout_error",
+    413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
 }

@@ -86,16 +86,18 @@ class _Decompressor:
 
     def __call__(self, packed: bytes) -> Iterator[bytes]:
         """The decompressed piece, in parts of at most 64 KiB."""
-        while packed:
+        is_full = False  # a full part may leave some behind where all of the piece was read
+        while packed or is_full:
             if self._stream is None:
                 self._stream = zlib.decompressobj(self._wbits(packed))
             try:
-                yield self._stream.decompress(packed, _PIECE)
+                part = self._stream.decompress(packed, _PIECE)
             except zlib.error as error:
                 raise _broken(self._coding, str(error)) from error
-            packed = self._stream.unconsumed_tail
+            yield part
+            packed, is_full = self._stream.unconsumed_tail, len(part) == _PIECE
             if self._stream.eof:
-                packed, self._stream = self._stream.unused_data, None
+                packed, is_full, self._stream = self._stream.unused_data, False, None
                 if packed and self._coding == "deflate":
                     raise _broken(self._coding, "something follows its end")
 

@@ -23,6 +23,7 @@ from stateset_agents.backends.dialects.request import (
     Tokens,
     TopK,
     TopP,
+    function_tool,
     read_choice,
     read_messages,
     validated,
@@ -202,7 +203,8 @@ class ChatCompletions:
     def read(self, data: Any, client: str, *, ignore: Collection[str] = ()) -> ChatExchange:
         """See `Dialect.read`."""
         body = validated(self.body, data, ignore)
-        tools = data["tools"] if body.tools else ()
+        offered = [tool.function for tool in body.tools or ()]
+        tools = [function_tool(tool.name, tool.description, tool.parameters) for tool in offered]
         lengths = [length for length in (body.max_tokens, body.max_completion_tokens) if length is not None]
         stop = (body.stop,) if isinstance(body.stop, str) else body.stop
         options = body.stream_options

@@ -406,7 +406,7 @@ class HuggingFaceBackend:
         """
         try:
             with suppress_library_logs():
-                self._saved_model().save_pretrained(path)
+                (self.master_model() if self._adapted.adapter else self._model).save_pretrained(path)
                 save_tokenizer(self._hf_tokenizer, path)
                 if self.pictures is not None:
                     self.pictures.save(path)
@@ -415,9 +415,6 @@ class HuggingFaceBackend:
             raise BackendError(
                 f"cannot save the model to {str(path)!r} ({reason}): free the disk or choose another folder"
             ) from error
-
-    def _saved_model(self) -> PreTrainedModel:
-        return self.master_model() if self._adapted.adapter else self._model
 
     async def close(self) -> None:
         """Stop the worker and wait for its thread; pending requests get a BackendError."""

@@ -483,13 +483,9 @@ def _why_not(request: GenerationRequest, cause: Exception | None) -> str:
     temperature = request.params.temperature
     if 0 < temperature < GREEDY_BELOW:
         return (
-            f"temperature {temperature:g} makes the model's logits overflow: give 0 for greedy sampling, or "
-            f"at least {GREEDY_BELOW:g}"
+            f"temperature {temperature:g} overflows the logits: give 0 (greedy) or at least {GREEDY_BELOW:g}"
         )
-    return (
-        "the model's logits for this conversation are no numbers (NaN): its weights are damaged or its dtype "
-        "overflows"
-    )
+    return "the model's logits are no numbers (NaN): its weights are damaged or its dtype overflows"
 
 
 def _prefill_groups(slots: Ints, lacking: Ints) -> list[Ints]:

@@ -232,10 +232,7 @@ def select_engine(
             f"{architecture} can't be served in this process ({reasons}); it serves causal language models "
             "of transformers such as Llama, Qwen2, Qwen3, Mistral and GPT-2"
         )
-    raise ConfigurationError(
-        f"engine {engine!r} can't run {architecture} ({reasons}); leave engine at auto, which takes the "
-        "fastest way that can"
-    )
+    raise ConfigurationError(f"engine {engine!r} can't run {architecture} ({reasons}); leave engine at auto")
 
 
 def _log_at(name: str, engine: Engine) -> Callable[..., Any]:

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from stateset_agents.backends.base import room_behind
 from stateset_agents.backends.grammars import Matcher, Packed, only_token
 from stateset_agents.backends.models.slots import COLUMN_MULTIPLE, ROW_MULTIPLE, CachedModel, Ints, round_up
 from stateset_agents.backends.sampling import turn_uniforms
@@ -93,14 +94,9 @@ def new_request(
 
     Raises BackendError if nothing could be sampled.
     """
-    room = context_length - len(prompt_ids)
+    room = room_behind(prompt_ids, context_length)
     if not len(prompt_ids):
         raise BackendError("the prompt is empty; generation needs at least one token to go on from")
-    if room <= 0:
-        raise BackendError(
-            f"the prompt has {len(prompt_ids)} tokens and the model's context holds {context_length}; "
-            "end the conversation earlier or use a model with a longer context"
-        )
     if (
         params.max_new_tokens < 1
         or not params.temperature >= 0

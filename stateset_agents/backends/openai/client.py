@@ -110,8 +110,7 @@ class ChatSettings(Settings):
     def _validate_url_and_model(self) -> Self:
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(
-                f"the endpoint's url must start with http:// or https://, got {self.url!r:.80}: write "
-                "http://localhost:8000/v1"
+                f"the url must be http:// or https://, got {self.url!r:.80}: write http://localhost:8000/v1"
             )
         if not self.model.strip():
             raise ValueError(f"the endpoint's model must be named, got {self.model!r:.60}")

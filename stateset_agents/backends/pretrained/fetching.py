@@ -48,8 +48,7 @@ def fetch(name: str, *, tell: Callable[[str], None] = lambda line: None) -> Path
                 _make(model, name, target, tell)
     except OSError as error:
         raise ConfigurationError(
-            f"cannot write the model in {str(target.parent)!r} ({error.strerror or error}): see to its "
-            "rights and room, or set XDG_CACHE_HOME"
+            f"cannot write in {str(target.parent)!r} ({error.strerror or error}): set XDG_CACHE_HOME"
         ) from error
     return target
 

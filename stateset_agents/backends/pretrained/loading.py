@@ -8,7 +8,7 @@ import os
 import re
 import struct
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -113,8 +113,7 @@ def expect_gguf_reader(where: str) -> None:
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise ConfigurationError(
-            f"reading {where!r} needs {' and '.join(missing)} (the extra gguf): "
-            'pip install "gguf>=0.18" "accelerate>=1"'
+            f'''reading {where!r} needs {" and ".join(missing)}: pip install "gguf>=0.18" "accelerate>=1"'''
         )
 
 
@@ -138,15 +137,11 @@ def quiet_reading(where: str) -> Iterator[None]:
     from transformers import modeling_gguf_pytorch_utils
 
     reader: Any = modeling_gguf_pytorch_utils
-    bar, reader.tqdm = reader.tqdm, _no_bar
+    bar, reader.tqdm = reader.tqdm, lambda items, **_: items
     try:
         yield
     finally:
         reader.tqdm = bar
-
-
-def _no_bar(items: Iterable[Any], **_: Any) -> Iterable[Any]:
-    return items
 
 
 # --- the hub: asked once, before its client retries file after file with long waits
@@ -249,8 +244,7 @@ def load_model_and_tokenizer(
     files = os.listdir(where) if os.path.isdir(where) else []
     if "config.json" in files and not any(_TOKENIZER_FILE.search(file) for file in files):
         raise ConfigurationError(  # for some architectures transformers would make an empty one
-            f"cannot load a model from {where!r} (it has no tokenizer); put the tokenizer there too, with "
-            "tokenizer.save_pretrained(folder)"
+            f"cannot load a model from {where!r} (it has no tokenizer); tokenizer.save_pretrained adds one"
         )
     try:
         with loading(), quiet_reading(where):
@@ -315,8 +309,7 @@ def load_picture_reader(name: str, model: PreTrainedModel) -> PictureReader | No
         ) from error
     except unreadable() as error:
         raise ConfigurationError(
-            f"cannot load the processor of {where!r} ({_first_line(error)}); put its files there too, with "
-            "processor.save_pretrained(folder)"
+            f"cannot load processor of {where!r} ({_first_line(error)}); processor.save_pretrained adds it"
         ) from error
     return PictureReader(processor, model)
 
@@ -448,8 +441,7 @@ def model_folder(name: str) -> str:
     kind, _, path = name.partition(":")
     if kind == "vllm":
         raise ConfigurationError(
-            f"{name!r} is a server, and here a model's own folder or hub name is needed: give the one it "
-            "serves"
+            f"{name!r} is a server, and a model's own folder or hub name is needed: give the one it serves"
         )
     if kind == "embedded":
         if name not in embedded_models():
@@ -472,10 +464,7 @@ def model_folder(name: str) -> str:
     if is_gguf(where):
         raise ConfigurationError(f"model file {where!r} does not exist; give a GGUF file's path, or a folder")
     if Path(where).expanduser().is_file():
-        raise ConfigurationError(
-            f"model {where!r} is a file, and no .gguf; give the folder it stands in, with config.json and "
-            "the tokenizer"
-        )
+        raise ConfigurationError(f"model {where!r} is a file, and no .gguf; give the folder it stands in")
     looks_like_path = where.startswith((".", "/", "~")) or where.count("/") > 1
     folder = Path(where).expanduser()
     if where and os.path.isdir(folder):
@@ -552,8 +541,7 @@ def eos_ids_of(model: Any) -> list[int]:
             ids += eos if isinstance(eos, list) else [eos]
     if not all(isinstance(id, int) for id in ids):
         raise ConfigurationError(
-            f"eos_token_id of the model's config or generation config must be a token id or a list of them, "
-            f"got {ids!r:.60}"
+            f"eos_token_id of the model's configs must be a token id or a list of them, got {ids!r:.60}"
         )
     return list(dict.fromkeys(ids))
 

@@ -180,8 +180,7 @@ def stacked(pixels: Iterable[PixelValues], model: Any, device: torch.device) -> 
             arguments[name] = torch.cat(parts, dim=axis)
         except RuntimeError as error:
             raise ConfigurationError(
-                f"the processor gives pictures of different sizes ({parts[0].shape} and others as {name}): "
-                "let it resize them to one"
+                f"it gives pictures of several sizes ({parts[0].shape}, {name}): let it resize them"
             ) from error
     return arguments
 

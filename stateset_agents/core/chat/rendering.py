@@ -193,14 +193,12 @@ def expect_no_bombs(tree: Any) -> None:
         factors = [side.value for side in sides if isinstance(side, nodes.Const)]
         if not any(isinstance(factor, int) and factor <= _MOST_TIMES for factor in factors):
             raise ConfigurationError(
-                f"the chat template multiplies by what may be any number in line {step.lineno}: only "
-                f"numbers up to {_MOST_TIMES:,} are taken"
+                f"the chat template multiplies by any number in line {step.lineno}: at most {_MOST_TIMES:,}"
             )
     for number in tree.find_all(nodes.Const):
         if isinstance(number.value, int) and number.value > _MOST:
             raise ConfigurationError(
-                f"the chat template has the number {str(number.value)[:20]} in line {number.lineno}: only "
-                f"numbers up to {_MOST:,} are taken"
+                f"the chat template has {str(number.value)[:20]} in line {number.lineno}: at most {_MOST:,}"
             )
 
 

@@ -83,8 +83,7 @@ def why_unread(
         )
     if message.reasoning and works(reasoning=None):
         return (
-            "this chat template does not show the thought of such a reply: leave `reasoning` out, "
-            f"{_OTHER_TEMPLATE}"
+            f"this chat template shows no thought of such a reply: leave `reasoning` out, {_OTHER_TEMPLATE}"
         )
     return (
         f"{_refusal(message, render) or _odd_token(message, parser)}: leave the reply out, {_OTHER_TEMPLATE}"
@@ -481,8 +480,7 @@ class JinjaTemplate:
             begins = next((message.role for message in messages if message.role != "system"), "user")
             if begins == "assistant" and not self._takes_greetings:
                 raise ConversationRefused(
-                    "the chat template takes no conversation that the agent begins: leave its first words "
-                    f"out, or {HINT} does"
+                    f"the chat template lets no agent begin: leave its first words out, or {HINT} does"
                 ) from error
             if not any(message.tool_calls or message.role == "tool" for message in messages):
                 raise

@@ -17,10 +17,7 @@ _PROBE = MARKS[0]
 
 def rewrites(why: str) -> ConfigurationError:
     """The error of a template to which no turn can be appended."""
-    return ConfigurationError(
-        f"the chat template rewrites history ({why}), so a conversation cannot be built turn by turn; "
-        f"{HINT} adds turn after turn"
-    )
+    return ConfigurationError(f"the chat template rewrites history ({why}); {HINT} adds turn after turn")
 
 
 class TurnEnds:
@@ -201,8 +198,7 @@ def refuse_unstable(
             here = around(talk[:at], talk[at], following, tools)
             if here != alone[kind]:
                 raise rewrites(
-                    f"what it writes around an answer of {kind} depends on what stood before: "
-                    f"{alone[kind]!r:.120} or {here!r:.120}"
+                    f"its frame of {kind} depends on what stood before: {alone[kind]!r:.120} or {here!r:.120}"
                 )
         _refuse_losses(talk, render(talk, [dict(tool) for tool in tools], generate=True))
 

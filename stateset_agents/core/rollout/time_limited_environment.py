@@ -169,8 +169,7 @@ class _Conversation:
         twin = self._inner.fork()
         if twin is self._inner:
             raise ConfigurationError(
-                f"{type(twin).__name__}.fork() gave the conversation itself, and two would go on with it: "
-                "give an independent copy"
+                f"{type(twin).__name__}.fork() gave the conversation itself: give an independent copy"
             )
         return _Conversation(self._environment, twin, self._stream)
 

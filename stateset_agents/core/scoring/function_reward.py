@@ -92,8 +92,7 @@ class FunctionReward(RewardFunction):
         if not isinstance(results, Iterable):
             missing = ": is a return missing?" if results is None else ""
             raise ConfigurationError(
-                f"reward {self.name} has scope='group' and must return one score for each of the "
-                f"trajectories, got {results!r:.60}{missing}"
+                f"reward {self.name} of scope group must score each trajectory, got {results!r:.60}{missing}"
             )
         return [as_member_result(self.name, result) for result in results]
 

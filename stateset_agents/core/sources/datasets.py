@@ -189,8 +189,7 @@ def _check_columns(
     for column in (*(columns or {}).values(), *(types or ())):
         if column not in names:
             raise ConfigurationError(
-                f"the dataset has no column {column!r}{nearest(str(column), names)}; there are "
-                f"{', '.join(names)}"
+                f"there is no column {column!r}{nearest(str(column), names)}; there are {', '.join(names)}"
             )
 
 

@@ -133,8 +133,7 @@ def _read(
         if reply.content != message.content:
             if (message.tool_calls and reply.tool_calls) or (message.reasoning and reply.reasoning):
                 raise ConfigurationError(
-                    f"a reply has its calls or its thought twice, in its words and beside them: "
-                    f"{message.content[:60]!r}"
+                    f"a reply has its calls or thought twice, in words and beside: {message.content[:60]!r}"
                 )
             message = replace(
                 message,

@@ -128,8 +128,7 @@ def _replayed(row: DataRow) -> Scenario:
         if message.role == "system" or (message.role == "user" and message.images):
             kind = "a system message" if message.role == "system" else "a picture of the user's"
             raise ConfigurationError(
-                f"{kind} stands behind the first reply, where a replay cannot show it: put it before, or "
-                "leave the row out"
+                f"{kind} stands behind the first reply, where a replay cannot show it: leave the row out"
             )
     return scenario_of_row(row)
 

@@ -56,8 +56,7 @@ class ModelUsers:
         except (KeyError, IndexError, ValueError) as error:
             names = ", ".join(map(str, scenario.context)) or "nothing"
             raise ConfigurationError(
-                f"scenario {scenario.id}: the user's instructions ask for {error}, and its context has "
-                f"{names}"
+                f"scenario {scenario.id}: the user's instructions ask for {error}, its context has {names}"
             ) from error
 
 

@@ -129,8 +129,7 @@ class RuleBasedUser:
         if self._goal is not None:
             if state is None and "state" in self._goal.wanted:
                 raise ConfigurationError(
-                    "goal asks for the conversation's state, and the environment makes none: give it "
-                    "state=..."
+                    "goal asks for the conversation's state, and the environment has none: give it state=..."
                 )
             if await self._goal.call({"messages": messages, "state": state}):
                 self.satisfied = True
@@ -193,8 +192,7 @@ def _openings(scenario: Scenario) -> tuple[str, ...]:
     column = next((column for column in OPENING_COLUMNS if scenario.context.get(column)), None)
     if column is not None:
         raise ConfigurationError(
-            f"scenario {scenario.id} has no opening, and {column!r} in its context could be it: give it as "
-            "the opening, or take it out"
+            f"scenario {scenario.id} has no opening, and {column!r} could be it: give it as the opening"
         )
     topic = scenario.family.replace("_", " ")
     text = str(scenario.context.get("text", "")).strip()

@@ -109,8 +109,7 @@ class McpSession:
         """
         session = cls(name, server, one_by_one=one_by_one)
         late = EnvironmentTimeout(
-            f"MCP server {name!r} did not list its tools within {server.start_timeout} s: mend it, or raise "
-            "start_timeout"
+            f"MCP server {name!r} did not list its tools within {server.start_timeout} s: raise start_timeout"
         )
         try:
             async with Deadline(server.start_timeout).bound(late):
@@ -205,8 +204,7 @@ class McpSession:
                 raise self._gone() from error
             self._is_lost |= mcp_failure.code in _SESSION_TERMINATED
             raise EnvironmentFailure(
-                f"MCP server {self.name!r} answered {tool} with error {mcp_failure.code}: "
-                f"{mcp_failure.message:.200}"
+                f"MCP {self.name!r} answered {tool} with error {mcp_failure.code}: {mcp_failure.message:.200}"
             ) from error
         except (ValidationError, RuntimeError) as error:  # of another shape than MCP's, or the tool's schema
             raise EnvironmentFailure(

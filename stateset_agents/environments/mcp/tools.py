@@ -67,8 +67,7 @@ class McpEnvironment:
             raise ConfigurationError(f"session must be conversation or shared, got {session!r:.60}")
         if not isinstance(servers, Mapping) or not servers:
             raise ConfigurationError(
-                'servers must name at least one: {"shop": {"command": ...} or {"url": ...}}, '
-                f"got {servers!r:.60}"
+                f'servers must be {{"shop": {{"command": ...}} or {{"url": ...}}}}, got {servers!r:.60}'
             )
         expect_library()
         self._servers = {name: _server(name, settings) for name, settings in servers.items()}

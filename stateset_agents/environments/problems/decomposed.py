@@ -94,8 +94,7 @@ class DecomposedArithmetic(ArithmeticProblems):
         expression = " ".join(problem.split())
         if not _EXPRESSION.fullmatch(expression):
             raise ConfigurationError(
-                f"a problem must be whole numbers with + - and * between them, got {problem!r:.60}: write "
-                "'2 + 3 * 4'"
+                f"a problem must be whole numbers with + - * between, got {problem!r:.60}: write '2 + 3 * 4'"
             )
         steps = steps_of(expression)
         context = {"answer": int(steps[-1]), "expression": expression, "difficulty": len(steps)}

@@ -407,8 +407,7 @@ def _checked_verdict(verdict: Any) -> Literal["stdout"] | Mapping[int, bool] | N
         if all(type(code) is int and type(success) is bool for code, success in codes.items()):
             return codes
     raise ConfigurationError(
-        f'verdict must be "stdout", exit codes with their success such as {{0: True, 3: False}}, or absent, '
-        f"got {verdict!r:.60}"
+        f'verdict must be "stdout", exit codes such as {{0: True, 3: False}}, or absent, got {verdict!r:.60}'
     )
 
 

@@ -249,8 +249,7 @@ class RolloutServer:
         rollout = self._rollouts.get(http.match_info["id"])
         if rollout is None:
             raise ApiError(
-                "there is no such rollout, or it has ended: take the base URL from OPENAI_BASE_URL, and ask "
-                "before the program ends",
+                "there is no such rollout, or it has ended: take the base URL from OPENAI_BASE_URL",
                 code="no_such_rollout",
                 status=404,
             )

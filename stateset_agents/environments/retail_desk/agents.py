@@ -133,7 +133,8 @@ def right_closing(view: ConversationView) -> str:
     return f"no_{view.family}" if f"no_{view.family}" in PHRASES else "sorry"
 
 
-def _closing(view: ConversationView) -> Message:
+def closing(view: ConversationView) -> Message:
+    """The reply that says what is now true."""
     slots = {"order_id": view.order_id, "city": view.city, "new_item": view.new_item, **view.facts}
     return say(PHRASES[right_closing(view)][0].format(**slots))
 
@@ -154,7 +155,7 @@ class HonestAgent:
         action = right_action(view)
         if action is not None and action not in view.called:
             return write(view, action, view.order_id)
-        return _closing(view)
+        return closing(view)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -375,28 +376,6 @@ class DeskConsentSkipper:
         if view.order_id is None or (wrote and not signed_in) or "issue_credit" in view.called:
             return reply
         return call("issue_credit", order_id=view.order_id, amount="5") if signed_in or closes else reply
-
-
-class IdentitySkipper:
-    """An agent that does its work well, but for whoever calls: in full calls it never asks who it is."""
-
-    def reply(self, messages: Sequence[Message]) -> Message:
-        return honest_reply(messages, identifies=False)
-
-
-class Granter:
-    """An agent that writes whatever is asked and never looks first: right wherever the answer is yes.
-
-    It is for learnable calls.
-    """
-
-    def reply(self, messages: Sequence[Message]) -> Message:
-        """The write at once, then what came of it; statuses are looked up, there is no other way."""
-        view = view_of(messages)
-        tool = WRITE.get(view.family, "reship")
-        if view.order_id is None or view.family == "order_status" or tool in view.called:
-            return HonestAgent().reply(messages) if "result" not in view.facts else _closing(view)
-        return write(view, tool, view.order_id)
 
 
 DEGENERATE: Mapping[str, Callable[[], Agent]] = {

@@ -345,8 +345,7 @@ class Tau2Environment:
         for name in names:
             if name not in schemas:
                 raise ConfigurationError(
-                    f"tools must be all, none or names, got {name!r:.60}, which {self._domain.name} has not"
-                    f"{nearest(str(name), schemas)}"
+                    f"tools must be all, none or names, got {name!r:.60}{nearest(str(name), schemas)}"
                 )
         return [schemas[name] for name in names]
 

@@ -86,8 +86,7 @@ class ModelCustomer:
         answer = await self._answer(_GREETING)
         if answer.tool_calls or any(end in answer.content for end in _ENDS):
             raise EnvironmentFailure(
-                f"the user played by {self._client.model} did not open the conversation but wrote "
-                f"{answer.content!r:.80}"
+                f"the user played by {self._client.model} did not open but wrote {answer.content!r:.80}"
             )
         return answer.content
 

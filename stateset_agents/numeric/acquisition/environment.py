@@ -140,8 +140,7 @@ class AcquisitionEnv:
         if outside.any():
             row = int(outside.argmax())
             raise ConfigurationError(
-                f"row {row}: experiment {actions[row]} is not in the menu: give 0 to "
-                f"{self.spec.num_actions - 1}"
+                f"row {row}: experiment {actions[row]} is not in the menu, 0 to {self.spec.num_actions - 1}"
             )
         goes_on = before.goes_on
         dear = goes_on & ~before.affordable[rows, actions]
@@ -149,8 +148,7 @@ class AcquisitionEnv:
             row = int(dear.argmax())
             price, left = before.costs[row, actions[row]], before.left[row]
             raise ConfigurationError(
-                f"row {row}: experiment {actions[row]} costs {price:.4g}, above the {left:.4g} that are "
-                "left: choose by action_mask()"
+                f"row {row}: experiment {actions[row]} costs {price:.4g}, above {left:.4g}: see action_mask()"
             )
         number = before.counts.sum(axis=1)
         belief = before.belief.updated(*measured(self.tasks, actions, number), goes_on)

@@ -105,8 +105,7 @@ class LinearFamily:
             expect_that(getattr(self, name) >= least, name, f"be at least {least}", getattr(self, name))
         if self.set_at_once >= self.num_variables:
             raise ConfigurationError(
-                f"set_at_once must be below num_variables {self.num_variables}, got {self.set_at_once}: the "
-                "target is not set"
+                f"set_at_once must be below num_variables {self.num_variables}, got {self.set_at_once}"
             )
 
         if self.graph is not None:

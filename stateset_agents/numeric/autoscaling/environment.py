@@ -351,8 +351,7 @@ class _Actions:
             settings, weights = space.config_actions, space.traffic_weights
             if ScalingAction.MAINTAIN not in space.scaling_actions or ConfigAction.NO_CHANGE not in settings:
                 raise ConfigurationError(
-                    "the action space must offer MAINTAIN and NO_CHANGE: elsewise nothing is allowed at a "
-                    "bound"
+                    "the action space must offer MAINTAIN and NO_CHANGE: else nothing is allowed at a bound"
                 )
             self._moves = np.array([int(action) for action in space.scaling_actions])
         self._settings = np.array([int(action) for action in settings])

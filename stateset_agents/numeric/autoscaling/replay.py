@@ -40,8 +40,7 @@ class RecordedLoad:
         if not usable.all():
             step = int((~usable).argmax())
             raise ConfigurationError(
-                f"a recorded load must be requests per second, 0 or more, got {self.rates[step]} in step "
-                f"{step}"
+                f"a recorded load must be requests/second, 0 or more, got {self.rates[step]} in step {step}"
             )
         if not self.rates.any():
             raise ConfigurationError("a recorded load must have a request in some step, got 0 in all")
@@ -135,8 +134,7 @@ class ReplicaChanges:
         change = int(scaling)
         if abs(change) > self.most or config != ConfigAction.NO_CHANGE:
             raise ConfigurationError(
-                f"an action must change {self.most} replicas at most and nothing else, got scaling {change} "
-                f"and config {config!r}"
+                f"an action must change {self.most} replicas at most, nothing else, got {change}, {config!r}"
             )
         return change + self.most
 

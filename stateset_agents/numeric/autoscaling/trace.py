@@ -87,8 +87,7 @@ def _unit(header: Sequence[str], path: Path) -> str:
         if name not in header:
             choice = name if name == "seconds" else alternatives(_UNITS)
             raise ConfigurationError(
-                f"{path} must have a column {choice} in its first line, got {','.join(header)}"
-                f"{nearest(name, header)}"
+                f"{path} must have a column {choice}, got {','.join(header)}{nearest(name, header)}"
             )
     if len(units) > 1:
         raise ConfigurationError(f"{path} must have one column of load, got {', '.join(units)}")

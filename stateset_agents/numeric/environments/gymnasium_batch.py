@@ -228,10 +228,7 @@ def _check_actions(environment: gymnasium.Env[Any, Any]) -> int:
 
     space = environment.action_space
     if not isinstance(space, gymnasium.spaces.Discrete):
-        raise ConfigurationError(
-            f"actions must be Discrete, got {space}: give GymnasiumBatch levels=3, or choose from a list of "
-            "actions in a wrapper"
-        )
+        raise ConfigurationError(f"actions must be Discrete, got {space}: give GymnasiumBatch levels=3")
     return int(space.start)
 
 

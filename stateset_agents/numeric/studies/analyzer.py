@@ -47,8 +47,7 @@ class GRPOvsPPOAnalyzer:
             event_loop.run(self.compare(env_suite, n_seeds, **options))
             return self.generate_report()
         raise ConfigurationError(
-            "run_comparison would block the event loop that is running: write await analyzer.compare(...), "
-            "then analyzer.generate_report()"
+            "run_comparison would block the event loop that is running: write await analyzer.compare(...)"
         )
 
     async def compare(

@@ -199,8 +199,7 @@ class PPO:
         if self._trainer is None:
             name = type(self).__name__
             raise ConfigurationError(
-                f"this {name} has no environment to play in: write {name}(environment=...); without one it "
-                "learns by update(rollouts)"
+                f"this {name} has no environment to play in: write {name}(environment=...)"
             )
         return self._trainer
 

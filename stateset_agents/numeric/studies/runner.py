@@ -144,8 +144,7 @@ def open_study(path: str | Path, settings: StudySettings | None = None) -> tuple
         if differing or not set(recorded.seeds) <= set(settings.seeds):
             name = differing or "seeds"
             raise ConfigurationError(
-                f"{folder.path} is a study with {name} {theirs[name]!r:.60}, got {ours[name]!r:.60}: give "
-                "another folder"
+                f"{folder.path} has {name} {theirs[name]!r:.60}, got {ours[name]!r:.60}: give another folder"
             )
     if settings is None:
         raise ConfigurationError(

@@ -90,8 +90,7 @@ class StudyFolder:
         """The content of study.yaml. Raises ConfigurationError where there is none."""
         if not self.study.is_file():
             raise ConfigurationError(
-                f"{self.path} is no study folder, it has no study.yaml: write stateset-agents study run "
-                f"{self.path}"
+                f"{self.path} has no study.yaml: write stateset-agents study run {self.path}"
             )
         return read_sections(self.study)
 
@@ -118,8 +117,7 @@ class StudyFolder:
                 return suites.index(cell.suite), arms.index(cell.arm), cell.seed
             except ValueError as error:
                 raise ConfigurationError(
-                    f"{self.cells_file} has a cell of {cell.suite} and {cell.arm}, which {self.study} does "
-                    "not name"
+                    f"{self.cells_file} has a cell of {cell.suite} and {cell.arm}, not in {self.study}"
                 ) from error
 
         return sorted(cells.values(), key=place)

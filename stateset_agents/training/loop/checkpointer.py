@@ -129,8 +129,7 @@ class Checkpointer(Checkpoints[RunState]):
         if old == new:
             return []
         return [
-            f"the run was made by {old[0]} processes ({old[1]}) and goes on with {new[0]} ({new[1]}), so not "
-            "bit-equal"
+            f"the run of {old[0]} processes ({old[1]}) goes on with {new[0]} ({new[1]}), so not bit-equal"
         ]
 
     def _other_length(self, training: Mapping[str, Any], state: RunState) -> list[str]:

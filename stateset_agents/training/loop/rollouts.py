@@ -213,8 +213,7 @@ def check_staleness(staleness: int, max_staleness: int) -> None:
     """Raises TrainingStopped above the bound; called as a step begins to train."""
     if staleness > max_staleness:
         raise TrainingStopped(
-            f"a group of staleness {staleness} came to training and max_staleness is {max_staleness}: this "
-            "must not happen, please report it"
+            f"a group of staleness {staleness} came, and max_staleness is {max_staleness}: please report it"
         )
 
 

@@ -49,8 +49,7 @@ class RunState:
             return cls(**{**values, "best": best, "curriculum": curriculum})
         except TypeError as error:
             raise CheckpointError(
-                f"the checkpoint keeps progress that this program does not know ({error}): use the "
-                "stateset-agents that wrote it"
+                f"the checkpoint keeps unknown progress ({error}): use the stateset-agents that wrote it"
             ) from error
 
     @property

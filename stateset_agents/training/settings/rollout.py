@@ -76,8 +76,7 @@ class RolloutSettings(Settings):
         cools = self.temperature_schedule == "adaptive"
         if cools and self.temperature_min > self.temperature:
             raise ValueError(
-                f"temperature_min {self.temperature_min:g} exceeds the temperature {self.temperature:g} that "
-                "the schedule starts at: lower it"
+                f"temperature_min {self.temperature_min:g} exceeds temperature {self.temperature:g}: lower it"
             )
         if (self.call_bias > 0) != (self.call_bias_steps > 0):
             raise ValueError(
@@ -90,10 +89,7 @@ class RolloutSettings(Settings):
                 "leave call_bias at 0, or set max_staleness to 0"
             )
         if self.log_learner_logprobs and not self.log_rollouts:
-            raise ValueError(
-                "log_learner_logprobs writes into rollouts.jsonl, which log_rollouts false leaves out: set "
-                "log_rollouts to true"
-            )
+            raise ValueError("log_learner_logprobs needs rollouts.jsonl: set log_rollouts to true")
         if self.max_staleness and self.scheduling == "deterministic":
             raise ValueError(
                 f"with max_staleness {self.max_staleness} conversations go on while the weights change, and "
@@ -137,8 +133,7 @@ class ScheduleSettings(Settings):
     def _shards_need_processes(self) -> Self:
         if self.parallelism == "fsdp2" and self.num_processes == 1:
             raise ValueError(
-                "parallelism fsdp2 cuts weights into one shard for each process: set num_processes to 2 or "
-                "more"
+                "parallelism fsdp2 cuts weights into one shard for each process: set num_processes above 1"
             )
         return self
 

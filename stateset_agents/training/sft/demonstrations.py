@@ -97,8 +97,7 @@ def load_demonstrations(
         samples[chat.scenario.split].append(sample)
     if not samples["train"]:
         raise ConfigurationError(
-            f"all {len(read)} conversations are held out: give some of split train, or a smaller "
-            "validation_share"
+            f"all {len(read)} conversations are held out: give some to train, or a smaller validation_share"
         )
     if num_cut:
         _log.warning(
@@ -173,8 +172,7 @@ def _sample(agent: MultiTurnAgent, chat: _Chat) -> tuple[Sample, bool]:
             reply = chat.messages[index]
             if weight and not (reply.content.strip() or reply.tool_calls or (reply.reasoning or "").strip()):
                 raise ConfigurationError(
-                    f"reply {replies.index(index) + 1} has neither words nor calls nor a thought: take it "
-                    'out, or give it "weight": 0'
+                    f'reply {replies.index(index) + 1} is empty: take it out, or give it "weight": 0'
                 )
             if weight and not reply.is_example:
                 raise ConfigurationError(
@@ -254,8 +252,7 @@ class OwnSuccesses:
                     best[rollout.scenario] = rollout
         if not best:
             raise ConfigurationError(
-                f"{self.run} has no successful conversation in its training: train longer, or with "
-                "log_rollouts true"
+                f"{self.run} has no successful conversation: train longer, or with log_rollouts true"
             )
         with damage_named(log.folder.path):
             trajectories = list(map(trajectory_of, best.values()))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stateset_agents.backends.base import Backend, Session
+from stateset_agents.backends.base import Backend, Session, room_behind
 from stateset_agents.backends.tokenizers import TurnText
 from stateset_agents.types.errors import BackendError, ConfigurationError
 from stateset_agents.types.messages import Completion, Message, SamplingParams, VersionSpan
@@ -88,12 +88,7 @@ class TrlBackend:
                 f"TRL samples at temperature {self._temperature:g}, up to {self._max_new_tokens} tokens, got "
                 f"{params.temperature:g} and {params.max_new_tokens}: use generation own"
             )
-        room = self.context_length - len(prompt_ids)
-        if room <= 0:
-            raise BackendError(
-                f"the prompt has {len(prompt_ids)} tokens and the context holds {self.context_length}; "
-                "end the conversation earlier"
-            )
+        room = room_behind(prompt_ids, self.context_length)
         ids, logprobs = await self._sample_turn(prompt_ids, session)
         stops = set(params.stop_token_ids) | set(self.tokenizer.eos_ids)
         text = TurnText(

@@ -356,10 +356,7 @@ class TrlLearnerFactory(LearnerFactory):
         """A learner on a copy of the backend's model. Blocking."""
         check_mappable(config, self.settings)  # the model's card may have set some
         if picture_reader(backend) is not None:
-            raise ConfigurationError(
-                "TRL as the learner gets no pictures here: train this vision-language model by GRPOTrainer's "
-                "own learner (leave --trl out)"
-            )
+            raise ConfigurationError("TRL as the learner gets no pictures: leave --trl out")
         if is_quantized_training(config) or config.lora is None:
             model = trainable_copy(backend, config)[0]
         else:

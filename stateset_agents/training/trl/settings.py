@@ -49,8 +49,7 @@ def require_trl() -> None:
     trl = library("trl", f"training by TRL needs trl: {INSTALL}")
     if not trl.__version__.startswith("1.16."):
         raise ConfigurationError(
-            f"training by TRL stands on two private methods of trl 1.16, and {trl.__version__} is installed: "
-            f"{INSTALL}"
+            f"training by TRL needs trl 1.16, and {trl.__version__} is installed: {INSTALL}"
         )
 
 
@@ -134,8 +133,7 @@ def _check_loss(config: TrainingConfig) -> None:
     loss = LOSSES[config.loss_type]
     if (loss.token_loss, loss.averaging) not in _TRL_LOSSES:
         raise ConfigurationError(
-            f"loss_type {config.loss_type!r} does not go with TRL, which has no such loss: "
-            f"use cispo or dapo, {_BY_US}"
+            f"loss_type {config.loss_type!r} does not go with TRL: use cispo or dapo, {_BY_US}"
         )
     per_turn = ESTIMATORS[config.advantage_estimator].per != "conversation"
     if loss.level == "sequence" and (config.uses_reference or per_turn):
@@ -146,8 +144,7 @@ def _check_loss(config: TrainingConfig) -> None:
         )
     if config.dual_clip is not None and config.dual_clip < 1 + _clips(config)[1]:
         raise ConfigurationError(
-            f"dual_clip {config.dual_clip!r} does not go with TRL, whose bound lies above the clip range: at "
-            f"least {1 + _clips(config)[1]:g}"
+            f"dual_clip {config.dual_clip!r} does not go with TRL: give at least {1 + _clips(config)[1]:g}"
         )
 
 

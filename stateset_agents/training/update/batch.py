@@ -88,8 +88,7 @@ class Sample:
     def __post_init__(self) -> None:
         if len(self.advantages) != self.trajectory.num_agent_tokens:
             raise ValueError(
-                f"a trajectory of {self.trajectory.num_agent_tokens} agent tokens needs an advantage each, "
-                f"got {len(self.advantages)}"
+                f"advantages must be {self.trajectory.num_agent_tokens}, got {len(self.advantages)}"
             )
         object.__setattr__(self, "rows", self.trajectory.rows)  # it is frozen, and they are computed
         trained = itertools.chain.from_iterable(map(trained_turns, self.rows))
@@ -180,10 +179,7 @@ def _masks(completion: Completion, grammars: Grammars | None) -> Iterable[Packed
     if completion.constraint is None:
         return itertools.repeat(None, len(completion.token_ids))
     if grammars is None:
-        raise ConfigurationError(
-            "a reply was constrained by a grammar, and this update knows none: its gradient would be that of "
-            "another policy"
-        )
+        raise ConfigurationError("a reply was constrained by a grammar, and this update knows none")
     return grammars.replay(completion.constraint, completion.token_ids)
 
 

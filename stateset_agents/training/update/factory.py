@@ -63,8 +63,7 @@ def refuse_truncated_sampling(scorer: str, agent: MultiTurnAgent) -> None:
     top_k, top_p = agent.config.top_k, agent.config.top_p
     if top_k or top_p < 1:
         raise ConfigurationError(
-            f"{scorer} scores replies over the whole vocabulary: leave AgentConfig.top_k at 0 and top_p at "
-            f"1, got {top_k} and {top_p}"
+            f"{scorer} scores the whole vocabulary: leave top_k at 0 and top_p at 1, got {top_k} and {top_p}"
         )
 
 

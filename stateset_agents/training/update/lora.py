@@ -165,8 +165,7 @@ def _targets(settings: LoraSettings, model: PreTrainedModel) -> list[str]:
         if not matches or head in matches:
             reason = "is the output head, which every token shares" if matches else "names no linear layer"
             raise ConfigurationError(
-                f"lora.target_modules: {target!r} {reason} of a {type(model).__name__}: "
-                f"use all-linear, or some of {', '.join(names)}"
+                f"lora.target_modules: {target!r} {reason}: use all-linear, or some of {', '.join(names)}"
             )
     return list(targets)
 
@@ -242,8 +241,7 @@ def freeze_vision(model: Any) -> None:
     tower = vision_tower(model)
     if tower is None:
         raise ConfigurationError(
-            f"freeze_vision is of models with a vision encoder, and {type(model).__name__} has none: leave "
-            "it out"
+            f"freeze_vision needs a vision encoder, and {type(model).__name__} has none: leave it out"
         )
     tower.requires_grad_(False)
 

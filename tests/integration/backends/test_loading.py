@@ -173,7 +173,7 @@ def other_shapes(folder: Path) -> None:
         (without(""), "it has no config.json); give a folder written by save_pretrained"),
         (
             without("token"),
-            "it has no tokenizer); put the tokenizer there too, with tokenizer.save_pretrained",
+            "it has no tokenizer); tokenizer.save_pretrained adds one",
         ),
         (without("safetensors"), "model: Error no file named model.safetensors"),
         (

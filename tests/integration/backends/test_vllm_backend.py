@@ -146,7 +146,7 @@ async def test_a_server_without_sampling_masks_is_told_how_to_start(folder):
     async with speaking(folder, masks=False) as (_, backend):
         with pytest.raises(ConfigurationError, match="start it with --return-sampling-mask"):
             await backend.generate(PROMPT, TRUNCATED)
-        with pytest.raises(ConfigurationError, match=r"top_p 0\.8 keeps beside a top_k alone"):
+        with pytest.raises(ConfigurationError, match=r"a top_k beside top_p 0\.8"):
             await backend.generate(PROMPT, replace(TRUNCATED, top_k=0))
         await backend.generate(PROMPT, replace(TRUNCATED, temperature=0.0))  # greedy turns have none
 
@@ -234,7 +234,7 @@ async def test_a_slow_answer_is_asked_again_and_at_last_given_up(folder):
         (changed(token_ids=None), "without token ids"),
         (changed(token_ids=[1], logprobs={"token_logprobs": [None]}), "without token ids"),
         (changed(token_ids=[1], logprobs={"token_logprobs": [0.5]}), "above 0"),
-        (changed(prompt_token_ids=[1, *PROMPT]), "read other tokens than it was given"),
+        (changed(prompt_token_ids=[1, *PROMPT]), "read other tokens than it got"),
         (changed(prompt_token_ids=None), "return_token_ids"),
         (changed(finish_reason="abort"), "ended a turn by 'abort'"),
         (lambda request, answer: web.json_response({"choices": []}), "no completion"),
@@ -361,7 +361,7 @@ async def test_weights_that_are_refused_are_an_error_and_generation_goes_on(fold
 
 async def test_a_prompt_without_room_is_refused_here(folder):
     async with speaking(folder) as (server, backend):
-        with pytest.raises(BackendError, match="256 tokens and the server's context holds 256"):
+        with pytest.raises(BackendError, match="256 tokens and the context holds 256"):
             await backend.generate([1] * 256, PARAMS)
         with pytest.raises(BackendError, match="temperature 1 only"):
             await backend.score([1, 2], temperature=0.5)

@@ -86,7 +86,7 @@ SETTINGS = {
     "environment.system_prompt=3": "system_prompt must be text, got 3",
     "environment.local=maybe": "local must be true, false or absent, got 'maybe'",
     "environment.tools=[look]": "a tool must be a typed function or 'module:function', got 'look'",
-    "reward=os:getcwd": "reward 'os:getcwd' gave a str: name a RewardFunction, or what makes one",
+    "reward=os:getcwd": "reward 'os:getcwd' is a str: name a RewardFunction or its maker",
     "environment.scenarios=none.jsonl": "none.jsonl: No such file or directory",
     "agent.model_name=./no-model": "no-model' does not exist; give a folder written by "
     "save_pretrained or a hub name",
@@ -399,7 +399,7 @@ def test_of_several_processes_one_says_what_is_wrong_and_every_verb_but_train_is
     monkeypatch.setenv("WORLD_SIZE", "2")
     commands = (["evaluate", "run.yaml"], ["report", "run"], ["train", "nowhere.yaml"])
     lines = [error_line(*command) for command in commands]
-    assert lines[0].endswith("evaluate is for one: leave the launcher out (stateset-agents evaluate ...)")
+    assert lines[0].endswith("evaluate is for one: leave the launcher out")
     assert "report is for one" in lines[1]
     assert "nowhere.yaml" in lines[2]
     monkeypatch.setenv("RANK", "1")

@@ -156,7 +156,7 @@ def test_train_refuses_in_one_line(
     ("arguments", "message"),
     [
         (["evaluate", "signals.yaml", "--tries", "3"], "--tries is of conversations, got 3"),
-        (["evaluate", "signals.yaml", "--temperature", "1"], "its likeliest actions, got --temperature 1.0"),
+        (["evaluate", "signals.yaml", "--temperature", "1"], "its likeliest action, got --temperature 1.0"),
         (["evaluate", "signals.yaml", "--endpoint", "http://x"], "--endpoint is of conversations"),
         (["evaluate", "signals.yaml", "--model", "sear"], "(did you mean 'seer'?)"),
         (["evaluate", "signals.yaml", "--model", "runs"], "a policy must be a run folder or a checkpoint"),
@@ -179,7 +179,7 @@ def test_another_kind_is_refused_with_the_one_there_is(
 ) -> None:
     (tmp_path / "it.yaml").write_text("kind: contrl\nenvironment: cart_pole\n")
     code = main(["train", str(tmp_path / "it.yaml")])
-    assert "kind must be control, or left out for conversations, got 'contrl' (did you mean 'control'?)" in (
+    assert "kind must be control or left out, got 'contrl' (did you mean 'control'?)" in (
         the_line(code, capsys.readouterr().err)
     )
 

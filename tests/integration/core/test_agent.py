@@ -237,8 +237,8 @@ async def test_a_base_model_of_transformers_gets_the_plain_template_and_one_warn
         async with MultiTurnAgent(config) as agent:
             assert isinstance(await agent.generate_response("hi"), str)
     assert [record.getMessage() for record in caplog.records if "chat_template" in record.getMessage()] == [
-        "the model has no chat template: using the built-in plain one; "
-        f"set AgentConfig.chat_template to choose another  model={config.model_name}"
+        "the model has no chat template: using plain; "
+        f"set AgentConfig.chat_template for another  model={config.model_name}"
     ]
 
 

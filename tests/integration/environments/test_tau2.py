@@ -402,7 +402,7 @@ async def test_an_oracle_succeeds_with_a_user_played_by_a_model() -> None:
 
 
 async def test_a_model_that_does_not_open_or_says_nothing_fails_the_conversation() -> None:
-    for answer, told in (("###STOP###", "did not open the conversation"), (" ", "said nothing")):
+    for answer, told in (("###STOP###", "did not open"), (" ", "said nothing")):
         async with ChatServer(speak=lambda prompt, answer=answer: answer) as server:
             environment = Tau2Environment("airline", user=ChatClient(server.url, "stub"))
             with pytest.raises(EnvironmentFailure, match=told):

@@ -90,7 +90,7 @@ def test_more_seeds_are_added_and_other_settings_refused(
     assert "2/2 cart_pole PPO seed 1" in capsys.readouterr().out
     assert main(["study", "report", str(tmp_path)]) == 0
     assert "2 cells of 2." in capsys.readouterr().out
-    with pytest.raises(ConfigurationError, match="with total_steps 250, got 300: give another folder"):
+    with pytest.raises(ConfigurationError, match="has total_steps 250, got 300: give another folder"):
         open_study(tmp_path, settings(**{**one.model_dump(), "seeds": (0, 1), "total_steps": 300}))
 
 
@@ -150,7 +150,7 @@ def test_what_cannot_be_run_is_one_line(
 
 def test_report_of_no_study_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["study", "report", str(tmp_path)]) == 1
-    assert "is no study folder" in capsys.readouterr().err
+    assert "has no study.yaml" in capsys.readouterr().err
 
 
 @pytest.mark.long

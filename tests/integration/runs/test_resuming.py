@@ -46,7 +46,7 @@ async def test_a_run_without_a_checkpoint_yet_says_that_it_begins_again(tmp_path
     again = make_trainer(tmp_path, run=run)
     with caplog.at_level(logging.WARNING, logger="stateset_agents"):
         await again.load_checkpoint()
-    assert caplog.text.count(f"{run.path} has no checkpoint yet: starting at step 0; to go on") == 1
+    assert caplog.text.count(f"{run.path} has no checkpoint yet: starting at step 0") == 1
     await again.close()
 
 

@@ -217,6 +217,8 @@ async def test_packed_bodies_are_read_and_bounded_by_what_is_in_them(coding: str
             body = packed(coding, b"x" * length)
             assert len(body) < 1000
             assert (await post(http, body, **header))[0] == status
+        whole = packed(coding, b"x" * (2**16 + 5))  # its last match lies across the end of a full part
+        assert "the body is not JSON" in (await post(http, whole, **header))[1]
         status, text = await post(http, small[:-5], **header)
         assert status == 400
         assert f"the body is not {header['Content-Encoding']} (" in text

@@ -334,7 +334,7 @@ def test_a_client_outlives_an_event_loop() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"url": "localhost:8000"}, "url must start with http:// or https://, got 'localhost:8000'"),
+        ({"url": "localhost:8000"}, "url must be http:// or https://, got 'localhost:8000'"),
         ({"model": " "}, "model must be named"),
         ({"max_attempts": 0}, "max_attempts: input should be greater than or equal to 1, got 0"),
         ({"max_attempts": True}, "max_attempts: input should be a valid integer, got True"),

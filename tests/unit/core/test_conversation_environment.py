@@ -196,7 +196,7 @@ async def test_a_broken_user_fails_the_conversation_and_a_mistake_in_it_travels(
 
 
 async def test_a_user_without_an_opening_is_an_environment_failure():
-    with pytest.raises(EnvironmentFailure, match="left without opening: give the scenario an `opening`"):
+    with pytest.raises(EnvironmentFailure, match="left without opening: give it an `opening`"):
         await begin(scripted())
 
 
@@ -254,7 +254,7 @@ def test_settings_that_cannot_work_are_refused_in_one_line():
         ConversationEnvironment([])
     with pytest.raises(ConfigurationError, match="must be a list of scenarios, got one mapping"):
         ConversationEnvironment(REFUND)  # type: ignore[arg-type]  # the mistake under test
-    with pytest.raises(ConfigurationError, match=r"user must be a function .* got ScriptedUser"):
+    with pytest.raises(ConfigurationError, match=r"user must be a function, got ScriptedUser"):
         ConversationEnvironment([REFUND], user=ScriptedUser(["Hi"]))  # type: ignore[arg-type]  # likewise
 
 

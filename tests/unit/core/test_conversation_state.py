@@ -495,7 +495,7 @@ async def test_reset_begins_an_object_as_trl_does() -> None:
     with pytest.raises(ConfigurationError, match=r"Counter\.reset returned 'hello', which nobody would read"):
         await begin(environment)
     Counter.reset = lambda self, price: None  # type: ignore[method-assign,assignment]  # likewise
-    with pytest.raises(ConfigurationError, match=r"Counter\.reset cannot be called .*'price'.*orders"):
+    with pytest.raises(ConfigurationError, match=r"Counter\.reset fails for .*'price'.*orders"):
         await begin(environment)
 
 

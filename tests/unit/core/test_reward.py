@@ -383,7 +383,7 @@ async def test_a_group_reward_that_returns_no_list_is_named(given: object, said:
     def winner(trajectories):
         return given
 
-    with pytest.raises(ConfigurationError, match=f"reward winner has scope='group' .*one score.*{said}"):
+    with pytest.raises(ConfigurationError, match=f"reward winner of scope group .*{said}"):
         await winner.score_group([TALK, TALK])
 
 

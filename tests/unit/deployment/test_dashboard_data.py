@@ -166,7 +166,7 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     saved = tmp_path / "talks.jsonl"
     saved.write_text('{"messages": [{"role": "user", "content": "hi"}]}\n')
     other = SimulatedDeployment(tmp_path / "e.sqlite")
-    with pytest.raises(ConfigurationError, match=r'a served conversation is \{"conversation": "ID"'):
+    with pytest.raises(ConfigurationError, match=r'a line must be \{"conversation": "ID"'):
         Deployments(other.path, conversations=saved).data()
 
 

@@ -82,7 +82,7 @@ def test_full_executes_the_policy_and_modes_are_checked() -> None:
     assert safe.deployment.rollout_percentage == 1.0
     with pytest.raises(ValueError, match=r"mode must be shadow, gradual, full or rolled_back, got 'canary'"):
         safe.deployment.set_deployment_mode("canary")
-    with pytest.raises(ValueError, match="shadow is what an action rolls back to"):
+    with pytest.raises(ValueError, match="actions roll back to shadow"):
         safe.deployment.set_deployment_mode("rolled_back")
     with pytest.raises(ValueError, match=r"the share must be from 0 to 1, got 1\.5"):
         safe.deployment.set_deployment_mode("gradual", 1.5)

@@ -29,12 +29,12 @@ async def test_a_conversation_is_that_of_its_domain() -> None:
     for scenario in domains.scenarios("train"):
         talk = await domains.start(scenario, 0)
         assert talk.opening[0].content == scenario.context["domain"]
-    with pytest.raises(ConfigurationError, match="must name one of"):
+    with pytest.raises(ConfigurationError, match="none of"):
         await domains.start(SUMS.scenarios("test")[0], 0)
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="there is no domain"):
+    with pytest.raises(ConfigurationError, match="no domain"):
         Domains(BOTH, new="sum")
     with pytest.raises(ConfigurationError, match="replay others"):
         Domains(BOTH, new="sums", replayed={"sums": ()})

@@ -144,7 +144,7 @@ async def test_what_a_gullible_reward_pays_is_the_ceiling() -> None:
     assert result.over(max_reward=0.1, allow={"liar": 1.0, "keyword_stuffer": 1.0}) == []
     with pytest.raises(ConfigurationError, match=r"success of silent cannot be checked.*no verdict"):
         result.over(max_success=0.05)
-    with pytest.raises(ConfigurationError, match=r"'lier' was not played.*did you mean 'liar'"):
+    with pytest.raises(ConfigurationError, match=r"'lier' is not among.*did you mean 'liar'"):
         result.over(max_reward=0.1, allow={"lier": 1.0})
 
 

@@ -145,7 +145,7 @@ async def test_what_the_environment_broke_is_not_counted_as_unanswered(tmp_path:
 
 async def test_nothing_answered_at_all_is_no_result(tmp_path: Path) -> None:
     async with ChatServer(*[status(500)] * 20) as server:
-        with pytest.raises(EnvironmentFailure, match=r"none of 4 conversations could be played.*status 500"):
+        with pytest.raises(EnvironmentFailure, match=r"none of 4 conversations was played.*status 500"):
             await measured(server, tmp_path / "kept.jsonl")
 
 
@@ -192,7 +192,7 @@ async def test_a_scenario_that_has_changed_is_refused(tmp_path: Path) -> None:
     changed = [Scenario(id="s0", family="family 0", context={"order": "K27"}), *scenarios(4)[1:]]
     async with ChatServer() as server:
         await measured(server, tmp_path / "kept.jsonl")
-        with pytest.raises(ConfigurationError, match="scenario s0, which has changed since"):
+        with pytest.raises(ConfigurationError, match="scenario s0, changed since"):
             await measured(server, tmp_path / "kept.jsonl", scenarios=changed)
         more, kept = await measured(server, tmp_path / "kept.jsonl", scenarios=scenarios(6))
     assert (more.n, kept.num_found) == (6, 4)

@@ -125,7 +125,7 @@ def test_a_tie_goes_to_the_lower_number_and_an_empty_cluster_keeps_its_centre() 
 
 def test_centres_are_matched_to_those_before() -> None:
     assert matched(np.array([[0.0], [5.0], [9.0]]), np.array([[9.5], [0.2], [5.1]])) == (1, 2, 0)
-    with pytest.raises(ConfigurationError, match="can be matched"):
+    with pytest.raises(ConfigurationError, match="centres must be as many"):
         matched(np.zeros((2, 1)), np.zeros((3, 1)))
 
 

@@ -69,10 +69,10 @@ def test_what_a_rule_remembers_cannot_be_cloned_and_the_agreement_says_so():
 @pytest.mark.parametrize(
     ("choose", "message"),
     [
-        (lambda: 1, r"a rule must give integers of shape \(2,\), got int64 of \(\)"),
-        (lambda: np.zeros(3), r"a rule must give integers of shape \(2,\), got float64 of \(3,\)"),
-        (lambda: np.array([0, 3]), "signals: the rule's action 3 is not allowed in row 1 at step 1"),
-        (lambda: np.array([-1, 0]), "the rule's action -1 is not allowed in row 0"),
+        (lambda: 1, r"a rule must give integers \(2,\), got int64 \(\)"),
+        (lambda: np.zeros(3), r"a rule must give integers \(2,\), got float64 \(3,\)"),
+        (lambda: np.array([0, 3]), "signals: action 3 is not allowed in row 1 at step 1"),
+        (lambda: np.array([-1, 0]), "action -1 is not allowed in row 0"),
     ],
 )
 def test_a_rule_that_does_what_cannot_be_is_refused(choose, message):

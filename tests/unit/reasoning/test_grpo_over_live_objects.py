@@ -79,7 +79,7 @@ async def test_a_group_has_replies_rewards_and_advantages_of_one_prompt() -> Non
 async def test_a_prompt_over_half_of_the_length_is_refused() -> None:
     async with trainer_of() as trainer:
         assert await trainer.generate_groups(["abcde"])  # with the token that begins texts, six
-        with pytest.raises(ConfigurationError, match=r"a prompt must have 1 to 6 tokens .*, got 7: 'abcdef'"):
+        with pytest.raises(ConfigurationError, match=r"a prompt must have 1 to 6 tokens, got 7: 'abcdef'"):
             await trainer.generate_groups(["abcdef"])
         with pytest.raises(ConfigurationError, match="got 0: ''"):
             await trainer.generate_groups([""])

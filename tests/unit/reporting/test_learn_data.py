@@ -95,7 +95,7 @@ def test_what_is_known_before_acting_comes_from_earlier_steps_alone(log: RunLog)
 
 def test_a_numeric_run_has_no_conversations_to_show(tmp_path: Path) -> None:
     folder = numeric_run(tmp_path)
-    with pytest.raises(ConfigurationError, match="no conversations of training"):
+    with pytest.raises(ConfigurationError, match="no conversations in rollouts"):
         lab_data(RunLog.open(folder.path))
 
 

@@ -125,7 +125,7 @@ def test_terms_that_cannot_work_are_refused():
     reward = giving("a", 1.0)
     with pytest.raises(ConfigurationError, match=r"threshold of reward 'a' must be at most 1, got 1\.5"):
         GatedReward([(reward, 1.5)], then=reward)
-    with pytest.raises(ConfigurationError, match="'a' stands twice: name the gates by a mapping"):
+    with pytest.raises(ConfigurationError, match="'a' stands twice: name the gates"):
         GatedReward([(reward, 1.0)], then=giving("a", 0.0))
     with pytest.raises(ConfigurationError, match=r"at least one \(reward, threshold\)"):
         GatedReward([], then=reward)

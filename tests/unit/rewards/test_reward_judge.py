@@ -361,7 +361,7 @@ def test_a_cache_that_is_none_is_one_line(tmp_path: Path):
     other.close()
     for name, said in (
         ("text", "cannot be used .file is not a database.: name a file"),
-        ("other.sqlite", "is no cache of this version"),
+        ("other.sqlite", "has cache version"),
         ("nowhere/judge.sqlite", "cannot be used .unable to open database file."),
     ):
         with pytest.raises(ConfigurationError, match=said):

@@ -219,7 +219,7 @@ def test_nothing_is_put_over_it():
 
 
 def test_potentials_that_cannot_work_are_refused():
-    with pytest.raises(ConfigurationError, match="so not success: there are messages"):
+    with pytest.raises(ConfigurationError, match="cannot see success: there are messages"):
         PotentialShaping(EnvironmentReward(), lambda success: 1.0)
     with pytest.raises(ConfigurationError, match="a potential must be a plain function"):
         PotentialShaping(EnvironmentReward(), reward_function(lambda: 1.0))

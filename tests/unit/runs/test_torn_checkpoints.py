@@ -328,7 +328,7 @@ def test_a_newer_schema_asks_for_the_program_that_wrote_it(tmp_path):
 
 def test_progress_that_only_another_version_knows_is_one_line(tmp_path):
     with pytest.raises(
-        CheckpointError, match=r"does not know .*'queue'.*: use the stateset-agents that wrote"
+        CheckpointError, match=r"unknown progress .*'queue'.*: use the stateset-agents that wrote"
     ):
         RunState.from_json({"step": 3, "queue": [1]})
     assert RunState.from_json({"step": 3}) == replace(RunState(), step=3)  # an older one knew less

@@ -169,7 +169,7 @@ async def test_one_answer_at_a_time() -> None:
     ("options", "message"),
     [
         ({"max_rounds": 0}, "max_rounds must be at least 1, got 0"),
-        ({"messages": "hi", "context": "x"}, "context belongs to the system message of a new conversation"),
+        ({"messages": "hi", "context": "x"}, "context is for new conversations"),
         ({"messages": [{"role": "bot"}]}, "message role must be one of"),
     ],
 )

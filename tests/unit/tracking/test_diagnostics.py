@@ -496,7 +496,7 @@ def test_the_command_says_each_finding_and_fails_on_a_failure(
     assert main(["diagnose", str(ill.folder.path)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == (
-        "✗ reward: 0.817 in the first third of the steps, 0.15 in the last: it fell "
+        "✗ reward: 0.817 in the first third of steps, 0.15 in the last: it fell "
         "-> lower learning_rate, raise beta"
     )
     assert main(["diagnose", str(ill.folder.path), "--json"]) == 1

@@ -79,8 +79,7 @@ def applied(policy_network: nn.Module, *, compile: bool = False) -> Apply:
         except RuntimeError as error:  # no compiler, an operator that it does not know
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise ConfigurationError(
-                f"compile=True: torch.compile failed with {reason}; install a C++ compiler (g++), or leave "
-                "compile out"
+                f"torch.compile failed with {reason}; install a C++ compiler (g++), or leave compile out"
             ) from error
 
     return checked
@@ -115,8 +114,7 @@ def collect_grpo_batch(
     if not first.goes_on.all():
         row = int(first.goes_on.argmin())
         raise ConfigurationError(
-            f"state {row} cannot pay any experiment: leave it out by "
-            "states.take(np.flatnonzero(states.goes_on))"
+            f"state {row} cannot pay an experiment: leave it out, states.take(np.flatnonzero(states.goes_on))"
         )
     knows_graphs = first.environment.surrogate is None or not reward_config.weights.get("structure")
     hint = "a surrogate says nothing of the graph"

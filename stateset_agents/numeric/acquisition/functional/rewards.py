@@ -49,8 +49,7 @@ class RewardConfig:
         for name, weight in self.weights.items():
             if name not in OBJECTIVES:
                 raise ConfigurationError(
-                    f"weights: the objective must be {alternatives(OBJECTIVES)}, got {name!r}"
-                    f"{nearest(name, OBJECTIVES)}"
+                    f"weights must be of {alternatives(OBJECTIVES)}, got {name!r}{nearest(name, OBJECTIVES)}"
                 )
             expect_that(0 <= weight < math.inf, f"weights: {name}", "be at least 0", weight)
         expect_that(self.horizon in ("step", "campaign"), "horizon", "be step or campaign", self.horizon)

@@ -129,8 +129,7 @@ class GRPOLoss(nn.Module):
         for name, tensor in (("rewards", rewards), ("group_indices", group_indices)):
             if tensor.shape != log_probs.shape:
                 raise ValueError(
-                    f"{name} must have the shape of log_probs, {list(log_probs.shape)}, got "
-                    f"{list(tensor.shape)}"
+                    f"{name} must be shaped as log_probs, {list(log_probs.shape)}, got {list(tensor.shape)}"
                 )
         scored = torch.isfinite(rewards)
         if not scored.any():

@@ -71,8 +71,7 @@ class MetricsHistory:
         shape = environment.spec.observation_shape
         if not isinstance(shape, tuple) or len(shape) != 1:
             raise ConfigurationError(
-                f"{environment.spec.name}: observations must be one array [rows, metrics] to be remembered, "
-                f"got the shape {shape!r}"
+                f"{environment.spec.name}: observations must be one array [rows, metrics], got {shape!r}"
             )
         expect_that(history_length >= 1, "history_length", "be at least 1", history_length)
         self.environment, self.history_length = environment, history_length
@@ -229,8 +228,7 @@ class EnvironmentCopies:
             return copy.deepcopy(environment)
         except Exception as error:  # what a deepcopy of a user's object raises is its own
             raise ConfigurationError(
-                f"{self.name} cannot be copied ({error}), and a group is copies of one start: give it a "
-                "__deepcopy__"
+                f"{self.name} cannot be copied ({error}), as a group needs: give it a __deepcopy__"
             ) from error
 
     def _checked(self, state: Any) -> State:

@@ -160,8 +160,7 @@ class GRPOPolicyNetwork(nn.Module):
             action_dim = num_actions
         if action_space is not None and action_dim != num_actions:
             raise ConfigurationError(
-                f"action_dim is {action_dim} and the action space has {num_actions} actions: leave "
-                "action_dim out"
+                f"action_dim is {action_dim} and the action space has {num_actions} actions: leave it out"
             )
         is_multiple = num_heads >= 1 and state_dim % num_heads == 0
         expect_that(is_multiple, "state_dim", f"be a multiple of num_heads {num_heads}", state_dim)

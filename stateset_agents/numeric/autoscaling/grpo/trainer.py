@@ -453,8 +453,7 @@ class GRPOTrainer:
         else:
             if self.action_space is None or self.reward_fn is None:
                 raise ConfigurationError(
-                    f"{type(env).__name__} takes actions by name and has no reward: make the trainer with "
-                    "action_space and reward_fn"
+                    f"{type(env).__name__} has no reward: make the trainer with action_space and reward_fn"
                 )
             if self._copies is None or self._copies.source is not env:
                 config = self.config

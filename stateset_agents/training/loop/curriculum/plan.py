@@ -289,8 +289,7 @@ class Curriculum:
         for key in config.strata_keys:
             if key != FAMILY and not any(key in scenario.context for scenario in self._scenarios):
                 raise ConfigurationError(
-                    f"no train scenario has {key!r} in its context, and strata names it: set strata to "
-                    f"{FAMILY}, or to a key that they have"
+                    f"no scenario has {key!r} in its context: set strata to {FAMILY}, or a key of theirs"
                 )
         strata = {self._stratum(scenario) for scenario in self._scenarios}
         if config.scenario_order == "stratified" and len(strata) < 2:
@@ -341,8 +340,7 @@ class Curriculum:
             parts = [name for name in metrics if name.startswith(("reward/", "success/"))]
             self._warn(
                 str(condition),
-                f"stage {state.stage + 1} waits for {condition}, of which this step says nothing: it has "
-                f"{', '.join(parts)}",
+                f"stage {state.stage + 1} waits for {condition}, but the step has {', '.join(parts)}",
             )
         return state.streak
 

@@ -763,5 +763,5 @@ def test_what_cannot_overlap_is_refused_with_the_cure(settings: dict[str, Any], 
 
 @pytest.mark.parametrize("settings", [{"advantage_estimator": "turn_gae"}, {"baseline_type": "global_mean"}])
 def test_what_learns_from_groups_that_are_alike_replaces_none(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match="learns from those, too: set max_resamples to 0"):
+    with pytest.raises(ConfigurationError, match="learns from those: set it to 0"):
         TrainingConfig(max_resamples=1, **settings)

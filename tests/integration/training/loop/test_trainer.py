@@ -270,7 +270,7 @@ async def test_a_checkpoint_of_another_run_is_refused_and_nothing_is_lost(tmp_pa
     assert "training.beta was 0.1 and is 0.5" in await refusal(tmp_path, run, beta=0.5)
     said = await refusal(tmp_path, run, agent=make_agent(max_new_tokens=4))
     assert "agent.max_new_tokens was 3 and is 4" in said
-    assert "other weights than the model holds" in await refusal(tmp_path, run, agent=make_agent("qwen3"))
+    assert "other weights than the model's" in await refusal(tmp_path, run, agent=make_agent("qwen3"))
     fewer = make_environment(scenarios=SCENARIOS[:3])
     assert "other scenarios" in await refusal(tmp_path, run, environment=fewer)
     other_reward = reward_function(local=True, name="odd")(even_share._function)

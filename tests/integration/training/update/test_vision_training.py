@@ -223,7 +223,7 @@ async def test_settings_that_cannot_be_are_refused(model: str, tmp_path: Path) -
     text = MultiTurnGRPOTrainer(
         make_agent(), make_environment(), even_share, config(tmp_path, freeze_vision=True)
     )
-    with pytest.raises(ConfigurationError, match="freeze_vision is of models with a vision encoder"):
+    with pytest.raises(ConfigurationError, match="freeze_vision needs a vision encoder"):
         await text.initialize()
     await text.close()
 
@@ -231,7 +231,7 @@ async def test_settings_that_cannot_be_are_refused(model: str, tmp_path: Path) -
 async def test_trl_as_the_learner_is_refused(model: str, tmp_path: Path) -> None:
     async with MultiTurnAgent(AgentConfig(model_name=model)) as agent:
         backend: Any = agent.backend
-        with pytest.raises(ConfigurationError, match="TRL as the learner gets no pictures here"):
+        with pytest.raises(ConfigurationError, match="TRL as the learner gets no pictures"):
             TrlLearnerFactory().make(agent, backend, TrainingConfig(max_steps=1), Processes())
 
 

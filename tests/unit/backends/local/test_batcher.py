@@ -330,7 +330,7 @@ def test_a_full_context_cuts_the_turn() -> None:
     ("ids", "params", "message"),
     [
         ([], SamplingParams(), "prompt is empty"),
-        ([1] * CONTEXT, SamplingParams(), "256 tokens and the model's context holds 256"),
+        ([1] * CONTEXT, SamplingParams(), "256 tokens and the context holds 256"),
         ([1], SamplingParams(max_new_tokens=0), "max_new_tokens"),
         ([1], SamplingParams(temperature=-1.0), "temperature"),
         ([1], SamplingParams(top_p=0.0), "top_p"),

@@ -135,8 +135,8 @@ async def test_the_worker_serves_on_after_a_failed_turn() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"temperature": 1e-38}, "temperature 1e-38 makes the model's logits overflow: give 0"),
-        ({"temperature": 1e-320}, "give 0 for greedy sampling, or at least 1e-05"),
+        ({"temperature": 1e-38}, "temperature 1e-38 overflows the logits: give 0"),
+        ({"temperature": 1e-320}, "give 0 (greedy) or at least 1e-05"),
         ({"temperature": float("nan")}, "temperature >= 0"),
         ({"top_p": float("nan")}, "0 < top_p <= 1"),
         ({"temperature": 1e300}, None),

@@ -92,7 +92,7 @@ async def test_a_model_without_its_control_tokens_is_refused_with_the_cure() -> 
             "<|im_start|> and <|im_end|>, which this model's tokenizer does not have: set "
             'AgentConfig(chat_template="plain")'
         )
-    with pytest.raises(ConfigurationError, match="ByteTokenizer is none: leave chat_template unset"):
+    with pytest.raises(ConfigurationError, match="not ByteTokenizer: leave it out"):
         await agent_with(ByteTokenizer(), chat_template="chatml")
 
 

@@ -121,7 +121,7 @@ async def test_a_chat_goes_on_and_on_in_a_sliding_window() -> None:
 def test_context_window_is_an_older_name_of_it() -> None:
     assert AgentConfig(context_window="sliding").history == "slide"
     assert AgentConfig(context_window="refuse").history == "template"
-    with pytest.raises(ConfigurationError, match="contradict each other: leave out context_window"):
+    with pytest.raises(ConfigurationError, match="differ: leave out context_window"):
         AgentConfig(context_window="sliding", history="keep")
 
 

@@ -144,7 +144,7 @@ async def test_jinja_text_given_in_the_settings_is_used() -> None:
 
 
 async def test_jinja_text_needs_a_hugging_face_tokenizer() -> None:
-    with pytest.raises(ConfigurationError, match="ByteTokenizer is none: leave chat_template unset"):
+    with pytest.raises(ConfigurationError, match="not ByteTokenizer: leave it out"):
         await agent_with(ByteTokenizer(), chat_template="{{ messages }}")
 
 

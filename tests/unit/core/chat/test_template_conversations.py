@@ -265,7 +265,7 @@ def test_a_template_whose_results_depend_on_earlier_ones_is_refused_with_both_re
     with pytest.raises(ConfigurationError) as refused:
         template.prompt(opening_of("deepseekv3_training"), [LOOK])
     told = str(refused.value)
-    first, second = told.partition("stood before: ")[2].partition(", so a conversation")[0].split(" or ")
+    first, second = told.partition("stood before: ")[2].partition("); set ")[0].split(" or ")
     assert "outputs▁begin" in first
     assert "outputs▁begin" not in second
     assert "output▁begin" in second

@@ -119,7 +119,7 @@ def test_each_is_taken_or_refused_as_listed(name: str) -> None:
     why = "no place for tool results"
     if name in TRL_WITH_UNSTABLE_TOOLS:
         why = (
-            r"rewrites history \(what it writes around an answer of tool depends on what stood before: .*out"
+            r"rewrites history \(its frame of tool depends on what stood before: .*out"
             r".*, or leave tools out$"
         )
     with pytest.raises(ConfigurationError, match=why):
@@ -377,7 +377,7 @@ def test_a_greeting_is_shown_or_refused_in_one_line(name: str) -> None:
     template = trl_template(name)
     talk = [said("Hello, this is Mia."), USER]
     if kind(name) in REFUSES_GREETINGS:
-        with pytest.raises(ConversationRefused, match="takes no conversation that the agent begins: leave"):
+        with pytest.raises(ConversationRefused, match="lets no agent begin: leave"):
             template.prompt(talk)
         return
     text = squeezed(template.prompt(talk), template)

@@ -72,7 +72,7 @@ CAUSES: dict[str, tuple[str, Message, list[dict[str, Any]], str]] = {
         TYPED,
         "takes for the end of an argument",
     ),
-    "a thought that is not shown": ("qwen3_5_nothink", said("yes", "so"), [], "does not show the thought"),
+    "a thought that is not shown": ("qwen3_5_nothink", said("yes", "so"), [], "shows no thought"),
 }
 
 

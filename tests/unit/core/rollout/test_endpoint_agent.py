@@ -357,7 +357,7 @@ def test_only_agents_play() -> None:
     with pytest.raises(ConfigurationError, match="agent must be a MultiTurnAgent, got EndpointAgent"):
         _ = engine.agent
     agent = EndpointAgent(ChatClient("http://host/v1", "m"))
-    with pytest.raises(ConfigurationError, match="needs a MultiTurnAgent, got EndpointAgent: give"):
+    with pytest.raises(ConfigurationError, match="need a MultiTurnAgent, got EndpointAgent: give"):
         ComputationalEngine(agent, ChattyEnvironment(), EnvironmentReward(), num_branches=1)
     for other in (object(), EndpointAgent):
         with pytest.raises(ConfigurationError, match="agent must be a MultiTurnAgent"):

@@ -324,7 +324,7 @@ def test_files_are_read_and_slices_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"columns": {"opening": "qestion"}}, "has no column 'qestion' .did you mean 'question'"),
+        ({"columns": {"opening": "qestion"}}, "no column 'qestion' .did you mean 'question'"),
         (
             {"columns": {"opening": "level"}},
             "row 0 of the dataset's split 'train': the opening must be text, got int",

@@ -100,7 +100,7 @@ async def test_an_opening_is_made_up_of_topic_and_context_alone_and_a_line_says_
     ]
     conversation = await environment.start(environment.scenarios("train")[0], 0)
     assert "refund. Order delayed." in conversation.opening[0].content
-    with pytest.raises(ConfigurationError, match="'question' in its context could be it"):
+    with pytest.raises(ConfigurationError, match="'question' could be it"):
         default_user(Scenario(id="s", context={"question": "hi?"}), 0)
     spoken = ConversationEnvironment(
         [{"order_id": "K1"}], user=lambda scenario, seed: default_user(scenario, seed)
@@ -184,7 +184,7 @@ def test_thoughts_and_calls_in_words_are_read_where_their_tags_are_closed() -> N
 @pytest.mark.parametrize(
     ("message", "said"),
     [
-        ({"content": "<think>a</think>b", "reasoning": "c"}, "its calls or its thought twice"),
+        ({"content": "<think>a</think>b", "reasoning": "c"}, "its calls or thought twice"),
         ({"content": "b", "weight": True}, "weight must be a number of at least 0, got True"),
         ({"role": "user", "content": "", "tool_calls": [{"name": "f"}]}, "a message of the user calls 'f'"),
         ({"role": "robot", "content": "a"}, "message role must be one of"),
@@ -225,7 +225,7 @@ def test_a_refusal_is_what_was_said() -> None:
 async def test_a_reply_of_nothing_is_no_target() -> None:
     agent = await scripted("")
     empty = {"content": None, "function_call": None, "tool_calls": None}
-    with pytest.raises(ConfigurationError, match="conversation 1: reply 1 has neither words nor calls"):
+    with pytest.raises(ConfigurationError, match="conversation 1: reply 1 is empty"):
         load_demonstrations(agent, [talk(empty)])
     more = [{"role": "user", "content": "so?"}, {"role": "assistant", "content": "yes"}]
     row = talk(empty | {"weight": 0})
@@ -409,7 +409,7 @@ def test_cells_of_a_csv_file_are_text_unless_types_say_otherwise(tmp_path: Path)
     for types, said in (
         ({"code": "int"}, r"line 3: column 'code' must be int by types, got 'NA'"),
         ({"code": "number"}, "types: code must be one of int, float, bool, json, or left out"),
-        ({"cod": "int"}, "has no column 'cod' .did you mean 'code'"),
+        ({"cod": "int"}, "no column 'cod' .did you mean 'code'"),
     ):
         with pytest.raises(ConfigurationError, match=said):
             dataset_scenarios(file, types=types)

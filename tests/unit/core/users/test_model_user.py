@@ -101,7 +101,7 @@ async def test_without_instructions_the_user_knows_the_scenario():
 
 def test_what_the_scenario_does_not_have_is_named():
     users = ModelUsers(ChatClient("http://localhost:1/v1", "m"), "You want {thing}.")
-    with pytest.raises(ConfigurationError, match="ask for 'thing', and its context has item"):
+    with pytest.raises(ConfigurationError, match="ask for 'thing', its context has item"):
         users(Scenario(id="s", context={"item": "a lamp"}), 0)
     with pytest.raises(ConfigurationError, match="ChatClient"):
         ModelUsers("http://localhost:1/v1")

@@ -8,6 +8,7 @@ from collections import Counter
 
 import pytest
 
+from scripts.desk_agents import IdentitySkipper
 from stateset_agents.environments.retail_desk import (
     DEGENERATE,
     FAMILIES,
@@ -17,7 +18,7 @@ from stateset_agents.environments.retail_desk import (
     catalog,
     play,
 )
-from stateset_agents.environments.retail_desk.agents import DeskRefuser, IdentitySkipper
+from stateset_agents.environments.retail_desk.agents import DeskRefuser
 from stateset_agents.environments.retail_desk.catalog import WORDINGS
 from stateset_agents.environments.retail_desk.full.honest import call, say
 from stateset_agents.environments.retail_desk.full.policy import (

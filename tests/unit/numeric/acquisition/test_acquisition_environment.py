@@ -128,7 +128,7 @@ def test_what_cannot_be_is_refused() -> None:
         AcquisitionEnv(FAMILY, max_experiments=0)
     for action in (-1, 6):
         with pytest.raises(
-            ConfigurationError, match=f"row 0: experiment {action} is not in the menu: give 0 to 5"
+            ConfigurationError, match=f"row 0: experiment {action} is not in the menu, 0 to 5"
         ):
             env.step(np.full(50, action))
     for _ in range(8):
@@ -140,9 +140,7 @@ def test_what_cannot_be_is_refused() -> None:
             actions[short] = (~mask[short]).argmax(axis=1)
             break
         env.step(actions)
-    with pytest.raises(
-        ConfigurationError, match=r"row \d+: experiment \d costs [\d.]+, above the [\d.]+ that are left"
-    ):
+    with pytest.raises(ConfigurationError, match=r"row \d+: experiment \d costs [\d.]+, above [\d.]+"):
         env.step(actions)
 
 

@@ -73,7 +73,7 @@ def test_actions_of_a_cluster_are_changes_of_replicas() -> None:
     assert names[2:5] == ["SCALE_DOWN_SMALL", "MAINTAIN", "SCALE_UP_SMALL"]
     assert names[-1] == "SCALE_BY_3"
     for wrong in (space.action(4), {**space.action(1), "config": ConfigAction.INCREASE_TIMEOUT}):
-        with pytest.raises(ConfigurationError, match="must change 3 replicas at most and nothing else"):
+        with pytest.raises(ConfigurationError, match="must change 3 replicas at most, nothing else"):
             space.encode_action(**wrong)
     with pytest.raises(ConfigurationError, match="0 to 6, got 7"):
         space.decode_action(7)

@@ -87,7 +87,7 @@ HEAD = "seconds,requests_per_second\n"
         (HEAD + "0,1\n15\n", "line 3: requests_per_second must be a number, got ''"),
         (HEAD + "0,0\n15,0\n", "requests_per_second is 0 in every row"),
         ("seconds,rps\n0,1\n", "must have a column requests_per_second, requests_per_minute or requests_per"),
-        ("time,requests_per_second\n0,1\n", "must have a column seconds in its first line, got time,req"),
+        ("time,requests_per_second\n0,1\n", "must have a column seconds, got time,req"),
         ("seconds,requests_per_second,requests_per_hour\n", "must have one column of load, got requests_per"),
     ],
 )

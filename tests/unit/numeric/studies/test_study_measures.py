@@ -199,14 +199,14 @@ def test_single_tasks_have_no_worst_and_no_fairness(tmp_path: Path) -> None:
 
 
 def test_folders_that_are_none_are_said(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="is no study folder"):
+    with pytest.raises(ConfigurationError, match=r"has no study\.yaml"):
         analyse(StudyFolder(tmp_path))
     with pytest.raises(ConfigurationError, match="no finished cell"):
         analyse(folder(tmp_path, []))
     one = cell("ppo", 0, [0.5])
     with pytest.raises(ConfigurationError, match="twice"):
         folder(tmp_path, [one, one]).cells()
-    with pytest.raises(ConfigurationError, match="does not name"):
+    with pytest.raises(ConfigurationError, match="not in"):
         folder(tmp_path, [dataclasses.replace(one, arm="other")]).cells()
 
 

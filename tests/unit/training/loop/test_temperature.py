@@ -54,5 +54,5 @@ def test_without_a_schedule_or_a_reward_nothing_moves():
 
 
 def test_a_minimum_above_the_temperature_is_refused():
-    with pytest.raises(ConfigurationError, match=r"temperature_min 0\.3 exceeds the temperature 0\.2"):
+    with pytest.raises(ConfigurationError, match=r"temperature_min 0\.3 exceeds temperature 0\.2"):
         TrainingConfig(temperature_schedule="adaptive", temperature=0.2)

@@ -179,7 +179,7 @@ async def test_what_the_agent_says_first_stands_untrained_in_the_next_prompt(
         trained = [id for id, mask in zip(row.token_ids, row.action_mask, strict=True) if mask]
         yes, bye = (template.reply(Message(role="assistant", content=text)) for text in ("Yes?", "Bye."))
         assert trained == yes + bye
-    why = r"conversation 1: the chat template takes no conversation that the agent begins: leave its first"
+    why = r"conversation 1: the chat template lets no agent begin: leave its first"
     with pytest.raises(ConfigurationError, match=why):
         await shown("gemma3", {"messages": [hello, *asked]}, history)
 

@@ -252,7 +252,7 @@ def test_recorded_logprobs_of_forced_tokens_are_zero() -> None:
 def test_an_update_without_grammars_refuses_constrained_replies() -> None:
     model = letters_model().double()
     samples = samples_of(model)
-    with pytest.raises(ConfigurationError, match="gradient would be that of another policy"):
+    with pytest.raises(ConfigurationError, match="this update knows none"):
         learner_of(copy.deepcopy(model), grammars=None).update(samples, step=0)
 
 

@@ -82,7 +82,7 @@ def test_one_family_is_the_whole_step() -> None:
                 "multi_objective_aggregation": "normalize_then_sum",
                 "reward_weights": {"a": 1.0, "b": 2.0},
             },
-            "use one of them",
+            "use one",
         ),
     ],
 )

@@ -470,7 +470,7 @@ def test_weights_of_another_model_are_refused_and_nothing_changes():
 def test_a_model_that_cannot_recompute_activations_is_refused():
     model = tiny_model()
     model.supports_gradient_checkpointing = False
-    with pytest.raises(ConfigurationError, match="set gradient_checkpointing to false"):
+    with pytest.raises(ConfigurationError, match="set gradient_checkpointing false"):
         learner_of(model, gradient_checkpointing=True)
 
 

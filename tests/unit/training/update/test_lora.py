@@ -79,7 +79,7 @@ def test_names_choose_layers_and_a_wrong_one_says_what_there_is():
     adapted = wrapped(target_modules=("q_proj",))
     placed = {name.split(".")[-4] for name, _ in adapted.named_parameters() if "lora_A" in name}
     assert placed == {"q_proj"}
-    with pytest.raises(ConfigurationError, match=r"'query' names no linear layer .* k_proj, o_proj, q_proj"):
+    with pytest.raises(ConfigurationError, match=r"'query' names no linear layer: .* k_proj, o_proj, q_proj"):
         wrapped(target_modules=("query",))
     with pytest.raises(ConfigurationError, match="'lm_head' is the output head"):
         wrapped(target_modules=("q_proj", "lm_head"))

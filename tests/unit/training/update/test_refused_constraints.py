@@ -45,10 +45,10 @@ def test_a_teacher_scores_no_reply_under_a_grammar_or_truncation(kept_to: dict[s
 @pytest.mark.parametrize("truncation", [{"top_k": 5}, {"top_p": 0.9}])
 def test_trl_and_distillation_refuse_truncated_rollouts(truncation: dict[str, Any]) -> None:
     agent = MultiTurnAgent(AgentConfig(**truncation), backend=ScriptedBackend(["ok"]))
-    with pytest.raises(ConfigurationError, match="TRL scores replies over the whole vocabulary"):
+    with pytest.raises(ConfigurationError, match="TRL scores the whole vocabulary"):
         TrlLearnerFactory(TrlSettings()).check(agent, TrainingConfig())
     distilled = TrainingConfig(distillation={"teacher": "tiny"})
-    with pytest.raises(ConfigurationError, match="a teacher scores replies over the whole vocabulary"):
+    with pytest.raises(ConfigurationError, match="a teacher scores the whole vocabulary"):
         LearnerFactory().check(agent, distilled)
     LearnerFactory().check(agent, TrainingConfig())
 

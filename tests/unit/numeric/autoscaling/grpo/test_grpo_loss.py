@@ -130,7 +130,7 @@ def test_an_action_without_a_reward_takes_no_part() -> None:
     assert float(GRPOLoss()(**broken)[0]) == pytest.approx(float(GRPOLoss()(**fewer)[0]))
     with pytest.raises(ConfigurationError, match="no reward is a finite number"):
         GRPOLoss()(**{**given, "rewards": torch.full((12,), math.inf)})
-    with pytest.raises(ValueError, match="rewards must have the shape of log_probs"):
+    with pytest.raises(ValueError, match="rewards must be shaped as log_probs"):
         GRPOLoss()(**{**given, "rewards": given["rewards"].reshape(3, 4)})
 
 

@@ -177,6 +177,8 @@ class ChatBody(Closed):
         default=None, description="its conversation_id names the conversation likewise, before user"
     )
     store: bool | None = Field(default=None, description="without effect, as those below")
+    reasoning_effort: Text | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
     service_tier: Text | None = None
     safety_identifier: Text | None = None
     prompt_cache_key: Text | None = None

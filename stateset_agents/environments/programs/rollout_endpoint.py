@@ -30,7 +30,7 @@ from stateset_agents.backends.dialects.request import (
     stream_events,
 )
 from stateset_agents.backends.dialects.responses import Responses
-from stateset_agents.core.chat.history import KnownConversations, SentConversation
+from stateset_agents.core.chat.history import KnownConversations, SentConversation, num_replies
 from stateset_agents.core.environment import ReplyLimits
 from stateset_agents.runtime.http_guard import HttpGuard
 from stateset_agents.runtime.http_server import listen
@@ -94,6 +94,8 @@ class RolloutSession:
         self._answered = KnownConversations[SentConversation]()
         self._waiting: asyncio.Queue[_Request] = asyncio.Queue()
         self._current: _Request | None = None
+        self._num_ids = 0
+        """Number of the next reply's calls at the least: clients with sub-agents take an id for one call."""
         self._over: ApiError | None = None
 
     @property
@@ -126,6 +128,10 @@ class RolloutSession:
         if current is None or current.answer.done():
             raise RuntimeError("no request waits for an answer")
         sent = as_sent(reply)
+        number = max(self._num_ids, num_replies(current.request.messages))
+        self._num_ids = number + 1
+        calls = (replace(call, id=f"call_{number}_{n}") for n, call in enumerate(sent.tool_calls))
+        sent = replace(sent, tool_calls=tuple(calls))
         conversation_as_sent = (*current.request.messages, sent)
         self._answered.add(SentConversation((*current.conversation, reply), conversation_as_sent))
         answer = Answer(model=current.request.model or _MODEL, message=sent, finish_reason="stop")

@@ -114,6 +114,20 @@ async def test_a_client_may_give_calls_ids_of_its_own():
         assert [message.tool_call_id for message in asked.messages] == ["call_0_0"]
 
 
+async def test_calls_of_several_rows_have_ids_of_their_own_and_results_find_them():
+    async with talking() as talk:
+        call = said('<tool_call>{"name": "look", "arguments": {}}</tool_call>')
+        other = [{"role": "user", "content": "you are another agent"}]
+        ids = []
+        for messages in (HELLO, other):
+            _, answer = await talk.say(messages, call, tools=[LOOK])
+            ids.append(answer.choices[0].message.tool_calls[0].id)
+        assert ids == ["call_0_0", "call_1_0"]  # OpenAI's Agents SDK ends a run in which one occurs twice
+        result = {"role": "tool", "tool_call_id": ids[1], "content": "shipped"}
+        asked, _ = await talk.say([*other, answer.choices[0].message, result], said("ok"), tools=[LOOK])
+        assert [message.tool_call_id for message in asked.messages] == ["call_0_0"]  # as it was sampled
+
+
 async def test_a_call_that_cannot_be_read_is_words_as_it_was_written():
     async with talking() as talk:
         text = "Wait. <tool_call>{broken</tool_call>"

@@ -71,6 +71,12 @@ class RecordedTurn:
     turn opens a row."""
     is_summary: bool = False
     """True if the agent wrote the turn for itself."""
+    constraint: Mapping[str, str] | None = None
+    """The kind and the digest of the grammar that it was sampled under."""
+    forced: int = 0
+    """Sampled tokens that do not train; see `Completion.forced`."""
+    sampling_mask: Mapping[str, Sequence[int]] | None = None
+    """What top-k and top-p kept: `token_ids`, and `counts` of them for each token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

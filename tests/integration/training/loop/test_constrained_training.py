@@ -15,6 +15,8 @@ from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.chat.replies.thoughts import read_reasoned
 from stateset_agents.core.reward import reward_function
 from stateset_agents.environments.problems.arithmetic import ArithmeticProblems
+from stateset_agents.tracking.run_folder import RunFolder
+from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 from stateset_agents.types.trajectory import Trajectory
@@ -79,6 +81,9 @@ async def test_first_replies_call_and_the_update_s_ratio_is_one(tmp_path: Path) 
         assert 0 < line["tokens/forced"] < line["tokens/agent"]
     events = lines_of(tmp_path, "events.jsonl")
     grammars = {event["digest"]: event for event in events if event.get("event") == "grammar"}
+    log = RunLog(RunFolder(next((tmp_path / "runs").iterdir())))
+    read = [turn.constraint for one in log.rollouts() for turn in one.turns]
+    assert {constraint["digest"] for constraint in read if constraint} == set(grammars)
     played = [line for line in rollouts if "turns" in line]
     assert len(grammars) == 1
     card = card_of(tmp_path)

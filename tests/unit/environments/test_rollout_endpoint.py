@@ -483,6 +483,14 @@ async def test_what_a_request_wants_of_its_reply_is_the_same_in_every_dialect(sp
         assert (status, "parallel_tool_calls cannot be false in training" in str(data)) == (400, True)
 
 
+async def test_stop_strings_end_words_and_no_call_that_has_to_come():
+    async with talking() as talk:  # smolagents' ToolCallingAgent sends both
+        for choice, stop in (("auto", ("Observation:",)), ("required", ())):
+            fields = {"tools": [LOOK], "tool_choice": choice, "stop": "Observation:"}
+            asked, _ = await talk.say(HELLO, said("ok"), **fields)
+            assert asked.limits.stop == stop
+
+
 @SPEAKERS
 async def test_a_retry_gets_the_one_answer_in_every_dialect(speaker):
     async with posting() as post:

@@ -254,6 +254,7 @@ def _turn_record(turn: Turn, earned: float | None) -> dict[str, Any]:
         record["is_summary"] = True
     if (constraint := turn.completion.constraint) is not None:
         record["constraint"] = {"kind": constraint.kind, "digest": constraint.digest}
+    if constraint is not None or turn.completion.forced:
         record["forced"] = sum(turn.completion.forced)
     if (mask := turn.completion.sampling_mask) is not None:
         record["sampling_mask"] = {"token_ids": mask.token_ids.tolist(), "counts": mask.counts.tolist()}

@@ -86,10 +86,11 @@ class RolloutSession:
     lost (a retry) gets the same.
     """
 
-    def __init__(self, id: str, url: str) -> None:
+    def __init__(self, id: str, url: str, *, untrained: Collection[str] = ()) -> None:
         self.id = id
         self.url = url
         """The client's base URL."""
+        self._untrained = untrained
         self._requests: list[_Request] = []
         self._answered = KnownConversations[SentConversation]()
         self._waiting: asyncio.Queue[_Request] = asyncio.Queue()
@@ -119,6 +120,7 @@ class RolloutSession:
                 tool_choice=current.request.tool_choice,
                 answer_schema=current.request.answer_schema,
                 is_requested=True,
+                trains=current.request.model not in self._untrained,
             ),
         )
 
@@ -205,9 +207,10 @@ def _warn_of_sampling(name: str) -> None:
 class RolloutServer:
     """Rollouts of one event loop behind one port of this machine; it listens while any is open."""
 
-    def __init__(self, *, ignore: Collection[str] = ()) -> None:
-        """`ignore`: fields of requests that count as absent."""
+    def __init__(self, *, ignore: Collection[str] = (), untrained: Collection[str] = ()) -> None:
+        """`ignore`: fields of requests that count as absent; `untrained`: models that do not train."""
         self._ignore = frozenset(ignore)
+        self._untrained = frozenset(untrained)
         self._responses = Responses(max_stored=_MAX_STORED)
         self._rollouts: dict[str, RolloutSession] = {}
         self._runner: web.AppRunner | None = None
@@ -224,7 +227,8 @@ class RolloutServer:
                 self._runner = await self._start()
             port = self._runner.addresses[0][1]
             id = secrets.token_urlsafe(12)
-            rollout = RolloutSession(id, f"http://127.0.0.1:{port}/rollouts/{id}/v1")
+            url = f"http://127.0.0.1:{port}/rollouts/{id}/v1"
+            rollout = RolloutSession(id, url, untrained=self._untrained)
             self._rollouts[id] = rollout
             return rollout
 

@@ -16,18 +16,21 @@ set_tracing_disabled(True)  # traces go to OpenAI
 
 status_agent = Agent(
     name="Status",
+    model="desk",
     handoff_description="Looks orders up",
     instructions=shop.instructions,
     tools=[function_tool(shop.get_order)],
 )
 cancel_agent = Agent(
     name="Cancel",
+    model="desk",
     handoff_description="Cancels orders",
     instructions=shop.instructions,
     tools=[function_tool(shop.get_order), function_tool(shop.cancel_order)],
 )
 triage_agent = Agent(
     name="Triage",
+    model="triage",
     instructions="shop desk. get a human.",
     handoffs=[
         handoff(status_agent, input_filter=handoff_filters.remove_all_tools),

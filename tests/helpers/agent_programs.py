@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import json
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,7 +25,7 @@ from stateset_agents.training.components import make_environment, make_reward
 from stateset_agents.training.experiment import load_experiment
 from stateset_agents.types.trajectory import Trajectory
 
-__all__ = ["FOLDER", "NAMES", "Played", "play", "started_warm"]
+__all__ = ["FOLDER", "NAMES", "Played", "play", "started_warm", "train"]
 
 FOLDER = ROOT / "examples" / "agents"
 NAMES = tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
@@ -80,6 +83,20 @@ async def play(
             groups = await engine.rollout(environment.scenarios("train")[:num_scenarios], seed=0, step=0)
     talks = [talk for group in groups for talk in group.trajectories]
     return Played(talks, refused, time.monotonic() - began, paths)
+
+
+def train(name: str, folder: Path, command: Sequence[str]) -> tuple[float, float]:
+    """Train as its YAML file says, with `command` for the file's; held-out success before and after."""
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "stateset_agents", "train", str(FOLDER / f"{name}.yaml")),
+            *("--output-dir", str(folder), "--set", f"environment.command={json.dumps(command)}"),
+        ],
+        check=True,
+    )
+    (summary,) = folder.glob("*/summary.json")
+    measured = json.loads(summary.read_text())
+    return measured["before"]["success"], measured["after"]["success"]
 
 
 @contextmanager

@@ -1,16 +1,17 @@
 """The agent programs of examples/agents, as their libraries' documentation writes them, play and get better.
 
-make test-agents                                           # some conversations of each
-AGENT_CONVERSATIONS=64 make test-agents                    # as docs/agent-programs.md tells
-make test-agents PYTEST_ARGS="-k 'gets_better and chat'"   # a training
+make test-agents                                                # some conversations of each
+AGENT_CONVERSATIONS=64 make test-agents                         # as docs/agent-programs.md tells
+AGENT_TRAININGS="agno_agent" make test-agents PYTEST_ARGS="-k gets_better"   # of each that is named
 """
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
-from agent_programs import NAMES, play, started_warm
+from agent_programs import NAMES, play, started_warm, train
 
 from stateset_agents.types.trajectory import Status, Trajectory
 
@@ -42,3 +43,13 @@ async def test_a_program_of_a_library_is_a_conversation_without_a_refused_reques
         assert talk.status is Status.TERMINATED
         assert talk.reward is not None
         assert_trained_as_sampled(talk)
+
+
+if names := os.environ.get("AGENT_TRAININGS", "").split():  # ten minutes each
+
+    @pytest.mark.parametrize("name", names)
+    def test_a_program_gets_better_by_training(tmp_path: Path, name: str) -> None:
+        with started_warm(name) as command:
+            before, after = train(name, tmp_path, command)
+        print(f"{name}: success {before:.1%} before, {after:.1%} after")
+        assert after >= before + 0.2

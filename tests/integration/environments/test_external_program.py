@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 from engines import make_engine
 from programs import program
 from repository_paths import ROOT
@@ -427,7 +426,7 @@ async def test_a_sub_agent_by_its_model_is_answered_and_not_trained(tmp_path, un
     async with trainer:
         model = (await trainer.train()).backend.model
     before = tiny_model("llama").state_dict()
-    changed = any(not torch.equal(before[name], weight) for name, weight in model.state_dict().items())
+    changed = any(bool((before[name] != weight).any()) for name, weight in model.state_dict().items())
     assert changed is (len(untrained) < 2)
     log = RunLog(trainer.run)
     talks = [trajectory_of(one) for one in log.rollouts()]

@@ -86,7 +86,7 @@ async def play(
 
 
 def train(name: str, folder: Path, command: Sequence[str]) -> tuple[float, float]:
-    """Train as its YAML file says, with `command` for the file's; held-out success before and after."""
+    """Train as its YAML file says, with `command` for the file's; greedy success before and after."""
     subprocess.run(
         [
             *(sys.executable, "-m", "stateset_agents", "train", str(FOLDER / f"{name}.yaml")),
@@ -96,7 +96,7 @@ def train(name: str, folder: Path, command: Sequence[str]) -> tuple[float, float
     )
     (summary,) = folder.glob("*/summary.json")
     measured = json.loads(summary.read_text())
-    return measured["before"]["success"], measured["after"]["success"]
+    return measured["before"]["greedy"], measured["after"]["greedy"]
 
 
 @contextmanager

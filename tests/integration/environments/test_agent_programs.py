@@ -51,5 +51,5 @@ if names := os.environ.get("AGENT_TRAININGS", "").split():  # ten minutes each
     def test_a_program_gets_better_by_training(tmp_path: Path, name: str) -> None:
         with started_warm(name) as command:
             before, after = train(name, tmp_path, command)
-        print(f"{name}: success {before:.1%} before, {after:.1%} after")
+        print(f"{name}: greedy success {before:.1%} before, {after:.1%} after")
         assert after >= before + 0.2

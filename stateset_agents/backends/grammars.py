@@ -11,6 +11,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from string import punctuation
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -85,6 +86,8 @@ class Joins:
     """The token of a single space."""
     spelled: Sequence[int]
     """The tokens of a joiner that is written byte by byte."""
+    opens: Sequence[bool]
+    """[V] True for a token behind whose text a joiner may stand."""
 
 
 class JoiningMatcher(Matcher):
@@ -99,6 +102,8 @@ class JoiningMatcher(Matcher):
         self._stop_ids = list(stop_ids)
         self._written = 0
         """Bytes of a joiner that stand there; all of them: the next token's first space is none."""
+        self._opens = False
+        """True where a joiner may come; elsewhere a reply could be nothing but joiners."""
 
     def allowed(self) -> Packed:
         import numpy as np
@@ -114,19 +119,19 @@ class JoiningMatcher(Matcher):
         else:
             allowed[:size] = bits[:size]
             bits[self._stop_ids] = 0
-            allowed[joins.spelled[0]] = bits[:size].any()
+            allowed[joins.spelled[0]] = self._opens and bits[:size].any()
         return np.packbits(allowed, bitorder="little").view(np.int32)
 
     def advance(self, token: int) -> None:
         joins = self._joins
         is_joined = self._written == len(joins.spelled)
         if is_joined and token == joins.space:
-            self._written = 0
+            self._written, self._opens = 0, False
         elif not is_joined and token == joins.spelled[self._written]:
             self._written += 1
         else:
             super().advance(token + len(joins.waits) * is_joined)
-            self._written = len(joins.spelled) * joins.waits[token]
+            self._written, self._opens = len(joins.spelled) * joins.waits[token], joins.opens[token]
 
 
 def only_token(mask: Packed) -> int | None:
@@ -249,10 +254,13 @@ class Grammars:
                 "model's rewrites it: use another model, such as package:smollm2"
             )
         control: Mapping[str, int] = getattr(self._tokenizer, "control", {})
+        encode = self._tokenizer.encode
+        marks = [mark for mark in punctuation if joiner in plain.decode_bytes(encode(f"{mark}x"))]
         self._joins = Joins(
             waits=[text.endswith(joiner) for text in texts],
             space=texts.index(b" "),
             spelled=[texts.index(bytes([byte])) for byte in joiner],
+            opens=[text.endswith(tuple(map(str.encode, marks))) for text in texts],
         )
         texts = [text.replace(joiner + b" ", b"").removesuffix(joiner) for text in texts]
         texts[self._joins.spelled[0]] = b""  # it begins a joiner, and no other character

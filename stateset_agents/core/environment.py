@@ -222,6 +222,8 @@ class ReplyLimits:
     """The tools that a constrained reply may call, where the prompt lists others; None: those it lists."""
     is_requested: bool = False
     """True where a client's request asks for it: then it holds whatever `AgentConfig.constrain` says."""
+    trains: bool = True
+    """False: the reply is recorded, and no update learns from it."""
 
 
 class Conversation(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -129,7 +130,7 @@ def settings_from(
 
 def absolute_paths(value: Any, base: Path) -> Any:
     """The value with its paths made absolute, however deep they stand: texts that start with ./ or ../, and
-    names of code such as "shop:make" where `base` holds shop.py."""
+    names of code such as "shop:make" where `base` holds shop.py. Links stay: `.venv/bin/python` is one."""
     if isinstance(value, list):
         return [absolute_paths(item, base) for item in value]
     if isinstance(value, dict):
@@ -137,7 +138,7 @@ def absolute_paths(value: Any, base: Path) -> Any:
     if not isinstance(value, str) or "\n" in value:
         return value
     is_path = value.startswith(("./", "../")) or is_code_below(value, base)
-    return str((base / value).resolve()) if is_path else value
+    return os.path.abspath(base / value) if is_path else value
 
 
 def _refuse_bombs(root: yaml.Node, of: str) -> None:

@@ -75,7 +75,7 @@ class RecordedTurn:
     """The grammar's kind and digest, whose text is in events.jsonl, and the reply's limit; None: a free
     one."""
     forced: int = 0
-    """Tokens beside which the grammar allowed no other."""
+    """Sampled tokens that do not train; see `Completion.forced`."""
     sampling_mask: Mapping[str, Sequence[int]] | None = None
     """What top-k and top-p kept: `token_ids`, and `counts` for each token; None: all."""
 

@@ -255,6 +255,7 @@ def _turn_record(turn: Turn, earned: float | None) -> dict[str, Any]:
     if (constraint := turn.completion.constraint) is not None:
         kept_to = {name: getattr(constraint, name) for name in ("kind", "digest", "limit", "raised")}
         record["constraint"] = kept_to
+    if constraint is not None or turn.completion.forced:
         record["forced"] = sum(turn.completion.forced)
     if (mask := turn.completion.sampling_mask) is not None:
         record["sampling_mask"] = {"token_ids": mask.token_ids.tolist(), "counts": mask.counts.tolist()}

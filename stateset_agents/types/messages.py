@@ -425,8 +425,8 @@ class Completion:
     stop: str | None = field(default=None, compare=False)
     """The string of `SamplingParams.stop` that ended it; None where none did."""
     forced: tuple[bool, ...] = ()
-    """[T] True for a token beside which the constraint allowed no other: its log-prob is 0, whatever the
-    policy, so it does not train; empty where no token is."""
+    """[T] True for a token that does not train: the constraint allowed no other, so that its log-prob is 0
+    whatever the policy, or `ReplyLimits.trains` is False; empty where all do."""
     sampling_mask: SamplingMask | None = None
     """What top-k and top-p kept, where it was asked for and they may have left tokens out."""
     begun: float | None = field(default=None, compare=False)

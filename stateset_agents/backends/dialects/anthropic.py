@@ -189,12 +189,13 @@ class Messages:
     def read(self, data: Any, client: str, *, ignore: Collection[str] = ()) -> MessageExchange:
         """See `Dialect.read`."""
         body = validated(self.body, data, ignore)
+        must_call = body.tool_choice is not None and body.tool_choice.type in ("any", "tool")
         sampling = without_nulls(
             temperature=body.temperature,
             top_p=body.top_p,
             top_k=body.top_k,
             max_tokens=body.max_tokens,
-            stop=tuple(body.stop_sequences) if body.stop_sequences else None,
+            stop=tuple(body.stop_sequences) if body.stop_sequences and not must_call else None,
         )
         user = (body.metadata and body.metadata.user_id) or ""
         return MessageExchange(_request(body, stream=bool(body.stream), sampling=sampling, user=user))

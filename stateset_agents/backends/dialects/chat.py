@@ -180,6 +180,8 @@ class ChatBody(Closed):
         default=None, description="its conversation_id names the conversation likewise, before user"
     )
     store: bool | None = Field(default=None, description="without effect, as those below")
+    reasoning_effort: Text | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
     service_tier: Text | None = None
     safety_identifier: Text | None = None
     prompt_cache_key: Text | None = None
@@ -207,6 +209,8 @@ class ChatCompletions:
         tools = [function_tool(tool.name, tool.description, tool.parameters) for tool in offered]
         lengths = [length for length in (body.max_tokens, body.max_completion_tokens) if length is not None]
         stop = (body.stop,) if isinstance(body.stop, str) else body.stop
+        named = body.tool_choice.function.name if isinstance(body.tool_choice, ChosenTool) else None
+        choice = named or str(body.tool_choice or "auto")
         options = body.stream_options
         request = ChatRequest(
             messages=read_messages((f"messages[{n}]", item) for n, item in enumerate(data["messages"])),
@@ -218,19 +222,13 @@ class ChatCompletions:
                 top_p=body.top_p,
                 top_k=body.top_k,
                 max_tokens=min(lengths, default=None),
-                stop=tuple(stop) if stop else None,
+                stop=tuple(stop) if stop and choice in ("auto", "none") else None,  # it ends words
                 seed=body.seed,
             ),
             num_choices=body.n or 1,
             logprobs=bool(body.logprobs),
             single_call=body.parallel_tool_calls is False,
-            tool_choice=read_choice(
-                body.tool_choice.function.name
-                if isinstance(body.tool_choice, ChosenTool)
-                else body.tool_choice or "auto",
-                tools,
-                is_name=isinstance(body.tool_choice, ChosenTool),
-            ),
+            tool_choice=read_choice(choice, tools, is_name=named is not None),
             answer_schema=format_schema(body.response_format),
             user=body.user or "",
             metadata=body.metadata or {},

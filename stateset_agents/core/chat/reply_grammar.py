@@ -218,7 +218,7 @@ class ReplyGrammar:
     def _words(self, frame: CallFrame | None, answer: AnswerFormat) -> list[str]:
         """The rules of a reply that calls nothing; `frame`: of the calls that it may not look like."""
         if answer.schema is not None:
-            return [f"words: %json {json.dumps(dict(answer.schema))}"]
+            return [f"words: {_json(answer.schema)}"]
         if answer.between is not None:
             begin, end = answer.between  # words are ordinary text, whatever control tokens there are
             rest = _UNTAGGED if begin.startswith("<") else _ANY
@@ -247,10 +247,8 @@ class ReplyGrammar:
                 rest = rest.replace(_NAME, function["name"])  # some name the tool twice
                 rules += [f"{label}: {self._literal(function['name'])} ({rest})", *more]
                 continue
-            item, key = frame.separators
-            layout = {"whitespace_flexible": False, "item_separator": item, "key_separator": key}
-            written = json.dumps({**schema, "x-guidance": layout})
-            rules.append(f"{label}: {self._literal(function['name'] + frame.between)} %json {written}")
+            written = _json(schema, frame.separators)
+            rules.append(f"{label}: {self._literal(function['name'] + frame.between)} {written}")
         rules.append(f"call: {self._literal(frame.before)} first {self._literal(frame.after)}")
         if frame.joint is None or not parallel:
             return [*rules, "more: ", "calls: call"]
@@ -329,6 +327,12 @@ class ReplyGrammar:
 def _kind(answer: AnswerFormat) -> ConstraintKind:
     """Of a reply in words."""
     return "json" if answer.schema is not None else "text" if answer.is_free else "format"
+
+
+def _json(schema: Mapping[str, Any], separators: tuple[str, str] = _SEPARATORS[0]) -> str:
+    """JSON of a schema, with no white space of a model's own: it could write that to its limit."""
+    layout = {"whitespace_flexible": False, "item_separator": separators[0], "key_separator": separators[1]}
+    return f"%json {json.dumps({**schema, 'x-guidance': layout})}"
 
 
 def _call(arguments: Mapping[str, Any]) -> ToolCall:

@@ -271,6 +271,8 @@ async def _converse(
             limits = None if prompt.asks_summary else getattr(conversation, "reply_limits", None)
             limits = limits or ReplyLimits()
             completion = await speaker.reply(prompt, turn=len(turns), limits=limits)
+            if not limits.trains:
+                completion = replace(completion, forced=(True,) * len(completion.token_ids))
         except ContextLengthExceeded as error:
             if not turns:
                 raise EnvironmentFailure(

@@ -157,6 +157,7 @@ class ExternalProgram:
         verdict: Literal["stdout"] | Mapping[int, bool] | None = None,
         max_turns: int = 20,
         ignore: Sequence[str] = (),
+        untrained: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         cwd: str | Path | None = None,
         local: bool = False,
@@ -173,6 +174,7 @@ class ExternalProgram:
             max_turns: Maximum replies of the agent.
             ignore: Fields of requests that count as absent, such as "max_tokens", which would bound the
                 reply, or "logit_bias", which would be refused.
+            untrained: Sub-agents that are answered and not trained, by the `model` that their requests name.
             env: Variables of the program besides this process's own.
             cwd: The folder it runs in.
             local: Say True where its words depend on the scenario, the seed and the replies alone, so that a
@@ -184,8 +186,9 @@ class ExternalProgram:
             )
         if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:
             raise ConfigurationError(f"max_turns must be a whole number from 1 on, got {max_turns!r:.60}")
-        if isinstance(ignore, str):
-            raise ConfigurationError(f"ignore must be a list of fields, got {ignore!r}: write [{ignore!r}]")
+        for name, value in (("ignore", ignore), ("untrained", untrained)):
+            if isinstance(value, str):
+                raise ConfigurationError(f"{name} must be a list of names, got {value!r}: write [{value!r}]")
         if cwd is not None and not Path(cwd).is_dir():
             raise ConfigurationError(f"cwd {str(cwd)!r} is no folder")
         _expect_program(command[0], cwd)
@@ -193,7 +196,7 @@ class ExternalProgram:
         self._command = tuple(command)
         self._verdict = _checked_verdict(verdict)
         self._max_turns = max_turns
-        self._ignore = frozenset(ignore)
+        self._ignore, self._untrained = tuple(ignore), tuple(untrained)
         self._env = dict(env or {})
         self._cwd = None if cwd is None else Path(cwd)
         self._scenarios = tuple(read_any_scenarios(scenarios))
@@ -212,7 +215,7 @@ class ExternalProgram:
         stdin = _stdin_line(scenario, seed)
         loop = asyncio.get_running_loop()
         if loop not in self._servers:
-            self._servers[loop] = RolloutServer(ignore=self._ignore)
+            self._servers[loop] = RolloutServer(ignore=self._ignore, untrained=self._untrained)
         server = self._servers[loop]
         rollout = await server.open()
         process = None

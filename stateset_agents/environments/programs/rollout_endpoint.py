@@ -30,7 +30,7 @@ from stateset_agents.backends.dialects.request import (
     stream_events,
 )
 from stateset_agents.backends.dialects.responses import Responses
-from stateset_agents.core.chat.history import KnownConversations, SentConversation
+from stateset_agents.core.chat.history import KnownConversations, SentConversation, num_replies
 from stateset_agents.core.environment import ReplyLimits
 from stateset_agents.runtime.http_guard import HttpGuard
 from stateset_agents.runtime.http_server import listen
@@ -86,14 +86,17 @@ class RolloutSession:
     lost (a retry) gets the same.
     """
 
-    def __init__(self, id: str, url: str) -> None:
+    def __init__(self, id: str, url: str, *, untrained: Collection[str] = ()) -> None:
         self.id = id
         self.url = url
         """The client's base URL."""
+        self._untrained = untrained
         self._requests: list[_Request] = []
         self._answered = KnownConversations[SentConversation]()
         self._waiting: asyncio.Queue[_Request] = asyncio.Queue()
         self._current: _Request | None = None
+        self._num_ids = 0
+        """Number of the next reply's calls at the least: clients with sub-agents take an id for one call."""
         self._over: ApiError | None = None
 
     @property
@@ -117,6 +120,7 @@ class RolloutSession:
                 tool_choice=current.request.tool_choice,
                 answer_schema=current.request.answer_schema,
                 is_requested=True,
+                trains=current.request.model not in self._untrained,
             ),
         )
 
@@ -126,6 +130,10 @@ class RolloutSession:
         if current is None or current.answer.done():
             raise RuntimeError("no request waits for an answer")
         sent = as_sent(reply)
+        number = max(self._num_ids, num_replies(current.request.messages))
+        self._num_ids = number + 1
+        calls = (replace(call, id=f"call_{number}_{n}") for n, call in enumerate(sent.tool_calls))
+        sent = replace(sent, tool_calls=tuple(calls))
         conversation_as_sent = (*current.request.messages, sent)
         self._answered.add(SentConversation((*current.conversation, reply), conversation_as_sent))
         answer = Answer(model=current.request.model or _MODEL, message=sent, finish_reason="stop")
@@ -199,9 +207,10 @@ def _warn_of_sampling(name: str) -> None:
 class RolloutServer:
     """Rollouts of one event loop behind one port of this machine; it listens while any is open."""
 
-    def __init__(self, *, ignore: Collection[str] = ()) -> None:
-        """`ignore`: fields of requests that count as absent."""
+    def __init__(self, *, ignore: Collection[str] = (), untrained: Collection[str] = ()) -> None:
+        """`ignore`: fields of requests that count as absent; `untrained`: models that do not train."""
         self._ignore = frozenset(ignore)
+        self._untrained = frozenset(untrained)
         self._responses = Responses(max_stored=_MAX_STORED)
         self._rollouts: dict[str, RolloutSession] = {}
         self._runner: web.AppRunner | None = None
@@ -218,7 +227,8 @@ class RolloutServer:
                 self._runner = await self._start()
             port = self._runner.addresses[0][1]
             id = secrets.token_urlsafe(12)
-            rollout = RolloutSession(id, f"http://127.0.0.1:{port}/rollouts/{id}/v1")
+            url = f"http://127.0.0.1:{port}/rollouts/{id}/v1"
+            rollout = RolloutSession(id, url, untrained=self._untrained)
             self._rollouts[id] = rollout
             return rollout
 

@@ -117,7 +117,7 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
             "tokens/environment": float(tokens - agent),
             "tokens/per_turn": agent / max(1, num_turns),
         }
-        if any(turn.completion.constraint for t in played for turn in t.turns):
+        if any(turn.completion.constraint or turn.completion.forced for t in played for turn in t.turns):
             metrics["tokens/forced"] = float(agent - sum(t.num_trained for t in played))
     if branches := [branch for group in groups for branch in group.branches]:
         metrics |= {

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stateset_agents.training.update.batch import trained_turns
+from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.trajectory import Trajectory
 
 
@@ -73,6 +74,8 @@ def trl_rows(
         raise ValueError(
             f"{trajectory.num_agent_tokens} agent tokens need an advantage each, got {len(advantages)}"
         )
+    if any(turn.completion.forced for turn in trajectory.turns):
+        raise ConfigurationError("TRL trains every reply: take `untrained` out of the environment")
     sizes = (len(turn.completion.token_ids) for turn in trajectory.turns)
     firsts = list(itertools.accumulate(sizes, initial=0))
     rows = trajectory.rows

@@ -22,10 +22,12 @@ import subprocess
 import sys
 import tempfile
 import types
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-__all__ = ["program_id", "start", "stop", "warm_python"]
+__all__ = ["of_another", "program_id", "start", "stop", "warm_python"]
 
 _ADDRESS = "WARM_PYTHON"
 _MODULES = (
@@ -53,14 +55,17 @@ def program_id(pid: int) -> int:
 
 def start() -> subprocess.Popen[bytes]:
     """Called once in a session, by conftest.py; workers inherit the address."""
-    folder = tempfile.mkdtemp(prefix="warm-python-")
-    os.environ[_ADDRESS] = str(Path(folder, "socket"))
+    os.environ[_ADDRESS] = str(Path(tempfile.mkdtemp(prefix="warm-python-"), "socket"))
+    return _start(os.environ[_ADDRESS], sys.executable, _MODULES)
+
+
+def _start(address: str, python: str, modules: Sequence[str]) -> subprocess.Popen[bytes]:
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(os.environ[_ADDRESS])
+    listener.bind(address)
     listener.listen(64)
     with listener:
         return subprocess.Popen(
-            [sys.executable, __file__, str(listener.fileno())],
+            [python, __file__, str(listener.fileno()), *modules],
             pass_fds=[listener.fileno()],
             stdin=subprocess.PIPE,  # its end is the session's
             env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
@@ -73,6 +78,17 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     address = Path(os.environ.pop(_ADDRESS))
     address.unlink()
     address.parent.rmdir()
+
+
+@contextmanager
+def of_another(python: Path, modules: Sequence[str]) -> Iterator[list[str]]:
+    """What `warm_python` returns, of another Python, with these modules imported, while open."""
+    with tempfile.TemporaryDirectory(prefix="warm-python-") as folder:
+        process = _start(f"{folder}/socket", str(python), modules)
+        try:
+            yield [*warm_python()[:-1], f"{folder}/socket"]
+        finally:
+            process.communicate()
 
 
 # ------------------------------------------------------------------------------ the process that forks
@@ -175,7 +191,7 @@ class _Programs:
 
 @cache
 def _import_all() -> None:
-    for name in _MODULES:
+    for name in sys.argv[2:]:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()

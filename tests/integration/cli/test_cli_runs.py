@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,10 @@ def test_only_paths_are_resolved(tmp_path: Path) -> None:
         "reward": "environment",
         "training": {"output_dir": "./runs"},
     }
+    (tmp_path / "python").symlink_to(sys.executable)
+    data = {"environment": {"command": ["./python", "-i"]}}
+    resolve_paths(data, tmp_path)
+    assert data == {"environment": {"command": [f"{tmp_path}/python", "-i"]}}  # one of a virtual environment
     for name in ("shop:Shop", "stall:Stall"):
         data = {"environment": {"name": name}, "reward": name}
         resolve_paths(data, tmp_path)

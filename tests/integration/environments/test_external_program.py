@@ -397,6 +397,47 @@ async def test_a_program_that_edits_asks_twice_at_once_and_changes_tools_trains(
         assert sum(sum(row.action_mask) for row in talk.rows) == talk.num_agent_tokens
 
 
+SUB_AGENTS = """
+asked = {}
+def ask(model, text):
+    messages[:] = []
+    asked[model] = say(text, model=model)
+ask("guard", task["opening"])
+ask("desk", task["opening"] + " please")
+end(reward=float(len(asked["desk"]) % 3))
+"""
+
+
+@pytest.mark.parametrize("untrained", [(), ("guard",), ("guard", "desk")])
+async def test_a_sub_agent_by_its_model_is_answered_and_not_trained(tmp_path, untrained):
+    environment = ExternalProgram(
+        program(tmp_path, SUB_AGENTS), TASKS, verdict="stdout", untrained=list(untrained)
+    )
+    trainer = make_trainer(
+        tmp_path,
+        environment=environment,
+        reward=EnvironmentReward(),
+        max_steps=1,
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=1,
+        num_generations=4,
+        use_reference_model=False,
+    )
+    async with trainer:
+        model = (await trainer.train()).backend.model
+    before = tiny_model("llama").state_dict()
+    changed = any(bool((before[name] != weight).any()) for name, weight in model.state_dict().items())
+    assert changed is (len(untrained) < 2)
+    log = RunLog(trainer.run)
+    talks = [trajectory_of(one) for one in log.rollouts()]
+    said = {"guard": 0, "desk": 0}
+    for talk in talks:
+        for name, turn in zip(said, talk.turns, strict=True):
+            said[name] += len(turn.completion.token_ids)
+    (line,) = log.metrics()
+    assert line.values.get("tokens/forced", 0) == sum(said[name] for name in untrained)
+
+
 async def test_branches_are_refused(tmp_path):
     environment = ExternalProgram(program(tmp_path, "say('hi'); say('more')"), TASKS)
     with pytest.raises(ConfigurationError, match="cannot be forked"):
@@ -413,6 +454,7 @@ async def test_branches_are_refused(tmp_path):
         ({"verdict": "exit"}, "verdict must be"),
         ({"verdict": {0: 1}}, "verdict must be"),
         ({"ignore": "temperature"}, "write ['temperature']"),
+        ({"untrained": "guard"}, "write ['guard']"),
         ({"cwd": "nowhere"}, "cwd 'nowhere' is no folder"),
         ({"scenarios": []}, "scenarios is empty"),
     ],

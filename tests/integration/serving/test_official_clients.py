@@ -188,6 +188,7 @@ async def test_a_script_of_chat_completions() -> None:
             *({}, {"n": 2}, {"max_tokens": 2}, {"max_completion_tokens": 2}, {"stop": "l"}, {"seed": 3}),
             *({"logprobs": True}, {"temperature": 0.5, "top_p": 0.9}, {"tools": tools}, {"user": "u"}),
             *({"tools": tools, "tool_choice": "none"}, {"metadata": {"a": "b"}}, {"store": False}),
+            {"reasoning_effort": "low", "verbosity": "low"},
         ):
             for is_streamed in (False, True):
                 num_calls += 1
@@ -208,7 +209,7 @@ async def test_a_script_of_chat_completions() -> None:
         ]
         assert (await create(model="mine", messages=[*HI, message, *results], tools=tools)).choices
         assert num_calls + 3 >= 25
-        assert it.judge.seen["ChatCompletion"] == 15
+        assert it.judge.seen["ChatCompletion"] == 16
 
 
 async def test_a_script_of_messages() -> None:

@@ -114,6 +114,20 @@ async def test_a_client_may_give_calls_ids_of_its_own():
         assert [message.tool_call_id for message in asked.messages] == ["call_0_0"]
 
 
+async def test_calls_of_several_rows_have_ids_of_their_own_and_results_find_them():
+    async with talking() as talk:
+        call = said('<tool_call>{"name": "look", "arguments": {}}</tool_call>')
+        other = [{"role": "user", "content": "you are another agent"}]
+        ids = []
+        for messages in (HELLO, other):
+            _, answer = await talk.say(messages, call, tools=[LOOK])
+            ids.append(answer.choices[0].message.tool_calls[0].id)
+        assert ids == ["call_0_0", "call_1_0"]  # OpenAI's Agents SDK ends a run in which one occurs twice
+        result = {"role": "tool", "tool_call_id": ids[1], "content": "shipped"}
+        asked, _ = await talk.say([*other, answer.choices[0].message, result], said("ok"), tools=[LOOK])
+        assert [message.tool_call_id for message in asked.messages] == ["call_0_0"]  # as it was sampled
+
+
 async def test_a_call_that_cannot_be_read_is_words_as_it_was_written():
     async with talking() as talk:
         text = "Wait. <tool_call>{broken</tool_call>"
@@ -467,6 +481,14 @@ async def test_what_a_request_wants_of_its_reply_is_the_same_in_every_dialect(sp
             assert asked.limits == wanted
         status, data = await post.ask(speaker, {**first, **speaker.single})
         assert (status, "parallel_tool_calls cannot be false in training" in str(data)) == (400, True)
+
+
+async def test_stop_strings_end_words_and_no_call_that_has_to_come():
+    async with talking() as talk:  # smolagents' ToolCallingAgent sends both
+        for choice, stop in (("auto", ("Observation:",)), ("required", ())):
+            fields = {"tools": [LOOK], "tool_choice": choice, "stop": "Observation:"}
+            asked, _ = await talk.say(HELLO, said("ok"), **fields)
+            assert asked.limits.stop == stop
 
 
 @SPEAKERS

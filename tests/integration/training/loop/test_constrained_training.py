@@ -23,6 +23,7 @@ from stateset_agents.core.reward import EnvironmentReward, reward_function
 from stateset_agents.environments.problems.arithmetic import ArithmeticProblems
 from stateset_agents.environments.programs.external_program import ExternalProgram
 from stateset_agents.evaluation.recorded import trajectory_of
+from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.types.constraint import Constraint
 from stateset_agents.types.errors import ConfigurationError
@@ -89,6 +90,9 @@ async def test_first_replies_call_and_the_update_s_ratio_is_one(tmp_path: Path) 
         assert 0 < line["tokens/forced"] < line["tokens/agent"]
     events = lines_of(tmp_path, "events.jsonl")
     grammars = {event["digest"]: event for event in events if event.get("event") == "grammar"}
+    log = RunLog(RunFolder(next((tmp_path / "runs").iterdir())))
+    read = [turn.constraint for one in log.rollouts() for turn in one.turns]
+    assert {constraint["digest"] for constraint in read if constraint} == set(grammars)
     played = [line for line in rollouts if "turns" in line]
     assert len(grammars) == 1
     card = card_of(tmp_path)

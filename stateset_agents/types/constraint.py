@@ -36,9 +36,15 @@ class Constraint:
     limit: int | None = None
     """Most tokens of the reply, for it ends before; None: it may be cut."""
 
-    raised: tuple[int, float] | None = None
-    """A token and what its logit is raised by at the reply's first token, in nats of the policy's
-    distribution; None: nothing is. See `TrainingConfig.call_bias`."""
+    raised: tuple[tuple[int, ...], float] | None = None
+    """The tokens that open a call, and what the logit of the next one is raised by as long as the reply is
+    those before it, in nats of the policy's distribution; None: nothing is. See `TrainingConfig.call_bias`."""
+
+    def raised_behind(self, token_ids: tuple[int, ...]) -> tuple[int, float]:
+        """The token that is raised behind a reply's first tokens, and by how much: 0.0 where none is."""
+        opener, nats = self.raised or ((), 0.0)
+        place = len(token_ids)
+        return (opener[place], nats) if place < len(opener) and token_ids == opener[:place] else (0, 0.0)
 
     @property
     def digest(self) -> str:

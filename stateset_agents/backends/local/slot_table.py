@@ -233,9 +233,10 @@ class SlotTable:
         """The token whose logit the next token's draw raises, and by how much before the temperature."""
         request = self.requests[slot]
         constraint = None if request is None else request.params.constraint
-        if constraint is None or constraint.raised is None or self.length[slot] != self.prompt[slot]:
+        if constraint is None or constraint.raised is None:
             return None
-        token, nats = constraint.raised
+        reply = self.ids[slot, self.prompt[slot] : self.length[slot]]
+        token, nats = constraint.raised_behind(tuple(reply.tolist()))
         return token, nats * float(self.temperature[slot])
 
     def _append_forced(self, slot: int, request: GenerationRequest) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import regex  # type: ignore[import-untyped]  # it has no types of its own
 
 from stateset_agents.backends.base import Tokenizer
+from stateset_agents.backends.closing import has
 from stateset_agents.backends.grammars import grammars_of, library_version
 from stateset_agents.core.chat.replies.parsing import ReplyParser
 from stateset_agents.core.chat.spelled_arguments import SpelledArguments, escaped, quoted
@@ -162,20 +163,20 @@ class ReplyGrammar:
         return self._constraint(_kind(answer), "words", self._words(None, answer), answer)
 
     def raised(self, constraint: Constraint, nats: float) -> Constraint:
-        """The constraint, where it allows words and calls, with the token that opens a call raised by `nats`.
+        """The constraint, where it allows words and calls, with the tokens that open a call raised by `nats`.
 
         Raises ConfigurationError where something else stands first, in a thought or in front of a call.
         """
         if not nats or constraint.kind != "call_or_words":
             return constraint
-        token = getattr(self.tokenizer, "encode_markup", self.tokenizer.encode)(constraint.opener)[0]
+        opener = getattr(self.tokenizer, "encode_markup", self.tokenizer.encode)(constraint.opener)
         mask = grammars_of(self.tokenizer).matcher(constraint).allowed()
-        if self._opens_thought or not int(mask[token // 32]) >> token % 32 & 1:
+        if self._opens_thought or not has(mask, opener[0]):
             raise ConfigurationError(
                 "call_bias is for a reply's first token, and in this chat template no call begins there: "
                 "leave call_bias at 0, or take another chat_template, such as chatml"
             )
-        return replace(constraint, raised=(token, nats))
+        return replace(constraint, raised=(tuple(opener), nats))
 
     def _constraint(
         self,

@@ -43,8 +43,8 @@ class RolloutSettings(Settings):
     temperature_target: float = 0.7
     """Mean reward from which it cools."""
     call_bias: float = Field(default=0.0, ge=0.0, le=50.0)
-    """Nats added to the logit of the token that opens a call, at the first token of a reply that may call or
-    speak under `AgentConfig.constrain`. It falls to 0 over `call_bias_steps`, and evaluations have none."""
+    """Nats added to the logit of each token that opens a call, at the start of a reply that may call or speak
+    under `AgentConfig.constrain`. They fall to 0 over `call_bias_steps`, and evaluations have none."""
     call_bias_steps: int = Field(default=0, ge=0)
     """Steps from the first on until `call_bias` is 0."""
     max_concurrent: int = Field(default=64, ge=1)

@@ -129,6 +129,15 @@ class MicroBatch:
         return replace(self, **moved)
 
 
+def _raised(completion: Completion) -> Iterator[tuple[int, float]]:
+    """For each token of a reply the one that was raised beside it, and by how much."""
+    ids, constraint = completion.token_ids, completion.constraint
+    opener = constraint.raised[0] if constraint is not None and constraint.raised is not None else ()
+    for place in range(len(ids)):
+        is_near = constraint is not None and place < len(opener)
+        yield constraint.raised_behind(ids[:place]) if is_near else (0, 0.0)
+
+
 def micro_batch(samples: Sequence[Sample], layout: Layout, grammars: Grammars | None = None) -> MicroBatch:
     """The tokens that train in the rows of `layout`, which numbers those of all samples behind one another.
 
@@ -159,8 +168,7 @@ def micro_batch(samples: Sequence[Sample], layout: Layout, grammars: Grammars | 
             tokens += itertools.compress(every, chosen)
             masks += itertools.compress(_masks(completion, grammars), chosen)
             sets += itertools.compress(_sets(completion), chosen)
-            first_raised = (completion.constraint and completion.constraint.raised) or (0, 0.0)
-            raised += itertools.compress([first_raised, *[(0, 0.0)] * (end - first - 1)], chosen)
+            raised += itertools.compress(_raised(completion), chosen)
     ids, targets, places, logprobs, credit = zip(*tokens, strict=True) if tokens else [()] * 5
     return MicroBatch(
         layout=layout,

@@ -74,8 +74,9 @@ def masked_logprobs(
     for place, token in enumerate(reply):
         allowed = allowed_after(grammars, constraint, reply[:place])
         row = logits[place].clone()
-        if constraint.raised is not None and place == 0:
-            row[constraint.raised[0]] += constraint.raised[1]
+        opener, nats = constraint.raised or ((), 0.0)
+        if place < len(opener) and tuple(reply[:place]) == opener[:place]:
+            row[opener[place]] += nats
         rows.append(torch.log_softmax(row[allowed], 0)[allowed.index(token)])
     return torch.stack(rows)
 

@@ -109,7 +109,9 @@ async def test_a_grammar_goes_over_the_wire_and_what_it_forbids_is_an_error(fold
         assert said.forced[-1]  # the end
         assert said.logprobs[-1] == 0.0
         with pytest.raises(ConfigurationError, match=r"call_bias for the first: leave call_bias at 0"):
-            await backend.generate(PROMPT, replace(params, constraint=replace(constraint, raised=(3, 1.0))))
+            await backend.generate(
+                PROMPT, replace(params, constraint=replace(constraint, raised=((3,), 1.0)))
+            )
         server.keeps_to_grammars = False
         with pytest.raises(BackendError, match="where its grammar forbids it"):
             await backend.generate(PROMPT, params)

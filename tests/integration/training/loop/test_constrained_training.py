@@ -257,7 +257,7 @@ async def test_a_bias_draws_a_model_to_calls_and_falls_to_nothing(tmp_path: Path
     (opener,) = {
         event["opener"] for event in lines_of(tmp_path, "events.jsonl") if event.get("event") == "grammar"
     }
-    (first, *_) = tokenizer.encode_markup(opener)
+    (first,) = tokenizer.encode_markup(opener)
     replies: dict[int, list[tuple[Any, bool]]] = {}
     for rollout in RunLog(trainer.run).rollouts("train"):
         (turn,) = rollout.turns
@@ -265,8 +265,8 @@ async def test_a_bias_draws_a_model_to_calls_and_falls_to_nothing(tmp_path: Path
         opened = trajectory_of(rollout).turns[0].completion.token_ids[0] == first
         replies.setdefault(rollout.step, []).append((turn.constraint["raised"], opened))
     assert [{str(raised) for raised, _ in of_step} for of_step in replies.values()] == [
-        {str([first, 20.0])},
-        {str([first, 10.0])},
+        {str([[first], 20.0])},
+        {str([[first], 10.0])},
         {"None"},
     ]
     assert all(opened for _, opened in replies[1])

@@ -110,10 +110,11 @@ def test_the_gradient_is_that_of_the_expected_reward(row_layout: str, temperatur
     assert distance(free, truth) > 0.1
 
 
+@pytest.mark.parametrize("opener", [(3,), (0, 2)])
 @pytest.mark.parametrize("row_layout", ["packed", "padded"])
-def test_a_raised_first_token_is_raised_in_the_update(row_layout: str) -> None:
+def test_raised_tokens_are_raised_in_the_update(row_layout: str, opener: tuple[int, ...]) -> None:
     """The gradient is that of the policy with the bias; without it in the update it is another's."""
-    model, raised = letters_model().double(), replace(CONSTRAINT, raised=(3, 1.5))
+    model, raised = letters_model().double(), replace(CONSTRAINT, raised=(opener, 1.5))
     samples = samples_of(model, temperature=0.7, constraint=raised)
     settings = {"row_layout": row_layout, "temperature": 0.7}
     update, metrics = gradient(learner_of(copy.deepcopy(model), **settings), samples)

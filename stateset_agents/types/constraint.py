@@ -37,8 +37,8 @@ class Constraint:
     """Most tokens of the reply, for it ends before; None: it may be cut."""
 
     raised: tuple[tuple[int, ...], float] | None = None
-    """The tokens that open a call, and what the logit of the next one is raised by as long as the reply is
-    those before it, in nats of the policy's distribution; None: nothing is. See `TrainingConfig.call_bias`."""
+    """The tokens that open a call, and what the logit of the next one is raised by while the reply is
+    those before it, in nats of the policy's distribution; None: nothing. See `TrainingConfig.call_bias`."""
 
     def raised_behind(self, token_ids: tuple[int, ...]) -> tuple[int, float]:
         """The token that is raised behind a reply's first tokens, and by how much: 0.0 where none is."""

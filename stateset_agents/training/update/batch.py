@@ -132,10 +132,12 @@ class MicroBatch:
 def _raised(completion: Completion) -> Iterator[tuple[int, float]]:
     """For each token of a reply the one that was raised beside it, and by how much."""
     ids, constraint = completion.token_ids, completion.constraint
-    opener = constraint.raised[0] if constraint is not None and constraint.raised is not None else ()
+    near = len(constraint.raised[0]) if constraint is not None and constraint.raised is not None else 0
     for place in range(len(ids)):
-        is_near = constraint is not None and place < len(opener)
-        yield constraint.raised_behind(ids[:place]) if is_near else (0, 0.0)
+        if constraint is None or place >= near:
+            yield 0, 0.0
+        else:
+            yield constraint.raised_behind(ids[:place])
 
 
 def micro_batch(samples: Sequence[Sample], layout: Layout, grammars: Grammars | None = None) -> MicroBatch:

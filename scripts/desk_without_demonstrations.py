@@ -6,8 +6,9 @@
     python -m scripts.desk_without_demonstrations --table --write  # put it into the page
 
 - base: the model as it is, with the grammar and without;
-- seed 0, 1, 2: GRPO from there: twelve steps of one reply, in which the right look-up is paid for, in three
+- seed 0, 1, 2: GRPO from there: 24 steps of one reply, in which the right look-up is paid for, in three
   families that each want another one; then examples/desk_with_grammar.yaml, whole conversations of all six;
+- no bias: seed 0 without `call_bias`;
 - unmasked: seed 0 with an update that takes each token's log-prob among all tokens, forced ones too;
 - warm start: fine-tuned on 24 conversations by examples/warm_start_and_grpo.py, measured with the grammar;
 - warm start, GRPO: seed 0 from there.
@@ -43,16 +44,21 @@ EPISODES: Mapping[str, int] = {"grammar": 240, "free": 120}
 """Held-out scenarios of a measurement with the grammar, and without."""
 LOOK_UP: Mapping[str, Any] = {
     "training.run_name": "look-up",
-    "training.max_steps": 12,
+    "training.max_steps": 24,
     "training.per_device_train_batch_size": 15,
     "training.num_generations": 8,
     "training.strata": "family",
-    "training.advantage_skip": 1e-6,  # groups without a right look-up are alike, and cost no update
+    "training.baseline_type": "global_mean",  # what all of a group call in vain is worth less than what others call
+    "training.advantage_clip": 3,
+    "training.entropy_coef": 0.02,  # over the choices that the grammar leaves
+    "training.call_bias": 0.0,
+    "training.call_bias_steps": 0,
     "training.reward_weights": {"checked": 1},
     "environment.families": ["order_status", "exchange", "lost_parcel"],
     "environment.max_turns": 1,
 }
 """The first stage, by what differs from the file."""
+STAGES: Mapping[str, Mapping[str, Any]] = {"look-up": LOOK_UP, "desk": {}}
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,7 @@ class Row:
     steps: int = 0
     """Of GRPO; 0 measures the model that it begins with."""
     is_masked: bool = True
+    is_biased: bool = True
     warm_start: bool = False
 
 
@@ -72,6 +79,7 @@ def rows(steps: int) -> list[Row]:
     return [
         Row("base"),
         Row("seed 0", 0, steps),
+        Row("no bias", 0, min(steps, 18), is_biased=False),
         Row("unmasked", 0, min(steps, 18), is_masked=False),
         Row("seed 1", 1, steps),
         Row("seed 2", 2, steps),
@@ -177,13 +185,15 @@ def make(row: Row, output: Path, episodes: Mapping[str, int]) -> None:
         named["agent.model_name"] = warm_started(output / "warm")
     if row.steps:
         named["training.max_steps"] = row.steps
+    if not row.is_biased:
+        named |= {"training.call_bias": 0.0, "training.call_bias_steps": 0}
     if not row.is_masked:
         named["training.importance"] = "none"  # ratio 1, as in trainers that take pi_old anew
         unmask()
-    stages = ({"look-up": LOOK_UP, "desk": {}} if not row.warm_start else {"desk": {}}) if row.steps else {}
-    for stage, differs in stages.items():
+    stages = [name for name in STAGES if name == "desk" or not row.warm_start] if row.steps else []
+    for stage in stages:
         runs = sorted((output / name).glob(f"*-{stage}"))
-        model, learning = asyncio.run(trained(load_experiment(CONFIG, {**named, **differs}), runs))
+        model, learning = asyncio.run(trained(load_experiment(CONFIG, {**named, **STAGES[stage]}), runs))
         entry.setdefault("learning", {})[stage] = learning
         named["agent.model_name"] = model
         save(label, entry)

@@ -48,7 +48,7 @@ LOOK_UP: Mapping[str, Any] = {
     "training.per_device_train_batch_size": 15,
     "training.num_generations": 8,
     "training.strata": "family",
-    "training.baseline_type": "global_mean",  # what all of a group call in vain is worth less than what others call
+    "training.baseline_type": "global_mean",  # a call in vain is worth less than others
     "training.advantage_clip": 3,
     "training.entropy_coef": 0.02,  # over the choices that the grammar leaves
     "training.call_bias": 0.0,

@@ -14,7 +14,6 @@ from typing import Any, Literal
 import regex  # type: ignore[import-untyped]  # it has no types of its own
 
 from stateset_agents.backends.base import Tokenizer
-from stateset_agents.backends.closing import has
 from stateset_agents.backends.grammars import grammars_of, library_version
 from stateset_agents.core.chat.replies.parsing import ReplyParser
 from stateset_agents.core.chat.spelled_arguments import SpelledArguments, escaped, quoted
@@ -171,7 +170,7 @@ class ReplyGrammar:
             return constraint
         opener = getattr(self.tokenizer, "encode_markup", self.tokenizer.encode)(constraint.opener)
         mask = grammars_of(self.tokenizer).matcher(constraint).allowed()
-        if self._opens_thought or not has(mask, opener[0]):
+        if self._opens_thought or not int(mask[opener[0] // 32]) >> opener[0] % 32 & 1:
             raise ConfigurationError(
                 "call_bias is for a reply's first token, and in this chat template no call begins there: "
                 "leave call_bias at 0, or take another chat_template, such as chatml"

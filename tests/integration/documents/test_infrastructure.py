@@ -636,7 +636,7 @@ def test_what_is_no_such_environment_is_refused_in_one_line(tmp_path: Path) -> N
 
     teacher = trainer(tmp_path)
     for env, message in (
-        (Locked(), r"Locked cannot be copied \(cannot pickle a socket\), and a group is copies of one start"),
+        (Locked(), r"Locked cannot be copied \(cannot pickle a socket\), as a group needs"),
         (
             Pairs(),
             r"a state must be a dict with metrics_history \[T, M\] and current_metrics \[M\], got tuple",

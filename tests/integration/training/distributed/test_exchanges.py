@@ -66,6 +66,6 @@ def exchanged(folder: Path) -> list[str]:
 
 def test_exchanges_have_names_and_one_that_breaks_is_heard_of_while_its_process_lives(tmp_path):
     first, second = in_two(exchanged, tmp_path)
-    told = "process 0 is at evaluate, process 1 at the next step: every process has to make the same calls"
+    told = "process 0 is at evaluate, process 1 at the next step: make the same calls"
     assert first == ["True", "nan", told, "[0, 1]", "False", "process 1 failed: no room"]
     assert second == ["True", "nan", told, "[0, 1]", "False", "no room"]

@@ -196,11 +196,17 @@ class Grammars:
             )
         vocabulary = self._vocabulary(constraint.stop_ids)
         grammar = constraint.grammar
-        if self._joins is not None:  # the library cannot say how such a tokenizer would cut forced text
+        control = getattr(self._tokenizer, "control", {})
+        # The library cannot say how a joiner's tokenizer would cut forced text, and it cuts the name of a
+        # control token in a schema as that token.
+        if self._joins is not None or any(name in grammar for name in control):
             grammar = f'%llguidance {{"no_forcing": true}}\n{grammar}'
-        matcher = library.LLMatcher(vocabulary, library.LLMatcher.grammar_from_lark(grammar))
-        if matcher.is_error():
-            raise ConfigurationError(_refusal(matcher.get_error()))
+        matcher = library.LLMatcher(vocabulary, library.LLMatcher.grammar_from_lark(grammar), log_level=0)
+        first = matcher.deep_copy()  # what no reply fits fails at its first token or in what is forced
+        first.consume_tokens(first.compute_ff_tokens())
+        first.compute_bitmask()
+        if first.is_error():
+            raise ConfigurationError(_refusal(first.get_error()))
         return matcher, (vocabulary.vocab_size + 31) // 32
 
     def _new_closer(self, constraint: Constraint) -> Closer:
@@ -287,4 +293,4 @@ def grammars_of(tokenizer: Tokenizer) -> Grammars:
 
 
 def _refusal(error: str) -> str:
-    return f"llguidance cannot follow this grammar: {' '.join(error.split()):.300}"
+    return f"llguidance cannot follow this grammar: {' '.join(error.partition('<state>')[0].split()):.300}"

@@ -7,7 +7,7 @@ around them is the frame. The text goes to llguidance by way of `Constraint`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -29,6 +29,8 @@ _NAME = "probe_tool"
 _ARGUMENTS = {"ka": "va", "kb": 5}
 _WORDS = "Probing words."
 _SEPARATORS = ((", ", ": "), (",", ":"), (", ", ":"), (",", ": "))
+_ELSEWHERE = ("$ref", "allOf", "anyOf", "oneOf")
+"""Keywords beside which `properties` does not say which arguments there are."""
 _ANY = "(?s:.*)"
 _UNTAGGED = r"([^<]|<[^\/ta])*"
 """What holds no tag of a thought or an answer, as a regular expression between slashes."""
@@ -186,14 +188,6 @@ class ReplyGrammar:
         *,
         opener: str = "",
     ) -> Constraint:
-        if self._opens_thought:
-            start = f"open_thought ({start})"
-        elif answer.thinks or self.thinks:
-            start = f"thought{'' if answer.thinks else '?'} ({start})"
-            rules = [*rules, f"thought: /\\s*/ {self._literal('<think>')} open_thought"]
-        if "thought" in start:
-            thinking, rule = self._free_until("thinking", _UNTAGGED if answer.thinks else _ANY, "</think>")
-            rules = [*rules, f"open_thought: {thinking} /\\s*/", *rule]
         constraint = Constraint(
             grammar="\n".join([f"start: {start}", *rules]),
             kind=kind,
@@ -202,7 +196,16 @@ class ReplyGrammar:
             opener=opener,
         )
         grammars_of(self.tokenizer).matcher(constraint)  # raises where it cannot be followed
-        return constraint
+        if self._opens_thought:
+            start = f"open_thought ({start})"
+        elif answer.thinks or self.thinks:
+            start = f"thought{'' if answer.thinks else '?'} ({start})"
+            rules = [*rules, f"thought: /\\s*/ {self._literal('<think>')} open_thought"]
+        else:
+            return constraint
+        thinking, rule = self._free_until("thinking", _UNTAGGED if answer.thinks else _ANY, "</think>")
+        rules = [*rules, f"open_thought: {thinking} /\\s*/", *rule]
+        return replace(constraint, grammar="\n".join([f"start: {start}", *rules]))
 
     @property
     def _opens_thought(self) -> bool:
@@ -218,7 +221,7 @@ class ReplyGrammar:
     def _words(self, frame: CallFrame | None, answer: AnswerFormat) -> list[str]:
         """The rules of a reply that calls nothing; `frame`: of the calls that it may not look like."""
         if answer.schema is not None:
-            return [f"words: %json {json.dumps(dict(answer.schema))}"]
+            return [f"words: {_json(answer.schema, _SEPARATORS[0])}"]
         if answer.between is not None:
             begin, end = answer.between  # words are ordinary text, whatever control tokens there are
             rest = _UNTAGGED if begin.startswith("<") else _ANY
@@ -241,20 +244,31 @@ class ReplyGrammar:
         rules = [f"first: {' | '.join(names)}"]
         for label, tool in zip(names, tools, strict=True):
             function = _function(tool)
-            schema = {"type": "object", "additionalProperties": False, **(function.get("parameters") or {})}
+            schema = _arguments_schema(function)
+            self._expect_read(function["name"], schema.get("properties") or {})
             if frame.spelled is not None:
                 rest, more = frame.spelled.rules(label, schema, self._literal)
                 rest = rest.replace(_NAME, function["name"])  # some name the tool twice
                 rules += [f"{label}: {self._literal(function['name'])} ({rest})", *more]
                 continue
-            item, key = frame.separators
-            layout = {"whitespace_flexible": False, "item_separator": item, "key_separator": key}
-            written = json.dumps({**schema, "x-guidance": layout})
-            rules.append(f"{label}: {self._literal(function['name'] + frame.between)} %json {written}")
+            named = self._literal(function["name"] + frame.between)
+            rules.append(f"{label}: {named} {_json(schema, frame.separators)}")
         rules.append(f"call: {self._literal(frame.before)} first {self._literal(frame.after)}")
         if frame.joint is None or not parallel:
             return [*rules, "more: ", "calls: call"]
         return [*rules, f"more: ({self._literal(frame.joint)} call)*", "calls: call more"]
+
+    def _expect_read(self, name: str, arguments: Collection[str]) -> None:
+        """Raises ConfigurationError for names that the parser does not read back from a call."""
+        text = self._rendered("", ToolCall(name=name, arguments=dict.fromkeys(arguments, 5))) or ""
+        read = [(call.name, *call.arguments) for call in self.parser.read(text).tool_calls]
+        names = [name, *arguments]
+        is_plain = name in text and all(self._literal(each) == quoted(each) for each in names)
+        if not is_plain or [sorted(each) for each in read] != [sorted(names)]:
+            raise ConfigurationError(
+                f"a call of tool {name!r} with the arguments {names[1:]!r:.200} cannot be read back in this "
+                "chat template: rename what has more than letters, digits and _"
+            )
 
     def _frame(self) -> CallFrame:
         """How the template writes a call; raises ConfigurationError where no grammar can be made of it."""
@@ -333,6 +347,24 @@ def _kind(answer: AnswerFormat) -> ConstraintKind:
 
 def _call(arguments: Mapping[str, Any]) -> ToolCall:
     return ToolCall(name=_NAME, arguments=arguments)
+
+
+def _json(schema: Mapping[str, Any], separators: tuple[str, str]) -> str:
+    """JSON of a schema without any other white space, which a model could write until it is cut."""
+    layout = dict(zip(("item_separator", "key_separator"), separators, strict=True))
+    return f"%json {json.dumps({**schema, 'x-guidance': {'whitespace_flexible': False, **layout}})}"
+
+
+def _arguments_schema(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of a call's arguments: those that it names and no others. Raises ConfigurationError for no object."""
+    schema = {"type": "object", **(function.get("parameters") or {})}
+    if "object" not in schema["type"]:
+        raise ConfigurationError(
+            f"the arguments of tool {function['name']!r} are an object, and its schema's type is "
+            f"{schema['type']!r}: give the type object"
+        )
+    closed = {} if any(key in schema for key in _ELSEWHERE) else {"additionalProperties": False}
+    return {**closed, **schema, "type": "object"}
 
 
 def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -105,6 +105,11 @@ class SpelledArguments:
         Raises ConfigurationError for a keyword that this form cannot keep to.
         """
         properties, required = schema.get("properties") or {}, set(schema.get("required") or ())
+        for keyword in {*_OF_VALUES, "$ref", "anyOf", "oneOf"} & schema.keys():
+            raise ConfigurationError(
+                f"in this chat template no grammar keeps to {keyword} of a tool's arguments: "
+                "describe them under properties"
+            )
         if not properties:
             return literal(self.empty), []
         names = sorted(properties, key=str.lower) if self.are_sorted else list(properties)

@@ -182,6 +182,80 @@ def test_what_cannot_be_kept_is_refused_by_name() -> None:
         ReplyGrammar.of(trl_template("llama3_1")).of_calls(TOOLS, "auto")
 
 
+NOT_READ = [
+    ("qwen3", 'a"b', "x"),
+    ("qwen3", "a\nb", "x"),
+    ("qwen3", "<|im_end|>", "x"),
+    ("gptoss", "a b", "x"),
+    ("gemma4", "a b", "x"),
+    ("gemma4", "f", "a:b"),
+    ("lfm2_2_5", "f", "a b"),
+    ("qwen3_5_think", "f", "a>b"),
+    ("muse_glimmer", "f", 'a"b'),
+]
+
+
+@pytest.mark.parametrize(("name", "called", "argument"), NOT_READ)
+def test_names_that_the_parser_would_not_read_back_are_refused(name: str, called: str, argument: str) -> None:
+    grammar = ReplyGrammar.of(trl_template(name))
+    with pytest.raises(ConfigurationError, match="cannot be read back in this chat template: rename"):
+        grammar.of_calls([tool(called, [argument], **{argument: {"type": "string"}})], "required")
+
+
+@pytest.mark.parametrize("value", ["</tool_call>", "<|im_end|>"])
+def test_a_schema_may_name_a_marker_and_no_control_token_is_written(value: str) -> None:
+    template = trl_template("qwen3")
+    marked = [tool("f", ["x"], x={"enum": [value]})]
+    constraint = ReplyGrammar.of(template).of_calls(marked, "f", parallel=False)
+    text = written(template, constraint, random.Random(0))
+    assert text is not None
+    (call,) = template.parser.read(text, tools=marked).tool_calls
+    assert (call.error, call.arguments) == (None, {"x": value})
+
+
+N = {"type": "object", "properties": {"n": {"enum": [1]}}, "required": ["n"]}
+
+
+@pytest.mark.parametrize(
+    "parameters", [{"$ref": "#/$defs/n", "$defs": {"n": N}}, {"anyOf": [N, N]}, {"allOf": [N]}]
+)
+def test_arguments_may_be_described_elsewhere(parameters: dict[str, Any]) -> None:
+    template = trl_template("qwen3")
+    described = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    constraint = ReplyGrammar.of(template).of_calls(described, "f", parallel=False)
+    call = ToolCall(name="f", arguments={"n": 1})
+    assert admits(
+        template, constraint, template.render_reply(Message(role="assistant", content="", tool_calls=(call,)))
+    )
+
+
+def test_arguments_described_elsewhere_are_refused_where_they_are_no_json() -> None:
+    described = {"type": "function", "function": {"name": "f", "parameters": {"anyOf": [N, N]}}}
+    with pytest.raises(ConfigurationError, match="no grammar keeps to anyOf of a tool's arguments"):
+        ReplyGrammar.of(trl_template("gemma4")).of_calls([described], "required")
+
+
+def test_what_no_reply_fits_is_refused_before_one_is_sampled() -> None:
+    grammar = ReplyGrammar.of(trl_template("qwen3"))
+    with pytest.raises(ConfigurationError, match="llguidance cannot follow"):
+        grammar.of_words(AnswerFormat(schema={"$ref": "#"}))
+    endless = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+    with pytest.raises(ConfigurationError, match="llguidance cannot follow"):
+        grammar.of_words(AnswerFormat(schema=endless))
+    text = [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]
+    with pytest.raises(ConfigurationError, match="arguments of tool 'f' are an object, and its"):
+        grammar.of_calls(text, "required")
+
+
+def test_json_answers_are_laid_out_as_json_dumps_does() -> None:
+    """A model may else write line breaks until it is cut."""
+    template = trl_template("qwen3")
+    answer = AnswerFormat(schema={**N, "additionalProperties": False})
+    assert accepts(template, answer, '{"n": 1}')
+    for text in ('{\n"n": 1}', '{"n":\n1}', '{"n": 1\n}', '{"n":  1}'):
+        assert not accepts(template, answer, text), text
+
+
 def test_json_answers_are_of_the_schema() -> None:
     template = trl_template("llama3_1")
     schema = {

@@ -20,10 +20,12 @@ from stateset_agents.types.constraint import Packed as Packed
 from stateset_agents.types.errors import BackendError, ConfigurationError
 
 if TYPE_CHECKING:
-    from stateset_agents.backends.closing import Closer, Closing
+    from stateset_agents.backends.closing import Closer, Closing, TokenTexts
 
 _MOST_COMPILED = 256
 """Grammars that are kept compiled, one for each choice of tools and schema."""
+_MOST_TEXT = 2**22
+"""Characters of theirs; compiled, an enum takes some thirty bytes for each."""
 _PROBE = 'a "W12" $5 (x) [y] #z {"k": "v", "n": -1.5}\n\tend. Ünïcode'
 
 
@@ -148,6 +150,8 @@ class Grammars:
         self._joins: Joins | None = None
         self._compile = lru_cache(_MOST_COMPILED)(self._new_matcher)
         self._closer = lru_cache(_MOST_COMPILED)(self._new_closer)
+        self._texts = lru_cache(1)(self._new_texts)
+        self._compiled_text = 0
 
     def matcher(self, constraint: Constraint) -> Matcher:
         """A matcher before the first token of a reply.
@@ -196,6 +200,11 @@ class Grammars:
             )
         vocabulary = self._vocabulary(constraint.stop_ids)
         grammar = constraint.grammar
+        self._compiled_text += len(grammar)
+        if self._compiled_text > _MOST_TEXT:
+            self._compile.cache_clear()
+            self._closer.cache_clear()
+            self._compiled_text = len(grammar)
         control = getattr(self._tokenizer, "control", {})
         # The library cannot say how a joiner's tokenizer would cut forced text, and it cuts the name of a
         # control token in a schema as that token.
@@ -212,14 +221,21 @@ class Grammars:
     def _new_closer(self, constraint: Constraint) -> Closer:
         from stateset_agents.backends.closing import Closer
 
-        vocabulary = self._vocabulary(constraint.stop_ids)
+        encode = getattr(self._tokenizer, "encode_markup", self._tokenizer.encode)
+        matcher = self._compile(constraint)[0].deep_copy()
+        return Closer(constraint, self._texts(constraint.stop_ids), encode, matcher)
+
+    def _new_texts(self, stop_ids: tuple[int, ...]) -> TokenTexts:
+        from stateset_agents.backends.closing import TokenTexts
+
+        vocabulary = self._vocabulary(stop_ids)
         # A byte that no text has tells control tokens from the same written out.
         control = {
             id: b"\xff" + text.encode() for text, id in getattr(self._tokenizer, "control", {}).items()
         }
-        pieces = [control.get(id) or vocabulary.decode_bytes([id]) for id in range(vocabulary.vocab_size)]
-        encode = getattr(self._tokenizer, "encode_markup", self._tokenizer.encode)
-        return Closer(constraint, pieces, encode, self._compile(constraint)[0].deep_copy())
+        return TokenTexts(
+            [control.get(id) or vocabulary.decode_bytes([id]) for id in range(vocabulary.vocab_size)]
+        )
 
     def _vocabulary(self, stop_ids: tuple[int, ...]) -> Any:
         """Our tokenizer as the library reads it; control tokens are no text."""

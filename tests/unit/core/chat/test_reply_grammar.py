@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from chat_templates import TRL_WITH_TOOLS, chosen, trl_template
+from chat_templates import TRL_WITH_TOOLS, chosen, trl_template, trl_tokenizer
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stateset_agents.backends.grammars import grammars_of
+from stateset_agents.backends.grammars import grammars_of, library_version
 from stateset_agents.core.chat.reply_grammar import AnswerFormat, ReplyGrammar
 from stateset_agents.core.chat.template import JinjaTemplate
 from stateset_agents.types.constraint import Constraint
@@ -245,6 +247,24 @@ def test_what_no_reply_fits_is_refused_before_one_is_sampled() -> None:
     text = [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]
     with pytest.raises(ConfigurationError, match="arguments of tool 'f' are an object, and its"):
         grammar.of_calls(text, "required")
+
+
+def test_what_is_kept_of_grammars_is_bounded_by_their_text() -> None:
+    """Else a server's clients, each with large schemas of its own, would fill its memory."""
+    tokenizer = trl_tokenizer("qwen3")
+    grammars = grammars_of(tokenizer)
+    for number in range(12):
+        listed = {"enum": [f"{number} {'x' * 1000} {value}" for value in range(600)]}
+        constraint = Constraint(
+            grammar=f"start: %json {json.dumps(listed)}",
+            kind="json",
+            stop_ids=(0,),
+            version=library_version(),
+        )
+        grammars.matcher(replace(constraint, limit=9)).allowed()
+    kept = grammars._compile.cache_info().currsize, grammars._closer.cache_info().currsize
+    assert max(kept) <= 7
+    assert grammars._texts.cache_info().misses == 1  # of the vocabulary, not of each grammar
 
 
 def test_json_answers_are_laid_out_as_json_dumps_does() -> None:

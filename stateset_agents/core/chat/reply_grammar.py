@@ -32,6 +32,8 @@ _SEPARATORS = ((", ", ": "), (",", ":"), (", ", ":"), (",", ": "))
 _ELSEWHERE = ("$ref", "allOf", "anyOf", "oneOf")
 """Keywords beside which `properties` does not say which arguments there are."""
 _ANY = "(?s:.*)"
+_GAP = r"[ \n]{0,4}"
+"""What may stand around a thought; a model could write any white space until it is cut."""
 _UNTAGGED = r"([^<]|<[^\/ta])*"
 """What holds no tag of a thought or an answer, as a regular expression between slashes."""
 
@@ -200,11 +202,11 @@ class ReplyGrammar:
             start = f"open_thought ({start})"
         elif answer.thinks or self.thinks:
             start = f"thought{'' if answer.thinks else '?'} ({start})"
-            rules = [*rules, f"thought: /\\s*/ {self._literal('<think>')} open_thought"]
+            rules = [*rules, f"thought: /{_GAP}/ {self._literal('<think>')} open_thought"]
         else:
             return constraint
         thinking, rule = self._free_until("thinking", _UNTAGGED if answer.thinks else _ANY, "</think>")
-        rules = [*rules, f"open_thought: {thinking} /\\s*/", *rule]
+        rules = [*rules, f"open_thought: {thinking} /{_GAP}/", *rule]
         return replace(constraint, grammar="\n".join([f"start: {start}", *rules]))
 
     @property
@@ -225,7 +227,7 @@ class ReplyGrammar:
         if answer.between is not None:
             begin, end = answer.between  # words are ordinary text, whatever control tokens there are
             rest = _UNTAGGED if begin.startswith("<") else _ANY
-            said = f"said[suffix={quoted(end)}]: /\\s*[^\\s<]{rest}/"
+            said = f"said[suffix={quoted(end)}]: /{_GAP}[^\\s<]{rest}/"
             return [f"words: {quoted(begin)} said", said]
         if frame is None:
             return [f"words: /{_ANY}/"]

@@ -333,6 +333,9 @@ def test_a_thought_and_an_answer_are_asked_for_by_the_grammar(answer: AnswerForm
         assert not accepts(template, answer, "12")
         if answer.thinks:
             assert not accepts(template, answer, text.format("a <answer> 3 </answer> b", "12"))
+            # Any white space before the thought, and a model could write it until it is cut.
+            assert accepts(template, answer, "\n\n" + text.format("3", "12"))
+            assert not accepts(template, answer, "\n" * 5 + text.format("3", "12"))
 
 
 def test_a_schema_and_a_frame_are_not_both_kept() -> None:

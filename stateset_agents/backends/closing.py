@@ -71,11 +71,7 @@ class Closer:
     """The ways to the end of one grammar's replies."""
 
     def __init__(
-        self,
-        constraint: Constraint,
-        texts: TokenTexts,
-        encode: Callable[[str], list[int]],
-        matcher: Any,
+        self, constraint: Constraint, texts: TokenTexts, encode: Callable[[str], list[int]], matcher: Any
     ) -> None:
         """`encode`: text as tokens; `matcher`: before a reply."""
         self.stop_ids = constraint.stop_ids
@@ -84,9 +80,8 @@ class Closer:
         opener = tuple(encode(constraint.opener))
         self.opener = self.text_of(opener)
         """What begins a call; empty where no fixed text does."""
-        self.completes_opener = [
-            id for id, piece in enumerate(pieces) if self.opener and self.opener[-1:] in piece
-        ]
+        last = self.opener[-1:]
+        self.completes_opener = [id for id, piece in enumerate(pieces) if last and last in piece]
         ends = [json.loads(text) for text in re.findall(r'suffix=("(?:[^"\\]|\\.)*")', constraint.grammar)]
         ends += [_unescaped(text) for text in re.findall(_EXCLUDED, constraint.grammar)]
         self._ends_of_text = [tuple(encode(text)) for text in dict.fromkeys(ends)]
@@ -170,9 +165,8 @@ class _Search:
     def ways(self, mask: Packed, text: bytes, most: int) -> list[Way]:
         """Of each option after `text` the shortest way, of at most `most` tokens."""
         ways: list[Way] = []
-        rest_of: dict[
-            bytes, Way
-        ] = {}  # by the mask after an option: where one way leads on, others mostly do
+        # By the mask after an option: where one way leads on, others mostly do.
+        rest_of: dict[bytes, Way] = {}
         for option in self._closer.options(mask):
             rest: Way | None = ()
             if option[0] not in self._closer.stop_ids:

@@ -228,14 +228,11 @@ class Grammars:
     def _new_texts(self, stop_ids: tuple[int, ...]) -> TokenTexts:
         from stateset_agents.backends.closing import TokenTexts
 
-        vocabulary = self._vocabulary(stop_ids)
+        vocabulary, names = self._vocabulary(stop_ids), getattr(self._tokenizer, "control", {})
         # A byte that no text has tells control tokens from the same written out.
-        control = {
-            id: b"\xff" + text.encode() for text, id in getattr(self._tokenizer, "control", {}).items()
-        }
-        return TokenTexts(
-            [control.get(id) or vocabulary.decode_bytes([id]) for id in range(vocabulary.vocab_size)]
-        )
+        control = {id: b"\xff" + text.encode() for text, id in names.items()}
+        ids = range(vocabulary.vocab_size)
+        return TokenTexts([control.get(id) or vocabulary.decode_bytes([id]) for id in ids])
 
     def _vocabulary(self, stop_ids: tuple[int, ...]) -> Any:
         """Our tokenizer as the library reads it; control tokens are no text."""

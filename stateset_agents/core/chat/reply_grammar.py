@@ -264,12 +264,11 @@ class ReplyGrammar:
         """Raises ConfigurationError for names that the parser does not read back from a call."""
         text = self._rendered("", ToolCall(name=name, arguments=dict.fromkeys(arguments, 5))) or ""
         read = [(call.name, *call.arguments) for call in self.parser.read(text).tool_calls]
-        names = [name, *arguments]
-        is_plain = name in text and all(self._literal(each) == quoted(each) for each in names)
-        if not is_plain or [sorted(each) for each in read] != [sorted(names)]:
+        is_plain = all(self._literal(each) == quoted(each) for each in (name, *arguments))
+        if not is_plain or name not in text or list(map(sorted, read)) != [sorted([name, *arguments])]:
             raise ConfigurationError(
-                f"a call of tool {name!r} with the arguments {names[1:]!r:.200} cannot be read back in this "
-                "chat template: rename what has more than letters, digits and _"
+                f"a call of tool {name!r} with the arguments {', '.join(arguments)!r:.200} cannot be read "
+                "back in this chat template: rename what has more than letters, digits and _"
             )
 
     def _frame(self) -> CallFrame:
@@ -326,10 +325,9 @@ class ReplyGrammar:
     def _rendered(self, words: str, *calls: ToolCall) -> str | None:
         """A reply as the template writes it; None where it refuses."""
         try:
-            text = self.render(Message(role="assistant", content=words, tool_calls=calls))
+            return self.render(Message(role="assistant", content=words, tool_calls=calls))
         except ConfigurationError:
             return None
-        return text
 
     def _literal(self, text: str) -> str:
         """A text in the grammar, control tokens in it by their ids."""
@@ -362,8 +360,7 @@ def _arguments_schema(function: Mapping[str, Any]) -> Mapping[str, Any]:
     schema = {"type": "object", **(function.get("parameters") or {})}
     if "object" not in schema["type"]:
         raise ConfigurationError(
-            f"the arguments of tool {function['name']!r} are an object, and its schema's type is "
-            f"{schema['type']!r}: give the type object"
+            f"tool {function['name']!r} takes {schema['type']!r}: give it the type object"
         )
     closed = {} if any(key in schema for key in _ELSEWHERE) else {"additionalProperties": False}
     return {**closed, **schema, "type": "object"}

@@ -262,10 +262,11 @@ class ReplyGrammar:
 
     def _expect_read(self, name: str, arguments: Collection[str]) -> None:
         """Raises ConfigurationError for names that the parser does not read back from a call."""
-        text = self._rendered("", ToolCall(name=name, arguments=dict.fromkeys(arguments, 5))) or ""
+        text = self._rendered("", _call(dict.fromkeys(arguments, 5))) or ""
+        text = text.replace(_NAME, name)  # as the grammar writes it
         read = [(call.name, *call.arguments) for call in self.parser.read(text).tool_calls]
         is_plain = all(self._literal(each) == quoted(each) for each in (name, *arguments))
-        if not is_plain or name not in text or list(map(sorted, read)) != [sorted([name, *arguments])]:
+        if not is_plain or list(map(sorted, read)) != [sorted([name, *arguments])]:
             raise ConfigurationError(
                 f"a call of tool {name!r} with the arguments {', '.join(arguments)!r:.200} cannot be read "
                 "back in this chat template: rename what has more than letters, digits and _"

@@ -13,10 +13,12 @@ import pytest
 from chat_templates import TRL_WITH_TOOLS, chosen, trl_template, trl_tokenizer
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tiny_models import tiny_tokenizer
 
 from stateset_agents.backends.grammars import grammars_of, library_version
+from stateset_agents.core.chat.plain_template import PlainTemplate
 from stateset_agents.core.chat.reply_grammar import AnswerFormat, ReplyGrammar
-from stateset_agents.core.chat.template import JinjaTemplate
+from stateset_agents.core.chat.template import ChatTemplate, JinjaTemplate
 from stateset_agents.types.constraint import Constraint
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message, ToolCall
@@ -44,7 +46,7 @@ IN_SUITE = ("qwen3", "gptoss", "gemma4", "lfm2_2_5")
 
 
 def written(
-    template: JinjaTemplate, constraint: Constraint, dice: random.Random, most: int = 700
+    template: ChatTemplate, constraint: Constraint, dice: random.Random, most: int = 700
 ) -> str | None:
     """A reply that the grammar lets through, drawn token by token; None where it has no end in `most`."""
     matcher, ids = grammars_of(template.tokenizer).matcher(constraint), []
@@ -202,6 +204,14 @@ def test_names_that_the_parser_would_not_read_back_are_refused(name: str, called
     grammar = ReplyGrammar.of(trl_template(name))
     with pytest.raises(ConfigurationError, match="cannot be read back in this chat template: rename"):
         grammar.of_calls([tool(called, [argument], **{argument: {"type": "string"}})], "required")
+
+
+def test_names_need_not_be_ascii_where_a_template_escapes_them() -> None:
+    template = PlainTemplate(tiny_tokenizer())
+    called = [tool("größe", ["maß"], maß={"enum": ["ä"]})]
+    text = written(template, ReplyGrammar.of(template).of_calls(called, "größe"), random.Random(0))
+    (call, *_) = template.parser.read(str(text), tools=called).tool_calls
+    assert (call.name, call.arguments, call.error) == ("größe", {"maß": "ä"}, None)
 
 
 @pytest.mark.parametrize("value", ["</tool_call>", "<|im_end|>"])

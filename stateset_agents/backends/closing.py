@@ -44,40 +44,44 @@ _EXCLUDED = r"& ~/\(\?s:\.\*\)(.*?)\(\?s:\.\*\)/"
 _ONE_BY_ONE = set(string.ascii_letters + string.digits + " ")
 
 
+class TokenTexts:
+    """What the tokens of a vocabulary are made of, for all of its grammars."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        """`pieces`: the bytes of each token."""
+        self.pieces = pieces
+        texts = [piece.decode(errors="replace") for piece in pieces]
+        is_plain = [text.isprintable() and not _STRUCTURE & {*text} for text in texts]
+        self.plain = _packed(is_plain)
+        self.letters = _packed([text in _ONE_BY_ONE for text in texts])
+        self.control = np.array([id for id, piece in enumerate(pieces) if piece[:1] == b"\xff"], np.int64)
+        self.rank = np.array([sum(map(_rank_of, text)) for text in texts], np.int32)
+        self.rank[self.control] = -16
+        # Within text only what begins with its quote leaves it.
+        quotes = np.array([text.startswith('"') for text in texts])
+        closing = np.array([text.startswith(('"', "}", "]")) for text in texts]) & (self.rank < 0)
+        self.closing_first = np.lexsort((self.rank, ~quotes, ~closing))[: min(closing.sum(), 4 * _FEW)].copy()
+        apostrophes = [id for id, text in enumerate(texts) if text.startswith("'")]
+        self.apostrophes = np.array(sorted(apostrophes, key=lambda id: len(texts[id])), np.int64)
+        length = np.array([len(text) for text in texts], np.int32) * is_plain
+        self.longest_first = np.argsort(-length, kind="stable")
+
+
 class Closer:
     """The ways to the end of one grammar's replies."""
 
     def __init__(
-        self,
-        constraint: Constraint,
-        pieces: Sequence[bytes],
-        encode: Callable[[str], list[int]],
-        matcher: Any,
+        self, constraint: Constraint, texts: TokenTexts, encode: Callable[[str], list[int]], matcher: Any
     ) -> None:
-        """`pieces`: the bytes of each token; `encode`: text as tokens; `matcher`: before a reply."""
+        """`encode`: text as tokens; `matcher`: before a reply."""
         self.stop_ids = constraint.stop_ids
-        self.pieces = pieces
+        self._texts = texts
+        self.pieces = pieces = texts.pieces
         opener = tuple(encode(constraint.opener))
         self.opener = self.text_of(opener)
         """What begins a call; empty where no fixed text does."""
-        self.completes_opener = [
-            id for id, piece in enumerate(pieces) if self.opener and self.opener[-1:] in piece
-        ]
-        texts = [piece.decode(errors="replace") for piece in pieces]
-        is_plain = [text.isprintable() and not _STRUCTURE & {*text} for text in texts]
-        self._plain = _packed(is_plain)
-        self._letters = _packed([text in _ONE_BY_ONE for text in texts])
-        self._length = np.array([len(text) for text in texts], np.int32) * is_plain
-        self._control = np.array([id for id, piece in enumerate(pieces) if piece[:1] == b"\xff"], np.int64)
-        self._rank = np.array([sum(map(_rank_of, text)) for text in texts], np.int32)
-        self._rank[self._control] = -16
-        # Within text only what begins with its quote leaves it.
-        quotes = np.array([text.startswith('"') for text in texts])
-        closing = np.array([text.startswith(('"', "}", "]")) for text in texts]) & (self._rank < 0)
-        self._closing_first = np.lexsort((self._rank, ~quotes, ~closing))[: min(closing.sum(), 4 * _FEW)]
-        apostrophes = [id for id, text in enumerate(texts) if text.startswith("'")]
-        self._apostrophes = np.array(sorted(apostrophes, key=lambda id: len(texts[id])), np.int64)
-        self._longest_first = np.argsort(-self._length, kind="stable")
+        last = self.opener[-1:]
+        self.completes_opener = [id for id, piece in enumerate(pieces) if last and last in piece]
         ends = [json.loads(text) for text in re.findall(r'suffix=("(?:[^"\\]|\\.)*")', constraint.grammar)]
         ends += [_unescaped(text) for text in re.findall(_EXCLUDED, constraint.grammar)]
         self._ends_of_text = [tuple(encode(text)) for text in dict.fromkeys(ends)]
@@ -90,11 +94,11 @@ class Closer:
 
     def is_free(self, mask: Packed) -> bool:
         """True in free text: after any plain token the reply can end as before it."""
-        return bool(((mask & self._letters) == self._letters).all())
+        return bool(((mask & self._texts.letters) == self._texts.letters).all())
 
     def plain(self, mask: Packed) -> Packed:
         """[W] the plain tokens of a mask."""
-        return mask & self._plain
+        return mask & self._texts.plain
 
     def ways(self, matcher: Any, mask: Packed, text: bytes) -> dict[int, Way]:
         """By the first token, the shortest way from the state after `text`: for each of a few choices, else
@@ -137,10 +141,10 @@ class Closer:
         if int.from_bytes(mask.tobytes()).bit_count() <= _FEW:
             words = np.flatnonzero(mask)
             allowed = _allowed(mask, (words[:, None] * 32 + np.arange(32)).ravel())
-            return [(int(id),) for id in allowed[np.argsort(self._rank[allowed], kind="stable")]]
-        ids = [*_allowed(mask, self._control), *_allowed(mask, self._closing_first)[:4]]
-        ids += [*_allowed(mask, self._apostrophes)[:2]]
-        ids += [*_allowed(mask, self._longest_first)[:1]]
+            return [(int(id),) for id in allowed[np.argsort(self._texts.rank[allowed], kind="stable")]]
+        ids = [*_allowed(mask, self._texts.control), *_allowed(mask, self._texts.closing_first)[:4]]
+        ids += [*_allowed(mask, self._texts.apostrophes)[:2]]
+        ids += [*_allowed(mask, self._texts.longest_first)[:1]]
         return [*self._ends_of_text, *((int(id),) for id in ids)]
 
 
@@ -161,9 +165,8 @@ class _Search:
     def ways(self, mask: Packed, text: bytes, most: int) -> list[Way]:
         """Of each option after `text` the shortest way, of at most `most` tokens."""
         ways: list[Way] = []
-        rest_of: dict[
-            bytes, Way
-        ] = {}  # by the mask after an option: where one way leads on, others mostly do
+        # By the mask after an option: where one way leads on, others mostly do.
+        rest_of: dict[bytes, Way] = {}
         for option in self._closer.options(mask):
             rest: Way | None = ()
             if option[0] not in self._closer.stop_ids:

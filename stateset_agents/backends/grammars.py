@@ -21,10 +21,12 @@ from stateset_agents.types.constraint import Packed as Packed
 from stateset_agents.types.errors import BackendError, ConfigurationError
 
 if TYPE_CHECKING:
-    from stateset_agents.backends.closing import Closer, Closing
+    from stateset_agents.backends.closing import Closer, Closing, TokenTexts
 
 _MOST_COMPILED = 256
 """Grammars that are kept compiled, one for each choice of tools and schema."""
+_MOST_TEXT = 2**22
+"""Characters of theirs; compiled, an enum takes some thirty bytes for each."""
 _PROBE = 'a "W12" $5 (x) [y] #z {"k": "v", "n": -1.5}\n\tend. Ünïcode'
 
 
@@ -153,6 +155,8 @@ class Grammars:
         self._joins: Joins | None = None
         self._compile = lru_cache(_MOST_COMPILED)(self._new_matcher)
         self._closer = lru_cache(_MOST_COMPILED)(self._new_closer)
+        self._texts = lru_cache(1)(self._new_texts)
+        self._compiled_text = 0
 
     def matcher(self, constraint: Constraint) -> Matcher:
         """A matcher before the first token of a reply.
@@ -201,24 +205,39 @@ class Grammars:
             )
         vocabulary = self._vocabulary(constraint.stop_ids)
         grammar = constraint.grammar
-        if self._joins is not None:  # the library cannot say how such a tokenizer would cut forced text
+        self._compiled_text += len(grammar)
+        if self._compiled_text > _MOST_TEXT:
+            self._compile.cache_clear()
+            self._closer.cache_clear()
+            self._compiled_text = len(grammar)
+        control = getattr(self._tokenizer, "control", {})
+        # The library cannot say how a joiner's tokenizer would cut forced text, and it cuts the name of a
+        # control token in a schema as that token.
+        if self._joins is not None or any(name in grammar for name in control):
             grammar = f'%llguidance {{"no_forcing": true}}\n{grammar}'
-        matcher = library.LLMatcher(vocabulary, library.LLMatcher.grammar_from_lark(grammar))
-        if matcher.is_error():
-            raise ConfigurationError(_refusal(matcher.get_error()))
+        matcher = library.LLMatcher(vocabulary, library.LLMatcher.grammar_from_lark(grammar), log_level=0)
+        first = matcher.deep_copy()  # what no reply fits fails at its first token or in what is forced
+        first.consume_tokens(first.compute_ff_tokens())
+        first.compute_bitmask()
+        if first.is_error():
+            raise ConfigurationError(_refusal(first.get_error()))
         return matcher, (vocabulary.vocab_size + 31) // 32
 
     def _new_closer(self, constraint: Constraint) -> Closer:
         from stateset_agents.backends.closing import Closer
 
-        vocabulary = self._vocabulary(constraint.stop_ids)
-        # A byte that no text has tells control tokens from the same written out.
-        control = {
-            id: b"\xff" + text.encode() for text, id in getattr(self._tokenizer, "control", {}).items()
-        }
-        pieces = [control.get(id) or vocabulary.decode_bytes([id]) for id in range(vocabulary.vocab_size)]
         encode = getattr(self._tokenizer, "encode_markup", self._tokenizer.encode)
-        return Closer(constraint, pieces, encode, self._compile(constraint)[0].deep_copy())
+        matcher = self._compile(constraint)[0].deep_copy()
+        return Closer(constraint, self._texts(constraint.stop_ids), encode, matcher)
+
+    def _new_texts(self, stop_ids: tuple[int, ...]) -> TokenTexts:
+        from stateset_agents.backends.closing import TokenTexts
+
+        vocabulary, names = self._vocabulary(stop_ids), getattr(self._tokenizer, "control", {})
+        # A byte that no text has tells control tokens from the same written out.
+        control = {id: b"\xff" + text.encode() for text, id in names.items()}
+        ids = range(vocabulary.vocab_size)
+        return TokenTexts([control.get(id) or vocabulary.decode_bytes([id]) for id in ids])
 
     def _vocabulary(self, stop_ids: tuple[int, ...]) -> Any:
         """Our tokenizer as the library reads it; control tokens are no text."""
@@ -295,4 +314,4 @@ def grammars_of(tokenizer: Tokenizer) -> Grammars:
 
 
 def _refusal(error: str) -> str:
-    return f"llguidance cannot follow this grammar: {' '.join(error.split()):.300}"
+    return f"llguidance cannot follow this grammar: {' '.join(error.partition('<state>')[0].split()):.300}"

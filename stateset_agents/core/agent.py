@@ -96,7 +96,8 @@ def _with_system(messages: Sequence[Message], text: str, *, before: bool) -> tup
 
 
 _log = get_logger(__name__)
-_MOST_CONSTRAINTS = 1024
+_MOST_CONSTRAINTS, _MOST_WRITTEN = 1024, 2**22
+"""Grammars that are kept, and characters of the tools and schemas that they are kept by."""
 _MUCH_TEXT = 10_000
 """Characters; tokenising more would block the event loop for a noticeable time."""
 _tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizing")
@@ -334,7 +335,8 @@ class MultiTurnAgent:
                 )
             else:
                 make = partial(grammar.of_words, answer)
-            if len(self._constraints) >= _MOST_CONSTRAINTS:
+            written = sum(map(len, self._constraints))
+            if len(self._constraints) >= _MOST_CONSTRAINTS or written > _MOST_WRITTEN:
                 self._constraints.clear()
             self._constraints[key] = await asyncio.to_thread(make)
         return ReplyGrammar.of(self.template).raised(self._constraints[key], self.call_bias)

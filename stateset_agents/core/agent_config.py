@@ -153,6 +153,11 @@ class AgentConfig(Settings):
             )
         return template
 
+    @field_validator("constrain", mode="before")
+    @classmethod
+    def _yaml_s_off_is_a_word(cls, constrain: object) -> object:
+        return "off" if constrain is False else constrain
+
     @field_validator("stop", mode="before")
     @classmethod
     def _one_text_is_one_stop(cls, stop: object) -> object:

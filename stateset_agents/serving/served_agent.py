@@ -135,9 +135,8 @@ class ServedAgent:
         is_complete = False
 
         def on_text(piece: str) -> None:
-            if (
-                is_complete or on_delta is None
-            ):  # a backend's thread may tell its last pieces after its result
+            # A backend's thread may tell its last pieces after its result.
+            if is_complete or on_delta is None:
                 return
             stream.add(piece)
             if delta := stream.delta():

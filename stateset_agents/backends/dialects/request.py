@@ -374,6 +374,8 @@ def read_choice(choice: str, tools: Sequence[Mapping[str, Any]], *, is_name: boo
         problem = "tool_choice is required, and tools are missing: offer some"
     elif is_name and choice not in names:
         problem = f"tool_choice names {choice!r:.60}, and the tools are: {', '.join(names) or 'none':.200}"
+    elif is_name and choice in ("auto", "none", "required"):
+        problem = f"tool_choice cannot name a tool {choice!r}, which is one of its own words: rename the tool"
     else:
         return choice
     raise invalid(problem, "tool_choice", code="invalid_tool_choice")

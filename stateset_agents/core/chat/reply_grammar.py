@@ -7,7 +7,7 @@ around them is the frame. The text goes to llguidance by way of `Constraint`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -29,7 +29,11 @@ _NAME = "probe_tool"
 _ARGUMENTS = {"ka": "va", "kb": 5}
 _WORDS = "Probing words."
 _SEPARATORS = ((", ", ": "), (",", ":"), (", ", ":"), (",", ": "))
+_ELSEWHERE = ("$ref", "allOf", "anyOf", "oneOf")
+"""Keywords beside which `properties` does not say which arguments there are."""
 _ANY = "(?s:.*)"
+_GAP = r"[ \n]{0,4}"
+"""What may stand around a thought; a model could write any white space until it is cut."""
 _UNTAGGED = r"([^<]|<[^\/ta])*"
 """What holds no tag of a thought or an answer, as a regular expression between slashes."""
 
@@ -186,14 +190,6 @@ class ReplyGrammar:
         *,
         opener: str = "",
     ) -> Constraint:
-        if self._opens_thought:
-            start = f"open_thought ({start})"
-        elif answer.thinks or self.thinks:
-            start = f"thought{'' if answer.thinks else '?'} ({start})"
-            rules = [*rules, f"thought: /\\s*/ {self._literal('<think>')} open_thought"]
-        if "thought" in start:
-            thinking, rule = self._free_until("thinking", _UNTAGGED if answer.thinks else _ANY, "</think>")
-            rules = [*rules, f"open_thought: {thinking} /\\s*/", *rule]
         constraint = Constraint(
             grammar="\n".join([f"start: {start}", *rules]),
             kind=kind,
@@ -202,7 +198,16 @@ class ReplyGrammar:
             opener=opener,
         )
         grammars_of(self.tokenizer).matcher(constraint)  # raises where it cannot be followed
-        return constraint
+        if self._opens_thought:
+            start = f"open_thought ({start})"
+        elif answer.thinks or self.thinks:
+            start = f"thought{'' if answer.thinks else '?'} ({start})"
+            rules = [*rules, f"thought: /{_GAP}/ {self._literal('<think>')} open_thought"]
+        else:
+            return constraint
+        thinking, rule = self._free_until("thinking", _UNTAGGED if answer.thinks else _ANY, "</think>")
+        rules = [*rules, f"open_thought: {thinking} /{_GAP}/", *rule]
+        return replace(constraint, grammar="\n".join([f"start: {start}", *rules]))
 
     @property
     def _opens_thought(self) -> bool:
@@ -222,7 +227,7 @@ class ReplyGrammar:
         if answer.between is not None:
             begin, end = answer.between  # words are ordinary text, whatever control tokens there are
             rest = _UNTAGGED if begin.startswith("<") else _ANY
-            said = f"said[suffix={quoted(end)}]: /\\s*[^\\s<]{rest}/"
+            said = f"said[suffix={quoted(end)}]: /{_GAP}[^\\s<]{rest}/"
             return [f"words: {quoted(begin)} said", said]
         if frame is None:
             return [f"words: /{_ANY}/"]
@@ -241,18 +246,31 @@ class ReplyGrammar:
         rules = [f"first: {' | '.join(names)}"]
         for label, tool in zip(names, tools, strict=True):
             function = _function(tool)
-            schema = {"type": "object", "additionalProperties": False, **(function.get("parameters") or {})}
+            schema = _arguments_schema(function)
+            self._expect_read(function["name"], schema.get("properties") or {})
             if frame.spelled is not None:
                 rest, more = frame.spelled.rules(label, schema, self._literal)
                 rest = rest.replace(_NAME, function["name"])  # some name the tool twice
                 rules += [f"{label}: {self._literal(function['name'])} ({rest})", *more]
                 continue
-            written = _json(schema, frame.separators)
-            rules.append(f"{label}: {self._literal(function['name'] + frame.between)} {written}")
+            named = self._literal(function["name"] + frame.between)
+            rules.append(f"{label}: {named} {_json(schema, frame.separators)}")
         rules.append(f"call: {self._literal(frame.before)} first {self._literal(frame.after)}")
         if frame.joint is None or not parallel:
             return [*rules, "more: ", "calls: call"]
         return [*rules, f"more: ({self._literal(frame.joint)} call)*", "calls: call more"]
+
+    def _expect_read(self, name: str, arguments: Collection[str]) -> None:
+        """Raises ConfigurationError for names that the parser does not read back from a call."""
+        text = self._rendered("", _call(dict.fromkeys(arguments, 5))) or ""
+        text = text.replace(_NAME, name)  # as the grammar writes it
+        read = [(call.name, *call.arguments) for call in self.parser.read(text).tool_calls]
+        is_plain = all(self._literal(each) == quoted(each) for each in (name, *arguments))
+        if not is_plain or list(map(sorted, read)) != [sorted([name, *arguments])]:
+            raise ConfigurationError(
+                f"a call of tool {name!r} with the arguments {', '.join(arguments)!r:.200} cannot be read "
+                "back in this chat template: rename what has more than letters, digits and _"
+            )
 
     def _frame(self) -> CallFrame:
         """How the template writes a call; raises ConfigurationError where no grammar can be made of it."""
@@ -308,10 +326,9 @@ class ReplyGrammar:
     def _rendered(self, words: str, *calls: ToolCall) -> str | None:
         """A reply as the template writes it; None where it refuses."""
         try:
-            text = self.render(Message(role="assistant", content=words, tool_calls=calls))
+            return self.render(Message(role="assistant", content=words, tool_calls=calls))
         except ConfigurationError:
             return None
-        return text
 
     def _literal(self, text: str) -> str:
         """A text in the grammar, control tokens in it by their ids."""
@@ -337,6 +354,17 @@ def _json(schema: Mapping[str, Any], separators: tuple[str, str] = _SEPARATORS[0
 
 def _call(arguments: Mapping[str, Any]) -> ToolCall:
     return ToolCall(name=_NAME, arguments=arguments)
+
+
+def _arguments_schema(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of a call's arguments: those that it names and no others. Raises ConfigurationError for no object."""
+    schema = {"type": "object", **(function.get("parameters") or {})}
+    if "object" not in schema["type"]:
+        raise ConfigurationError(
+            f"tool {function['name']!r} takes {schema['type']!r}: give it the type object"
+        )
+    closed = {} if any(key in schema for key in _ELSEWHERE) else {"additionalProperties": False}
+    return {**closed, **schema, "type": "object"}
 
 
 def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -105,6 +105,8 @@ class SpelledArguments:
         Raises ConfigurationError for a keyword that this form cannot keep to.
         """
         properties, required = schema.get("properties") or {}, set(schema.get("required") or ())
+        for keyword in {*_OF_VALUES, "$ref", "anyOf", "oneOf"} & schema.keys():
+            _refuse("parameters", keyword)
         if not properties:
             return literal(self.empty), []
         names = sorted(properties, key=str.lower) if self.are_sorted else list(properties)
@@ -254,6 +256,6 @@ def escaped(text: str) -> str:
 
 def _refuse(name: str, keyword: str) -> str:
     raise ConfigurationError(
-        f"the argument {name!r} has {keyword} in its schema, which no grammar of this chat template's calls "
-        "can keep to: leave it out, or use a template whose calls are JSON, such as chatml"
+        f"{name!r} has {keyword} in its schema, which no grammar of this chat template's calls can keep to: "
+        "leave it out, or use a template whose calls are JSON, such as chatml"
     )

@@ -96,6 +96,13 @@ async def test_what_no_grammar_keeps_is_a_400_that_names_it(client: openai.Async
         await answer(
             client, tools=[tool("weather")], tool_choice={"type": "function", "function": {"name": "gone"}}
         )
+    for word in ("auto", "none", "required"):  # what a tool is called must not change what is asked for
+        named = {"type": "function", "function": {"name": word}}
+        with pytest.raises(openai.BadRequestError, match=f"cannot name a tool '{word}'"):
+            await answer(client, tools=[tool(word), tool("weather")], tool_choice=named)
+    endless = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#"}}}
+    with pytest.raises(openai.BadRequestError, match="llguidance cannot follow"):
+        await answer(client, response_format=endless)
     with pytest.raises(openai.BadRequestError, match="tools are missing"):
         await answer(client, tool_choice="required")
     with pytest.raises(openai.BadRequestError, match="could cut an answer"):

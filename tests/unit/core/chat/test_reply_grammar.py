@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from chat_templates import TRL_WITH_TOOLS, chosen, trl_template
+from chat_templates import TRL_WITH_TOOLS, chosen, trl_template, trl_tokenizer
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tiny_models import tiny_tokenizer
 
-from stateset_agents.backends.grammars import grammars_of
+from stateset_agents.backends.grammars import grammars_of, library_version
+from stateset_agents.core.chat.plain_template import PlainTemplate
 from stateset_agents.core.chat.reply_grammar import AnswerFormat, ReplyGrammar
-from stateset_agents.core.chat.template import JinjaTemplate
+from stateset_agents.core.chat.template import ChatTemplate, JinjaTemplate
 from stateset_agents.types.constraint import Constraint
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message, ToolCall
@@ -42,7 +46,7 @@ IN_SUITE = ("qwen3", "gptoss", "gemma4", "lfm2_2_5")
 
 
 def written(
-    template: JinjaTemplate, constraint: Constraint, dice: random.Random, most: int = 700
+    template: ChatTemplate, constraint: Constraint, dice: random.Random, most: int = 700
 ) -> str | None:
     """A reply that the grammar lets through, drawn token by token; None where it has no end in `most`."""
     matcher, ids = grammars_of(template.tokenizer).matcher(constraint), []
@@ -176,10 +180,110 @@ def test_what_cannot_be_kept_is_refused_by_name() -> None:
     with pytest.raises(ConfigurationError, match="not"):
         grammar.of_calls([tool("f", ["x"], x={"not": {"type": "string"}})], "required")
     spelled = ReplyGrammar.of(trl_template("gemma4"))
-    with pytest.raises(ConfigurationError, match="argument 'x' has an object in its schema"):
+    with pytest.raises(ConfigurationError, match="'x' has an object in its schema"):
         spelled.of_calls([tool("f", ["x"], x={"type": "object"})], "required")
     with pytest.raises(ConfigurationError, match="no fixed text begins a call"):
         ReplyGrammar.of(trl_template("llama3_1")).of_calls(TOOLS, "auto")
+
+
+NOT_READ = [
+    ("qwen3", 'a"b', "x"),
+    ("qwen3", "a\nb", "x"),
+    ("qwen3", "<|im_end|>", "x"),
+    ("gptoss", "a b", "x"),
+    ("gemma4", "a b", "x"),
+    ("gemma4", "f", "a:b"),
+    ("lfm2_2_5", "f", "a b"),
+    ("qwen3_5_think", "f", "a>b"),
+    ("muse_glimmer", "f", 'a"b'),
+]
+
+
+@pytest.mark.parametrize(("name", "called", "argument"), NOT_READ)
+def test_names_that_the_parser_would_not_read_back_are_refused(name: str, called: str, argument: str) -> None:
+    grammar = ReplyGrammar.of(trl_template(name))
+    with pytest.raises(ConfigurationError, match="cannot be read back in this chat template: rename"):
+        grammar.of_calls([tool(called, [argument], **{argument: {"type": "string"}})], "required")
+
+
+def test_names_need_not_be_ascii_where_a_template_escapes_them() -> None:
+    template = PlainTemplate(tiny_tokenizer())
+    called = [tool("größe", ["maß"], maß={"enum": ["ä"]})]
+    text = written(template, ReplyGrammar.of(template).of_calls(called, "größe"), random.Random(0))
+    (call, *_) = template.parser.read(str(text), tools=called).tool_calls
+    assert (call.name, call.arguments, call.error) == ("größe", {"maß": "ä"}, None)
+
+
+@pytest.mark.parametrize("value", ["</tool_call>", "<|im_end|>"])
+def test_a_schema_may_name_a_marker_and_no_control_token_is_written(value: str) -> None:
+    template = trl_template("qwen3")
+    marked = [tool("f", ["x"], x={"enum": [value]})]
+    constraint = ReplyGrammar.of(template).of_calls(marked, "f", parallel=False)
+    text = written(template, constraint, random.Random(0))
+    assert text is not None
+    (call,) = template.parser.read(text, tools=marked).tool_calls
+    assert (call.error, call.arguments) == (None, {"x": value})
+
+
+N = {"type": "object", "properties": {"n": {"enum": [1]}}, "required": ["n"]}
+
+
+@pytest.mark.parametrize(
+    "parameters", [{"$ref": "#/$defs/n", "$defs": {"n": N}}, {"anyOf": [N, N]}, {"allOf": [N]}]
+)
+def test_arguments_may_be_described_elsewhere(parameters: dict[str, Any]) -> None:
+    template = trl_template("qwen3")
+    described = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    constraint = ReplyGrammar.of(template).of_calls(described, "f", parallel=False)
+    call = ToolCall(name="f", arguments={"n": 1})
+    assert admits(
+        template, constraint, template.render_reply(Message(role="assistant", content="", tool_calls=(call,)))
+    )
+
+
+def test_arguments_described_elsewhere_are_refused_where_they_are_no_json() -> None:
+    described = {"type": "function", "function": {"name": "f", "parameters": {"anyOf": [N, N]}}}
+    with pytest.raises(ConfigurationError, match="'parameters' has anyOf in its schema"):
+        ReplyGrammar.of(trl_template("gemma4")).of_calls([described], "required")
+
+
+def test_what_no_reply_fits_is_refused_before_one_is_sampled() -> None:
+    grammar = ReplyGrammar.of(trl_template("qwen3"))
+    with pytest.raises(ConfigurationError, match="llguidance cannot follow"):
+        grammar.of_words(AnswerFormat(schema={"$ref": "#"}))
+    endless = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+    with pytest.raises(ConfigurationError, match="llguidance cannot follow"):
+        grammar.of_words(AnswerFormat(schema=endless))
+    text = [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]
+    with pytest.raises(ConfigurationError, match="tool 'f' takes 'string': give it the type object"):
+        grammar.of_calls(text, "required")
+
+
+def test_what_is_kept_of_grammars_is_bounded_by_their_text() -> None:
+    """Else a server's clients, each with large schemas of its own, would fill its memory."""
+    tokenizer = trl_tokenizer("qwen3")
+    grammars = grammars_of(tokenizer)
+    for number in range(12):
+        listed = {"enum": [f"{number} {'x' * 1000} {value}" for value in range(600)]}
+        constraint = Constraint(
+            grammar=f"start: %json {json.dumps(listed)}",
+            kind="json",
+            stop_ids=(0,),
+            version=library_version(),
+        )
+        grammars.matcher(replace(constraint, limit=9)).allowed()
+    kept = grammars._compile.cache_info().currsize, grammars._closer.cache_info().currsize
+    assert max(kept) <= 7
+    assert grammars._texts.cache_info().misses == 1  # of the vocabulary, not of each grammar
+
+
+def test_json_answers_are_laid_out_as_json_dumps_does() -> None:
+    """A model may else write line breaks until it is cut."""
+    template = trl_template("qwen3")
+    answer = AnswerFormat(schema={**N, "additionalProperties": False})
+    assert accepts(template, answer, '{"n": 1}')
+    for text in ('{\n"n": 1}', '{"n":\n1}', '{"n": 1\n}', '{"n":  1}'):
+        assert not accepts(template, answer, text), text
 
 
 def test_json_answers_are_of_the_schema() -> None:
@@ -239,6 +343,9 @@ def test_a_thought_and_an_answer_are_asked_for_by_the_grammar(answer: AnswerForm
         assert not accepts(template, answer, "12")
         if answer.thinks:
             assert not accepts(template, answer, text.format("a <answer> 3 </answer> b", "12"))
+            # Any white space before the thought, and a model could write it until it is cut.
+            assert accepts(template, answer, "\n\n" + text.format("3", "12"))
+            assert not accepts(template, answer, "\n" * 5 + text.format("3", "12"))
 
 
 def test_a_schema_and_a_frame_are_not_both_kept() -> None:

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+import yaml
 from tiny_grammars import PROMPT, constraint_of
 
 from stateset_agents.backends.scripted import ScriptedBackend
@@ -57,3 +58,9 @@ def test_trl_and_distillation_refuse_truncated_rollouts(truncation: dict[str, An
 def test_samplers_without_grammars_refuse_them_by_name(sampler: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{sampler} cannot keep to a grammar"):
         SamplingParams(constraint=constraint_of()).refuse_constraint(sampler)
+
+
+def test_off_of_a_yaml_file_is_the_word() -> None:
+    assert AgentConfig(**yaml.safe_load("constrain: off")).constrain == "off"
+    with pytest.raises(ValueError, match="constrain"):
+        AgentConfig(**yaml.safe_load("constrain: on"))

@@ -177,7 +177,7 @@ def legs() -> Domain:
 
 def errands() -> Domain:
     """Requests of three errands, in wordings of training."""
-    direct = RetailErrands(num_train=1500)
+    direct = RetailErrands(num_train=4000)
     parts = DecomposedProblems(direct, decomposer=IN_PARTS)
 
     async def show(problem: Scenario) -> list[Dialogue]:
@@ -225,8 +225,8 @@ def errands() -> Domain:
         split=sentences,
         has_votes=False,
         max_new_tokens=128,
-        num_shown=1500,
-        shown_steps=700,
+        num_shown=4000,
+        shown_steps=2500,
     )
 
 
@@ -410,7 +410,7 @@ def main() -> None:
     )
     parser.add_argument("--domains", nargs="+", choices=DOMAINS, default=list(DOMAINS))
     parser.add_argument("--tokens", type=int, default=120_000, help="that each training samples")
-    parser.add_argument("--learning-rate", type=float, default=3e-4, help="of both trainings")
+    parser.add_argument("--learning-rate", type=float, default=1e-4, help="of both trainings")
     parser.add_argument("--episodes", type=int, default=100, help="held-out problems")
     parser.add_argument("--folder", type=Path, default=Path("runs/decomposed-domains"))
     parser.add_argument("--write", action="store_true", help="write the tables into docs/hierarchical.md")

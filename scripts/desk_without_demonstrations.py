@@ -8,7 +8,7 @@
 - base: the model as it is, with the grammar and without;
 - seed 0, 1, 2: GRPO from there: 24 steps of one reply, in which the right look-up is paid for, in three
   families that each want another one; then examples/desk_with_grammar.yaml, whole conversations of all six;
-- no bias: seed 0 without `call_bias`;
+- bias: seed 0 with `call_bias`, 4 nats over 24 steps;
 - unmasked: seed 0 with an update that takes each token's log-prob among all tokens, forced ones too;
 - warm start: fine-tuned on 24 conversations by examples/warm_start_and_grpo.py, measured with the grammar;
 - warm start, GRPO: seed 0 from there.
@@ -51,8 +51,6 @@ LOOK_UP: Mapping[str, Any] = {
     "training.baseline_type": "global_mean",  # a call in vain is worth less than others
     "training.advantage_clip": 3,
     "training.entropy_coef": 0.02,  # over the choices that the grammar leaves
-    "training.call_bias": 0.0,
-    "training.call_bias_steps": 0,
     "training.reward_weights": {"checked": 1},
     "environment.families": ["order_status", "exchange", "lost_parcel"],
     "environment.max_turns": 1,
@@ -70,7 +68,7 @@ class Row:
     steps: int = 0
     """Of GRPO; 0 measures the model that it begins with."""
     is_masked: bool = True
-    is_biased: bool = True
+    call_bias: float = 0.0
     warm_start: bool = False
 
 
@@ -79,7 +77,7 @@ def rows(steps: int) -> list[Row]:
     return [
         Row("base"),
         Row("seed 0", 0, steps),
-        Row("no bias", 0, min(steps, 18), is_biased=False),
+        Row("bias", 0, min(steps, 18), call_bias=4.0),
         Row("unmasked", 0, min(steps, 18), is_masked=False),
         Row("seed 1", 1, steps),
         Row("seed 2", 2, steps),
@@ -185,14 +183,14 @@ def make(row: Row, output: Path, episodes: Mapping[str, int]) -> None:
         named["agent.model_name"] = warm_started(output / "warm")
     if row.steps:
         named["training.max_steps"] = row.steps
-    if not row.is_biased:
-        named |= {"training.call_bias": 0.0, "training.call_bias_steps": 0}
     if not row.is_masked:
         named["training.importance"] = "none"  # ratio 1, as in trainers that take pi_old anew
         unmask()
     stages = [name for name in STAGES if name == "desk" or not row.warm_start] if row.steps else []
     for stage in stages:
         runs = sorted((output / name).glob(f"*-{stage}"))
+        if stage == "desk" and row.call_bias:
+            named |= {"training.call_bias": row.call_bias, "training.call_bias_steps": 24}
         model, learning = asyncio.run(trained(load_experiment(CONFIG, {**named, **STAGES[stage]}), runs))
         entry.setdefault("learning", {})[stage] = learning
         named["agent.model_name"] = model

@@ -37,7 +37,7 @@ from stateset_agents.core.rollout.episode import EpisodeSeeds
 from stateset_agents.environments.retail_desk import RetailDesk
 from stateset_agents.evaluation.evaluator import evaluate, held_out
 from stateset_agents.types.seeds import derive
-from stateset_agents.types.trajectory import Status, TrajectoryGroup, Turn, by_scenario
+from stateset_agents.types.trajectory import Status, TrajectoryGroup, Turn, as_groups
 
 NUM_SCENARIOS, NUM_GENERATIONS = 8, 8  # P and G: 64 conversations a step
 NUM_ITERATIONS = 2  # optimiser steps on each step's conversations
@@ -94,7 +94,7 @@ async def roll_out(
         for member in range(NUM_GENERATIONS):
             seeds = EpisodeSeeds(user=user_seed, agent=derive(seed, "agent", step, scenario.id, member))
             conversations.append(play(agent, environment, scenario, Session(episode, member), seeds))
-    return by_scenario(await asyncio.gather(*conversations))
+    return as_groups(await asyncio.gather(*conversations))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -344,8 +344,8 @@ class VLLMBackend:
         if params.constraint is not None:
             if params.constraint.raised is not None:
                 raise ConfigurationError(
-                    "vLLM's logit_bias holds for all tokens of a reply, and call_bias for the first: leave "
-                    "call_bias at 0, or train a model in this process"
+                    "vLLM's logit_bias holds for all tokens of a reply, and call_bias for its beginning: "
+                    "leave call_bias at 0, or train a model in this process"
                 )
             sampling["structured_outputs"] = {"grammar": params.constraint.grammar}
         async with self._request():

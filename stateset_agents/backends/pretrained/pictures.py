@@ -180,7 +180,7 @@ def stacked(pixels: Iterable[PixelValues], model: Any, device: torch.device) -> 
             arguments[name] = torch.cat(parts, dim=axis)
         except RuntimeError as error:
             raise ConfigurationError(
-                f"it gives pictures of several sizes ({parts[0].shape}, {name}): let it resize them"
+                f"the processor gives several sizes ({parts[0].shape}, {name}): let it resize to one"
             ) from error
     return arguments
 

@@ -153,7 +153,7 @@ def _table(path: Path, text: str, delimiter: str) -> Iterator[Located]:
                 )
         elif len(cells) != len(names):
             raise ConfigurationError(
-                f"{path}, line {start}: {len(cells)} cells where the header has {len(names)}: quote commas"
+                f"{path}, line {start}: {len(cells)} cells where the header has {len(names)}: quote a comma"
             )
         else:
             yield f"line {start}", dict(zip(names, cells, strict=True))

@@ -88,7 +88,7 @@ class Sample:
     def __post_init__(self) -> None:
         if len(self.advantages) != self.trajectory.num_agent_tokens:
             raise ValueError(
-                f"advantages must be {self.trajectory.num_agent_tokens}, got {len(self.advantages)}"
+                f"{self.trajectory.num_agent_tokens} tokens need advantages, got {len(self.advantages)}"
             )
         object.__setattr__(self, "rows", self.trajectory.rows)  # it is frozen, and they are computed
         trained = itertools.chain.from_iterable(map(trained_turns, self.rows))

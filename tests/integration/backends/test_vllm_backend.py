@@ -108,7 +108,7 @@ async def test_a_grammar_goes_over_the_wire_and_what_it_forbids_is_an_error(fold
         assert said.constraint == constraint
         assert said.forced[-1]  # the end
         assert said.logprobs[-1] == 0.0
-        with pytest.raises(ConfigurationError, match=r"call_bias for the first: leave call_bias at 0"):
+        with pytest.raises(ConfigurationError, match=r"call_bias for its beginning: leave call_bias at 0"):
             await backend.generate(
                 PROMPT, replace(params, constraint=replace(constraint, raised=((3,), 1.0)))
             )

@@ -104,7 +104,7 @@ def test_packs_are_as_few_as_can_be_and_then_of_like_size():
 
 
 def test_a_sample_needs_an_advantage_for_each_agent_token():
-    with pytest.raises(ValueError, match="advantages must be 2, got 1"):
+    with pytest.raises(ValueError, match="2 tokens need advantages, got 1"):
         Sample(trajectory=talk(([1], [2, 3])), advantages=(1.0,))
 
 

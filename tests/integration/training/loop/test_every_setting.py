@@ -192,7 +192,7 @@ AGENT = {
     "compact_prompt": Change("In one word?", given={**COMPACT, "compact_room": 100}, parts="four turns"),
     "context_window": Change("sliding", given={"max_context_tokens": 50}),
     "stop": Change(("\x00", *"aeiou"), given={"max_new_tokens": 40}),
-    "constrain": Change("calls", parts="with a tool"),
+    "constrain": Change("calls", given={"model_name": "roomy"}, parts="with a tool"),
     "temperature": Change(0.0, "said"),
     "top_k": Change(3),
     "top_p": Change(0.5),
@@ -425,10 +425,12 @@ async def watch(trainer: Any, work: Any, root: Path) -> Seen:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two saved tiny models, and room for runs."""
+    """Saved tiny models, one with a context in which a tool fits, and room for runs."""
     root = tmp_path_factory.mktemp("settings")
-    for name, seed in (("model", 0), ("other", 1)):
-        tiny_model(seed=seed).save_pretrained(root / name)
+    for name, seed, context in (("model", 0, 256), ("other", 1, 256), ("roomy", 0, 1024)):
+        model = tiny_model(seed=seed)
+        model.config.max_position_embeddings = context
+        model.save_pretrained(root / name)
         tiny_tokenizer().hf.save_pretrained(root / name)
     return root
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 import pytest
@@ -145,7 +144,7 @@ async def test_a_resumed_run_ends_with_the_bits_of_one_that_was_not_interrupted(
             await trainer.save_checkpoint()
             run = trainer.run
             await trainer.stop()
-            found.append(agent.backend.model.state_dict())
+            found.append(agent.backend.master_model().state_dict())
             await agent.close()
     assert all(torch.equal(value, found[2][name]) for name, value in found[0].items())
     assert not all(torch.equal(value, found[1][name]) for name, value in found[0].items())
@@ -214,7 +213,7 @@ async def test_trl_s_own_generation_plays_the_same_kind_of_conversations(tmp_pat
         trainer.learner.trainer._generate_single_turn = watched
         for _ in range(2):
             weights = trainer.learner.weights()
-            model = copy.deepcopy(agent.backend.model)
+            model = agent.backend.master_model()
             model.load_state_dict(weights)
             groups = await trainer.generate_trajectories(trainer.environment.scenarios("train")[:2])
             for one in (trajectory for group in groups for trajectory in group.trajectories):

@@ -106,7 +106,12 @@ class Terminal:
             self._in_line = False
 
 
-COMMANDS = "/save FILE, /reset, /quit"
+COMMANDS = {
+    "/save FILE": "append the conversation so far to a file",
+    "/reset": "begin a new conversation",
+    "/help": "say this",
+    "/quit": "leave, as Ctrl-D does; Ctrl-C stops an answer",
+}
 
 
 class ChatLoop:
@@ -158,8 +163,10 @@ class ChatLoop:
             self._terminal.remark("(a new conversation)")
         elif command == "/save":
             self._write(argument.strip())
+        elif command == "/help":
+            self._terminal.note("\n".join(f"{name:<12}{effect}" for name, effect in COMMANDS.items()))
         elif command.startswith("/"):
-            raise ConfigurationError(f"no command {command!r}; there are {COMMANDS}")
+            raise ConfigurationError(f"no command {command!r}; there are {', '.join(COMMANDS)}")
         elif command:
             self._runner.run(self._answer(line))
         return True
@@ -297,11 +304,13 @@ class _ChatOptions:
 
     def introduction(self) -> list[str]:
         """Lines to show before the first prompt."""
-        lines = [f"{self.agent.model_name}; {COMMANDS}; Ctrl-C stops an answer, Ctrl-D leaves"]
+        lines = [f"{self.agent.model_name}; {', '.join(COMMANDS)}; Ctrl-C stops an answer, Ctrl-D leaves"]
         if self.loaded:
             lines.append(f"going on after {len(self.loaded)} messages")
         if self.scenario is not None:
-            lines.append(f"what is known of {self.scenario.id}: {dict(self.scenario.context)}")
+            facts = {name: value for name, value in self.scenario.context.items() if value not in ("", None)}
+            lines.append(f"what you know as the user of {self.scenario.id}:")
+            lines += [f"  {name.replace('_', ' ')}: {value!s:.200}" for name, value in facts.items()]
         return lines
 
 

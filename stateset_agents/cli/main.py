@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import io
 import os
-import re
 import select
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn, cast
+from importlib import metadata
+from typing import Any, cast
 
 from stateset_agents.cli import (
     chat,
@@ -25,7 +25,7 @@ from stateset_agents.cli import (
     study,
     train,
 )
-from stateset_agents.cli.output import add_verb
+from stateset_agents.cli.output import HelpFormatter, add_verb
 from stateset_agents.types.errors import ConfigurationError, StatesetError
 from stateset_agents.types.logs import configure_logging, shown_line
 from stateset_agents.types.settings import nearest
@@ -46,13 +46,11 @@ class _Parser(argparse.ArgumentParser):
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
-            if action.choices:
-                error.message += nearest(str(value), map(str, action.choices))
+            hint = nearest(str(value), map(str, action.choices or ()))
+            if isinstance(action, argparse._SubParsersAction):
+                self.error(f"no verb {value!r}{hint}: `{self.prog} --help` lists them")
+            error.message += hint
             raise
-
-    def error(self, message: str) -> NoReturn:
-        """Report an error like argparse, without the blanks that align the list of verbs."""
-        super().error(re.sub("VERB +", "VERB", message))
 
     def _subparser(self, verb: str | None) -> _Parser:
         for action in self._actions:
@@ -95,6 +93,27 @@ _VERBS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "build-embedded": models.run_build_embedded,
 }
 """The verbs, in the order of the help."""
+
+
+class _PrintCompletion(argparse.Action):
+    """Prints a shell's completion script; what no choices bound is completed as a file."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: Any = None
+    ) -> None:
+        import shtab
+
+        parsers = [parser]
+        for each in parsers:
+            for action in each._actions:
+                if isinstance(action, argparse._SubParsersAction):
+                    parsers += action.choices.values()
+                elif action.nargs != 0 and action.choices is None and action.type is None:
+                    action.complete = shtab.FILE  # type: ignore[attr-defined]  # shtab reads it
+        print(shtab.complete(parser, values))
+        parser.exit()
+
+
 _COMPUTED_OPTIONS: Mapping[str, Callable[[argparse.ArgumentParser], None]] = {
     "evaluate": evaluate.add_options,
     "compare": partial(evaluate.add_options, sides=evaluate.SIDES),
@@ -109,13 +128,21 @@ def command_parser() -> argparse.ArgumentParser:
     """The parser of all verbs."""
     parser = _Parser(
         prog="stateset-agents",
-        usage="%(prog)s [-h] VERB ...",
-        add_help=False,  # two lines of a screen
+        usage="%(prog)s VERB ...",
+        formatter_class=partial(HelpFormatter, max_help_position=20),
         description="Train multi-turn conversational agents by GRPO, on this machine.",
+        epilog="`stateset-agents VERB --help` has each verb's options, examples and exit codes.",
     )
-    parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
-    longest = "VERB".ljust(len("build-embedded") + 2)  # argparse forgets that verbs are indented
-    subparsers = parser.add_subparsers(prog=parser.prog, dest="verb", required=True, metavar=longest)
+    version = f"%(prog)s {metadata.version('stateset-agents')}"
+    parser.add_argument("--version", action="version", version=version, help="print the version")
+    parser.add_argument(
+        "--print-completion",
+        action=_PrintCompletion,
+        choices=("bash", "zsh", "fish"),
+        metavar="SHELL",
+        help="print the completion script of bash, zsh or fish",
+    )
+    subparsers = parser.add_subparsers(prog=parser.prog, dest="verb", title="verbs", metavar="VERB")
     for verb, run in _VERBS.items():
         verb_parser = add_verb(subparsers, verb, run)
         if verb in _COMPUTED_OPTIONS:
@@ -128,7 +155,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     `status` returns 3 for a deployment that was rolled back.
     """
-    args = command_parser().parse_args(argv)
+    parser = command_parser()
+    args = parser.parse_args(argv)
+    if args.verb is None:
+        parser.print_help()
+        return 0
     args.argv = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

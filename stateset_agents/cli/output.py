@@ -7,7 +7,9 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
+import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,11 +25,38 @@ OPTIONS: Mapping[str, Any] = read_yaml(Path(__file__).with_name("options.yaml"))
 _TYPES = {"int": int, "float": float}
 
 
+EXIT_CODES: Mapping[int, str] = {0: "done", 1: "an error", 2: "a wrong command", 130: "interrupted"}
+"""What a verb's exit code means, unless `OPTIONS` says more."""
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Help of at most 100 columns; lines that begin with a blank stay as they are."""
+
+    def __init__(self, prog: str, max_help_position: int = 28) -> None:
+        width = min(shutil.get_terminal_size().columns - 2, 100)
+        super().__init__(prog, max_help_position=max_help_position, width=width)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        filled = (line if line.startswith(" ") else textwrap.fill(line, width) for line in text.split("\n"))
+        return "\n".join(indent + line for line in filled)
+
+    def _format_action(self, action: argparse.Action) -> str:
+        if isinstance(action, argparse._SubParsersAction):  # its verbs, without a heading of their own
+            return "".join(map(self._format_action, action._get_subactions()))
+        return super()._format_action(action)
+
+
 def add_verb(subparsers: Any, verb: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
     """Register a verb as `OPTIONS` has it; `run` carries it out and returns the exit code."""
     words = dict(OPTIONS[verb])
     arguments, alternatives = words.pop("arguments", {}), words.pop("one_of", {})
-    parser: argparse.ArgumentParser = subparsers.add_parser(verb.split()[-1], **words)
+    examples = "\n".join(f"  stateset-agents {example}" for example in words.pop("examples"))
+    meanings = EXIT_CODES | words.pop("exit_codes", {})
+    codes = "; ".join(f"{code} {meaning}" for code, meaning in sorted(meanings.items()))
+    words["epilog"] = f"examples:\n{examples}\n\nexit codes: {codes}"
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        verb.split()[-1], formatter_class=HelpFormatter, **words
+    )
     parser.set_defaults(run=run)
     if alternatives:
         add_arguments(parser.add_mutually_exclusive_group(required=True), alternatives)

@@ -37,7 +37,7 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
             type=float if isinstance(field.default, float) else int,
             default=field.default,
             metavar="N",
-            help=texts[name] + ("" if field.default is None else f" ({field.default:g})"),
+            help=texts[name] + ("" if field.default is None else f" ({field.default:,})"),
         )
     add_arguments(parser, OPTIONS["of serve, after its limits"]["arguments"])
 

@@ -26,13 +26,17 @@ if TYPE_CHECKING:
 
 def add_verbs(parser: argparse.ArgumentParser) -> None:
     """Register the verb's two verbs."""
-    verbs = parser.add_subparsers(dest="study_verb", required=True, metavar="run|report")
+    verbs = parser.add_subparsers(dest="study_verb", title="verbs", metavar="VERB")
+    parser.set_defaults(help=parser.format_help)
     for verb in ("study run", "study report"):
         add_verb(verbs, verb, run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Carry out `study run` or `study report`; returns its exit code."""
+    """Carry out `study run` or `study report`; returns its exit code. Without either it shows the help."""
+    if args.study_verb is None:
+        print(args.help(), end="")
+        return 0
     return report(args) if args.study_verb == "report" else run_cells(args)
 
 

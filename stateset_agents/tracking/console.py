@@ -139,7 +139,7 @@ class PlayDisplay:
         """`done` of `number` have been played."""
         now = time.monotonic()
         left = (now - self._started) / done * (number - done)
-        line = f"{self._name}: {done}/{number} held-out scenarios played  left {_minutes(left)}"
+        line = f"{self._name}: {done}/{number} conversations played  left {_minutes(left)}"
         if self._console.is_terminal:
             self._live.update(Text(line))
         elif now - self._printed >= _PLAY_SECONDS:

@@ -276,7 +276,7 @@ def test_bytes_that_are_no_text_do_not_end_the_chat(chat: Any, folder: Path) -> 
         ("", ["--set", "max_new_tokens=8"], "got 'max_new_tokens' (did you mean 'agent.max_new_tokens'?)"),
         ("", ["--set", "agent.sed=1"], "AgentConfig has no field 'sed' (did you mean 'seed'?)"),
         ("", ["--set", "environment.seed=1", "--model", "x"], "there is no environment, give --environment"),
-        ("/sav x\n", [], "no command '/sav'; there are /save FILE, /reset, /quit"),
+        ("/sav x\n", [], "no command '/sav'; there are /save FILE, /reset, /help, /quit"),
         ("/save\n", [], "/save needs a file, for example /save chat.jsonl"),
         ("/save x.jsonl\n", ["--model", "./model"], "there is nothing to save yet"),
         (
@@ -383,7 +383,7 @@ def terminal(folder: Path) -> Any:
 
 def test_a_person_sees_prompts_stops_an_answer_and_leaves(terminal: Any, folder: Path) -> None:
     chat = terminal("--model=any", "--tools", "my_tools:look_up", "--save=person.jsonl")
-    assert "/save FILE, /reset, /quit" in chat.until(lambda seen: seen.endswith("you> "))
+    assert "/save FILE, /reset, /help, /quit" in chat.until(lambda seen: seen.endswith("you> "))
     chat.type("hi\n")
     chat.until(lambda seen: "agent> Hello." in seen and seen.endswith("you> "))
     chat.type("a story\n")

@@ -66,9 +66,7 @@ def test_train_shows_how_far_it_has_come_before_between_and_after(
     assert main(["train", str(desk / "measured.yaml")]) == 0
     printed = capsys.readouterr()
     played = [line.rpartition("  left")[0] for line in printed.err.splitlines() if " played " in line]
-    assert played == [
-        f"{stage}: {n}/2 held-out scenarios played" for stage in ("before", "after") for n in (1, 2)
-    ]
+    assert played == [f"{stage}: {n}/2 conversations played" for stage in ("before", "after") for n in (1, 2)]
     assert [line[:8] for line in printed.out.splitlines() if line.startswith("step ")] == [
         "step 1/2",
         "step 2/2",

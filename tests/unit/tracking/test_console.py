@@ -100,7 +100,7 @@ def test_held_out_plays_are_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch)
 
     assert printed() == []  # it took no ten seconds
     monkeypatch.setattr(console, "_PLAY_SECONDS", 0.0)
-    assert printed() == [f"before: {done}/3 held-out scenarios played  left 0:00" for done in (1, 2, 3)]
+    assert printed() == [f"before: {done}/3 conversations played  left 0:00" for done in (1, 2, 3)]
 
 
 def test_held_out_plays_are_a_live_line_on_a_terminal() -> None:
@@ -108,7 +108,7 @@ def test_held_out_plays_are_a_live_line_on_a_terminal() -> None:
     with PlayDisplay("after", console=Console(file=out, width=80, force_terminal=True)) as display:
         display.on_progress(1, 4)
         display.on_progress(4, 4)
-    assert "after: 4/4 held-out scenarios played  left 0:00" in out.getvalue()
+    assert "after: 4/4 conversations played  left 0:00" in out.getvalue()
 
 
 @pytest.mark.parametrize("display", [partial(ConsoleDisplay, 3), partial(PlayDisplay, "before")])

@@ -7,34 +7,54 @@ import gzip
 import importlib
 import io
 import json
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from stateset_agents.core.sources.trace_rows import Located, read_traces
 from stateset_agents.runtime.named_code import library
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.logs import get_logger
+from stateset_agents.types.schemas import without_nulls
 
-_LISTS = ("simulations", "problems", "data", "rows")
-"""Keys under which a JSON object has its rows: of tau2-bench, of ours, and of others."""
+_LISTS = ("simulations", "samples", "problems", "data", "rows", "runs")
+"""Keys under which a JSON object has its rows: of tau2-bench, of Inspect, of ours, and of others."""
+_log = get_logger(__name__)
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
-
-Located = tuple[str, Any]
-"""A place in the file, `line 3` say, and what stands there."""
 
 
 def read_rows(path: str | Path, *, of: str) -> list[Located]:
-    """The rows of a file, in its order. They need not be mappings: who reads them says what they must be.
+    """The rows of a file, in its order; of an export of traces its conversations, in the order of their ends.
+    Rows need not be mappings: who reads them says what they must be.
 
     All values of CSV and TSV are text, as they stand. `of` names the file in errors: "scenario file".
 
     Raises ConfigurationError, naming file and line, for what cannot be read.
     """
+    located = read_records(path, of=of)
+    traces = read_traces(located)
+    if traces is None:
+        return located
+    _log.warning(
+        f"{path}: {traces.platform}, {traces.num_calls} calls of models are {len(traces.rows)} conversations"
+        + "".join(f"; {count} left out: {reason}" for reason, count in traces.left_out.items())
+    )
+    return traces.rows
+
+
+def read_records(path: str | Path, *, of: str) -> list[Located]:
+    """What stands in a file as it stands there. Raises as `read_rows`."""
     path = Path(path)
     name = path.name.lower().removesuffix(".gz")
     suffix = Path(name).suffix
     if suffix == ".parquet":
         return list(_parquet(path, of))
+    if suffix == ".eval":
+        raise ConfigurationError(
+            f"{of} {path} is packed: write it as JSON, `inspect log convert {path} --to json --output-dir FOLDER`"
+        )
     text = _text(path, of)
     if suffix in _DELIMITERS:
         return list(_table(path, text, _DELIMITERS[suffix]))
@@ -49,17 +69,13 @@ def read_rows(path: str | Path, *, of: str) -> list[Located]:
             return _entries(json.loads(text))
         except (ValueError, RecursionError) as error:
             is_lines = text.lstrip()[:1] == "[" or _is_json(text.lstrip().partition("\n")[0])
-            if suffix == ".json" and not is_lines:
+            is_list = isinstance(error, json.JSONDecodeError) and error.msg == "Extra data"
+            if suffix == ".json" and not is_lines and not is_list:
                 at = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
                 raise ConfigurationError(f"{path}{at}: not JSON ({error})") from error
+    if text.lstrip().partition("\n")[0].strip() == "{":
+        return list(_documents(path, text))
     return list(_lines(path, text))
-
-
-def without_nulls(value: Any) -> Any:
-    """The same without keys whose value is null, at every level: Arrow gives each mapping the keys of all."""
-    if isinstance(value, Mapping):
-        return {key: without_nulls(item) for key, item in value.items() if item is not None}
-    return [without_nulls(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 _CHATS = ("messages", "conversations", "traj", "prompt", "completion")
@@ -114,6 +130,18 @@ def _lines(path: Path, text: str) -> Iterator[Located]:
                 raise ConfigurationError(
                     f"{path}, line {number}: cannot be read ({error}): {line[:60]!r}"
                 ) from error
+
+
+def _documents(path: Path, text: str) -> Iterator[Located]:
+    """JSON objects behind one another, over several lines each, as OpenTelemetry's SDK prints them."""
+    decoder, blanks, end = json.JSONDecoder(), re.compile(r"\s*"), 0
+    while (start := blanks.match(text, end).end()) < len(text):  # type: ignore[union-attr]
+        where = f"line {text.count(chr(10), 0, start) + 1}"
+        try:
+            data, end = decoder.raw_decode(text, start)
+        except (ValueError, RecursionError) as error:
+            raise ConfigurationError(f"{path}, {where}: not JSON ({error})") from error
+        yield where, data
 
 
 def _entries(data: Any) -> list[Located]:

@@ -16,7 +16,7 @@ from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.chat.escaping import encodable
 from stateset_agents.core.chat.history import ChatHistory
 from stateset_agents.core.sources.datasets import Chats, located_chats, with_shares
-from stateset_agents.core.sources.row_shapes import DataRow, expect_chat, read_schemas
+from stateset_agents.core.sources.row_shapes import DataRow, expect_chat, expect_reply, read_schemas
 from stateset_agents.core.sources.scenario_files import RowCounts, scenario_of_row
 from stateset_agents.evaluation.recorded import trajectory_of
 from stateset_agents.tracking.jsonl import damage_named
@@ -134,15 +134,7 @@ def _read(chats: Chats, tools: Sequence[Mapping[str, Any]], share: float) -> Ite
 def _chat(where: str, data: Any, tools: tuple[Mapping[str, Any], ...], counts: RowCounts) -> _Chat:
     try:
         row = counts.add(expect_chat(data))
-        if row.shape == "TRL" and str(row.rest.get("label")).lower() in ("false", "0"):
-            raise ConfigurationError(
-                "its label is false: it shows what not to say; leave it out, or name the column otherwise"
-            )
-        if not any(message.role == "assistant" for message in row.completion):
-            raise ConfigurationError(
-                "it shows no reply to imitate: give a completion, or messages that end with the assistant's; "
-                f"there are {', '.join(map(str, data))}"
-            )
+        expect_reply(row, data)
         return _Chat(
             where=where,
             scenario=scenario_of_row(row),

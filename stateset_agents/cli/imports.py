@@ -1,4 +1,4 @@
-"""`stateset-agents import`: conversations of others as scenarios, logs, examples and rows for other libraries."""
+"""`stateset-agents import`: conversations of others as scenarios, logs and examples."""
 
 from __future__ import annotations
 
@@ -14,58 +14,36 @@ from stateset_agents.tracking.run_folder import replace_file
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import shown_line
 
-_USES = {
-    "scenarios": "environment: {{name: conversation, scenarios: {file}}}",
-    "replay": "environment: {{name: chats, logs: {file}}}",
-    "sft": "stateset-agents sft {file}",
-    "evaluation": "environment: {{name: conversation, scenarios: {file}}}, measured on its split test",
-    "openai": "upload it with the purpose fine-tune",
-    "trl": 'load_dataset("json", data_files="{file}")',
-}
-
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0 once the file is described, and written where `--output` says so."""
+    if (args.form == "served") != (args.deployments is not None):
+        raise ConfigurationError("--as served and --deployments FILE go together: give both")
     if args.form == "served":
-        for option in ("deployments", "output"):
-            if getattr(args, option) is None:
-                raise ConfigurationError(f"--as served needs --{option}: see docs/served-conversations.md")
+        if args.output is None:
+            raise ConfigurationError("--as served needs --output FOLDER")
         return _import_served(args)
-    if args.deployments is not None:
-        raise ConfigurationError("--deployments goes with --as served: leave it out, or add that")
     from stateset_agents.core.sources.imports import FORMS, convert, read_import
+    from stateset_agents.core.sources.trace_rows import reason_lines
 
-    form = args.form if args.to is None else args.to
-    if args.to is not None and args.form != "auto":
-        raise ConfigurationError(
-            f"--as {args.form} is a form of ours, --to {args.to} one of others: give one"
-        )
+    form = args.form
     if args.output is not None:
         if form == "auto":
-            raise ConfigurationError(
-                f"say what {args.output} is to hold: --as scenarios, replay, sft or evaluation"
-            )
-        if Path(args.output).resolve() == Path(args.file).resolve():
-            raise ConfigurationError(f"--output {args.output} is the file itself: give another")
+            raise ConfigurationError(f"say what {args.output} is to hold: --as {' or '.join(FORMS)}")
         check_writable(args.output)
     imported = read_import(args.file, redacts=args.redact)
-    lines = imported.summary() + imported.left_out.lines()
+    forms = {name: convert(imported.rows, name) for name in (FORMS if form == "auto" else [form])}
+    left_out = imported.left_out + ([] if form == "auto" else forms[form][1])
+    lines = [*imported.summary(), *(f"left out: {line}" for line in reason_lines(left_out))]
     if args.redact:
         lines.append(f"personal text taken out: {_counted(imported.removed) or 'none'}")
-    if form == "auto":
-        made = {name: len(convert(imported.rows, name)[0]) for name in FORMS}
-        lines.append(f"could become: {', '.join(f'{name} ({count})' for name, count in made.items())}")
-    else:
-        rows, left_out = convert(imported.rows, form)
-        lines += left_out.lines()
-        if rows and args.output is not None:
-            _write(Path(args.output), rows)
-            lines.append(f"{len(rows)} rows in {args.output}: {_USES[form].format(file=args.output)}")
-        else:
-            lines.append(f"{len(rows)} rows of {form}" + "; --output FILE writes them" * bool(rows))
-    print("\n".join(map(shown_line, lines)))
-    if not (any(made.values()) if form == "auto" else rows):
-        raise ConfigurationError(f"{args.file} gives no row: what was left out, and why, stands above")
+    counts = ", ".join(f"{len(rows)} {name}" for name, (rows, _) in forms.items())
+    print("\n".join(map(shown_line, [*lines, f"rows that it gives: {counts}"])))
+    if not any(rows for rows, _ in forms.values()):
+        raise ConfigurationError(f"{args.file} gives no row: the lines above say why")
+    if args.output is not None:
+        _write(Path(args.output), forms[form][0])
+        print(f"written: {args.output}")
     return 0
 
 

@@ -10,8 +10,10 @@ they ask that server for what they sent before.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import platform
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -253,8 +255,8 @@ def langsmith(url: str, folder: Path) -> None:
 
 
 def opentelemetry(url: str, folder: Path) -> None:
-    """By OpenTelemetry's own helper: the newest conventions, content in spans and in events; and the events of
-    the first conventions, one for each message, which the SDK's logger writes."""
+    """By OpenTelemetry's own helper: the newest conventions, content in spans and in events; and the events
+    of the first conventions, one for each message, which the SDK's logger writes."""
     os.environ |= {
         "OTEL_SEMCONV_STABILITY_OPT_IN": "gen_ai_latest_experimental",
         "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "span_and_event",
@@ -276,28 +278,44 @@ def opentelemetry(url: str, folder: Path) -> None:
     from opentelemetry.util.genai.handler import TelemetryHandler
 
     spans, logs, first = InMemorySpanExporter(), InMemoryLogRecordExporter(), InMemoryLogRecordExporter()
-    with open(folder / "otel-spans-console.json", "w") as console:
-        with open(folder / "otel-logs-console.json", "w") as log_console:
-            tracers, loggers, first_loggers = TracerProvider(), LoggerProvider(), LoggerProvider()
-            for exporter in (ConsoleSpanExporter(out=console), spans):
-                tracers.add_span_processor(SimpleSpanProcessor(exporter))
-            for record_exporter in (ConsoleLogRecordExporter(out=log_console), logs):
-                loggers.add_log_record_processor(SimpleLogRecordProcessor(record_exporter))
-            first_loggers.add_log_record_processor(SimpleLogRecordProcessor(first))
-            client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-            handler = TelemetryHandler(tracer_provider=tracers, logger_provider=loggers)
-            watched = Watched(client, handler, first_loggers.get_logger("shop"))
-            tracer = tracers.get_tracer("shop")
-            with tracer.start_as_current_span("invoke_agent shop"):
-                talk(watched, "Where is K27?", "Thanks, write to ann@example.org!")
-            with tracer.start_as_current_span("invoke_agent shop"):
-                talk(watched, "Hello!", tools=False)
+    with (
+        open(folder / "otel-spans-console.json", "w") as console,
+        open(folder / "otel-logs-console.json", "w") as log_console,
+    ):
+        tracers, loggers, first_loggers = TracerProvider(), LoggerProvider(), LoggerProvider()
+        for exporter in (ConsoleSpanExporter(out=console), spans):
+            tracers.add_span_processor(SimpleSpanProcessor(exporter))
+        for record_exporter in (ConsoleLogRecordExporter(out=log_console), logs):
+            loggers.add_log_record_processor(SimpleLogRecordProcessor(record_exporter))
+        first_loggers.add_log_record_processor(SimpleLogRecordProcessor(first))
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        handler = TelemetryHandler(tracer_provider=tracers, logger_provider=loggers)
+        watched = Watched(client, handler, first_loggers.get_logger("shop"))
+        tracer = tracers.get_tracer("shop")
+        with tracer.start_as_current_span("invoke_agent shop"):
+            talk(watched, "Where is K27?", "Thanks, write to ann@example.org!")
+        with tracer.start_as_current_span("invoke_agent shop"):
+            talk(watched, "Hello!", tools=False)
     for name, request in (
         ("otlp-spans.json", encode_spans(spans.get_finished_spans())),
         ("otlp-logs.json", encode_logs(logs.get_finished_logs())),
         ("otlp-logs-by-message.json", encode_logs(first.get_finished_logs())),
     ):
-        (folder / name).write_text(json.dumps(MessageToDict(request)) + "\n")
+        (folder / name).write_text(json.dumps(with_hex_ids(MessageToDict(request))) + "\n")
+
+
+def with_hex_ids(value: Any) -> Any:
+    """OTLP's JSON has ids in hexadecimal, and protobuf's writer has bytes in base64."""
+    if isinstance(value, list):
+        return [with_hex_ids(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: base64.b64decode(item).hex()
+        if key in ("traceId", "spanId", "parentSpanId")
+        else with_hex_ids(item)
+        for key, item in value.items()
+    }
 
 
 class Watched:
@@ -391,8 +409,8 @@ def inspect(folder: Path) -> None:
         output.usage = ModelUsage(input_tokens=10, output_tokens=5, total_tokens=15)
     shop = Task(
         dataset=[
-            Sample(id="k27", input="Where is K27?", target="Lyon"),
-            Sample(id="hello", input="Hello!", target="Lyon"),
+            Sample(id="1-k27", input="Where is K27?", target="Lyon"),
+            Sample(id="2-hello", input="Hello!", target="Lyon"),
         ],
         solver=[system_message(SYSTEM), use_tools(track()), generate()],
         scorer=includes(),
@@ -417,3 +435,5 @@ if __name__ == "__main__":
     target = Path(sys.argv[2])
     target.mkdir(parents=True, exist_ok=True)
     {"telemetry": telemetry, "inspect": inspect}[sys.argv[1]](target)
+    for file in target.glob("*.json*"):  # the same wherever they were made
+        file.write_text(file.read_text().replace(platform.platform(), "Linux"))

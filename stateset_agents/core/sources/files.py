@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from stateset_agents.core.sources.trace_rows import Located, read_traces
+from stateset_agents.core.sources.trace_rows import Located, read_traces, reason_lines
 from stateset_agents.runtime.named_code import library
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
@@ -37,10 +37,9 @@ def read_rows(path: str | Path, *, of: str) -> list[Located]:
     traces = read_traces(located)
     if traces is None:
         return located
-    _log.warning(
-        f"{path}: {traces.platform}, {traces.num_calls} calls of models are {len(traces.rows)} conversations"
-        + "".join(f"; {count} left out: {reason}" for reason, count in traces.left_out.items())
-    )
+    left_out = "".join(f"; left out: {line}" for line in reason_lines(traces.left_out))
+    counts = f"{traces.num_calls} calls of models are {len(traces.rows)} conversations"
+    _log.warning(f"{path}: {traces.platform}, {counts}{left_out}")
     return traces.rows
 
 
@@ -53,9 +52,11 @@ def read_records(path: str | Path, *, of: str) -> list[Located]:
         return list(_parquet(path, of))
     if suffix == ".eval":
         raise ConfigurationError(
-            f"{of} {path} is packed: write it as JSON, `inspect log convert {path} --to json --output-dir FOLDER`"
+            f"{of} {path} is packed: `inspect log convert {path} --to json` writes it as JSON"
         )
-    text = _text(path, of)
+    # OpenTelemetry's SDK prints objects over several lines each, one behind another
+    text, num_more = re.subn(r"^\}\s*^\{", "},\n{", _text(path, of), flags=re.MULTILINE)
+    text = f"[{text}]" if num_more else text
     if suffix in _DELIMITERS:
         return list(_table(path, text, _DELIMITERS[suffix]))
     if suffix == ".txt":
@@ -69,12 +70,9 @@ def read_records(path: str | Path, *, of: str) -> list[Located]:
             return _entries(json.loads(text))
         except (ValueError, RecursionError) as error:
             is_lines = text.lstrip()[:1] == "[" or _is_json(text.lstrip().partition("\n")[0])
-            is_list = isinstance(error, json.JSONDecodeError) and error.msg == "Extra data"
-            if suffix == ".json" and not is_lines and not is_list:
+            if suffix == ".json" and not is_lines:
                 at = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
                 raise ConfigurationError(f"{path}{at}: not JSON ({error})") from error
-    if text.lstrip().partition("\n")[0].strip() == "{":
-        return list(_documents(path, text))
     return list(_lines(path, text))
 
 
@@ -130,18 +128,6 @@ def _lines(path: Path, text: str) -> Iterator[Located]:
                 raise ConfigurationError(
                     f"{path}, line {number}: cannot be read ({error}): {line[:60]!r}"
                 ) from error
-
-
-def _documents(path: Path, text: str) -> Iterator[Located]:
-    """JSON objects behind one another, over several lines each, as OpenTelemetry's SDK prints them."""
-    decoder, blanks, end = json.JSONDecoder(), re.compile(r"\s*"), 0
-    while (start := blanks.match(text, end).end()) < len(text):  # type: ignore[union-attr]
-        where = f"line {text.count(chr(10), 0, start) + 1}"
-        try:
-            data, end = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError) as error:
-            raise ConfigurationError(f"{path}, {where}: not JSON ({error})") from error
-        yield where, data
 
 
 def _entries(data: Any) -> list[Located]:

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from stateset_agents.core.chat.escaping import encodable
 from stateset_agents.core.chat.replies.parsing import parse_reply
 from stateset_agents.runtime.yaml_files import read_yaml
 from stateset_agents.types.errors import ConfigurationError
@@ -90,8 +91,8 @@ def read_reply(text: str) -> Message:
 
 
 def as_openai(item: Any) -> Iterator[Mapping[str, Any]]:
-    """A message as OpenAI writes it, of ShareGPT's, LangChain's, Anthropic's, Inspect's or one of OpenTelemetry's
-    conventions; others as they stand. Results in it are messages of their own.
+    """A message of ShareGPT, LangChain, Anthropic or OpenTelemetry as OpenAI writes it; others as they stand.
+    Results in it are messages of their own.
 
     {"from": "human", "value": "Hi"}  ->  {"role": "user", "content": "Hi"}
     """
@@ -107,20 +108,10 @@ def as_openai(item: Any) -> Iterator[Mapping[str, Any]]:
     if item.get("from") is not None and item.get("role") is None:
         yield _of_sharegpt(item)
         return
-    if isinstance(item.get("tool_calls"), list):
-        item = {**item, "tool_calls": [_with_function(call) for call in item["tool_calls"]]}
     if item.get("role") == "tool" and item.get("tool_call_id") is None and isinstance(item.get("id"), str):
         item = {**item, "tool_call_id": item["id"]}
-    blocks = item["parts"] if isinstance(item.get("parts"), list) else item.get("content")
-    kinds = (
-        [block.get("type") for block in blocks if isinstance(block, Mapping)]
-        if isinstance(blocks, list)
-        else []
-    )
-    if "parts" in item or any(kind in tables()["blocks"] for kind in kinds):
-        yield from _of_blocks(item, blocks or ())
-    else:
-        yield item
+    blocks = item.get("parts", item.get("content"))
+    yield from _of_blocks(item, blocks) if isinstance(blocks, list) else [item]
 
 
 def _of_sharegpt(item: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -135,46 +126,28 @@ def _of_sharegpt(item: Mapping[str, Any]) -> Mapping[str, Any]:
     return data
 
 
-def _with_function(call: Any) -> Any:
-    """Inspect's call, whose `function` is its name, as OpenAI writes it."""
-    if not isinstance(call, Mapping) or not isinstance(call.get("function"), str):
-        return call
-    return {"id": call.get("id"), "function": {"name": call["function"], "arguments": call.get("arguments")}}
-
-
 def _of_blocks(item: Mapping[str, Any], blocks: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
     """A message whose thoughts, calls and results are parts of its content."""
-    words: list[Any] = []
-    thoughts: list[str] = []
-    calls = list(item.get("tool_calls") or ())
+    of: dict[str, list[Any]] = {"words": [], "thought": [], "call": []}
     for block in blocks:
-        kind, key = (
-            tables()["blocks"].get(block.get("type"), (None, ""))
-            if isinstance(block, Mapping)
-            else (None, "")
-        )
-        value = block.get(key, block.get("content")) if kind else None
-        if kind == "thought":
-            thoughts.append(str(value or ""))
+        name = str(block.get("type")) if isinstance(block, Mapping) else ""
+        kind, key = tables()["blocks"].get(name, ("other", ""))
+        value = block.get(key, block.get("content")) if key else None
+        if kind == "result":
+            text = value if isinstance(value, str | list) else json.dumps(value, ensure_ascii=False)
+            yield {"role": "tool", "tool_call_id": block.get("tool_use_id", block.get("id")), "content": text}
         elif kind == "call":
-            function = {"name": block.get("name"), "arguments": value}
-            calls += [] if item.get("tool_calls") else [{"id": block.get("id"), "function": function}]
-        elif kind == "result":
-            content = value if isinstance(value, str | list) else json.dumps(value, ensure_ascii=False)
-            yield {
-                "role": "tool",
-                "tool_call_id": block.get("tool_use_id", block.get("id")),
-                "content": content,
-            }
+            of[kind].append(
+                {"id": block.get("id"), "function": {"name": block.get("name"), "arguments": value}}
+            )
+        elif kind == "thought":
+            of[kind].append(str(value))
         else:
-            words.append(value if kind == "text" else block)
-    if not all(isinstance(part, str) for part in words):
-        words = [{"type": "text", "text": part} if isinstance(part, str) else part for part in words]
-    if words or thoughts or calls or not blocks:
-        content = words if words and not isinstance(words[0], str) else "".join(words)
-        rest = {key: given for key, given in item.items() if key not in ("parts", "content")}
-        more = {"tool_calls": calls} if calls else {}
-        yield {**rest, "content": content, **more, **({"reasoning": "\n".join(thoughts)} if thoughts else {})}
+            of["words"].append({"type": "text", "text": value} if isinstance(value, str) else block)
+    calls = item.get("tool_calls") or of["call"] or None
+    if of["words"] or of["thought"] or calls or not blocks:
+        more = {"reasoning": "\n".join(of["thought"])} if of["thought"] else {}
+        yield {**item, "parts": None, "content": of["words"], "tool_calls": calls, **more}
 
 
 def _read(
@@ -512,7 +485,7 @@ def expect_chat(row: Any) -> DataRow:
 
 
 def expect_reply(row: DataRow, columns: Iterable[str]) -> None:
-    """Raises ConfigurationError for a row of which nothing can be imitated."""
+    """Raises ConfigurationError for a row of which nothing can be imitated, or not as it stands."""
     if row.shape == "TRL" and str(row.rest.get("label")).lower() in ("false", "0"):
         raise ConfigurationError(
             "its label is false: it shows what not to say; leave it out, or name the column otherwise"
@@ -521,6 +494,30 @@ def expect_reply(row: DataRow, columns: Iterable[str]) -> None:
         raise ConfigurationError(
             "it shows no reply to imitate: give a completion, or messages that end with the assistant's; "
             f"there are {', '.join(map(str, columns))}"
+        )
+    number, before = 0, None
+    for message, weight in zip(row.completion, row.weights, strict=True):
+        if message.role == before == "assistant":
+            raise ConfigurationError("two replies stand behind one another: make them one")
+        before = message.role
+        number += message.role == "assistant"
+        if message.role == "assistant" and weight:
+            _expect_example(message, number)
+
+
+def _expect_example(reply: Message, number: int) -> None:
+    text = f"{reply.reasoning or ''}{reply.content}"
+    if not text.strip() and not reply.tool_calls:
+        raise ConfigurationError(f'reply {number} is empty: take it out, or give it "weight": 0')
+    if not reply.is_example:
+        raise ConfigurationError(
+            f"reply {number} thinks behind its first words, or has a call that "
+            'cannot be read: take it out, or give it "weight": 0'
+        )
+    if encodable(text) != text:
+        raise ConfigurationError(
+            f"reply {number} has half of a character (a lone surrogate), which no "
+            'tokenizer has: mend it, or give it "weight": 0'
         )
 
 

@@ -151,11 +151,8 @@ def _as_replay(row: Row, scenario: Scenario) -> Iterator[dict[str, Any]]:
     for made in _as_chat(row, scenario):
         assert isinstance(row, DataRow)
         messages, asked = made["messages"], len(row.prompt)
-        if (
-            messages[asked - 2 : asked][0]["role"] == "assistant"
-        ):  # the agent has said something in the prompt
-            made = {"prompt": messages[:asked], "completion": messages[asked:], **made}
-            del made["messages"]
+        if any(message.role == "assistant" for message in row.prompt):  # `messages` would end before it
+            made = {"prompt": messages[:asked], "completion": messages[asked:], **made, "messages": None}
         yield made
 
 

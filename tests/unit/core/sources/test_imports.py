@@ -263,7 +263,7 @@ def test_an_export_in_a_form_of_its_own_is_a_line(
 ) -> None:
     assert main(["import", str(written(tmp_path, [record]))]) == 1
     error = capsys.readouterr().err
-    assert "export has its own form" in error or "gives no row" in error
+    assert "export has a form of its own" in error or "gives no row" in error
 
 
 # --- rows for others

@@ -17,20 +17,17 @@ from stateset_agents.types.logs import shown_line
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0 once the file is described, and written where `--output` says so."""
-    if (args.form == "served") != (args.deployments is not None):
-        raise ConfigurationError("--as served and --deployments FILE go together: give both")
-    if args.form == "served":
-        if args.output is None:
-            raise ConfigurationError("--as served needs --output FOLDER")
+    if args.form == "served" and None not in (args.deployments, args.output):
         return _import_served(args)
+    if args.form == "served" or args.deployments is not None:
+        raise ConfigurationError("--as served, --deployments FILE and --output FOLDER go together: give all")
     from stateset_agents.core.sources.imports import FORMS, convert, read_import
     from stateset_agents.core.sources.trace_rows import reason_lines
 
     form = args.form
-    if args.output is not None:
-        if form == "auto":
-            raise ConfigurationError(f"say what {args.output} is to hold: --as {' or '.join(FORMS)}")
-        check_writable(args.output)
+    if args.output is not None and form == "auto":
+        raise ConfigurationError(f"say what {args.output} is to hold: --as {' or '.join(FORMS)}")
+    check_writable(args.output)
     imported = read_import(args.file, redacts=args.redact)
     forms = {name: convert(imported.rows, name) for name in (FORMS if form == "auto" else [form])}
     left_out = imported.left_out + ([] if form == "auto" else forms[form][1])

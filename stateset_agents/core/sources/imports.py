@@ -117,17 +117,16 @@ def convert(rows: Iterable[tuple[str, Row]], form: str) -> tuple[list[dict[str, 
     return made, left_out
 
 
-_READ_FIRST = ("messages", "conversations", "traj", "query", "prompt")
-"""Columns that would be read instead of the prompt."""
+_READ_FIRST = ("messages", "conversations", "traj", "query", "prompt", "id")
+"""Columns that would be read instead of the prompt, or name the row."""
 
 
-def _as_scenario(row: Row, scenario: Scenario) -> Iterator[dict[str, Any]]:
+def _scenario(row: Row, scenario: Scenario) -> dict[str, Any]:
     """The user's words, with what the tools answered and what was said last; replies are not in it."""
-    if isinstance(row, DataRow):
-        prompt = [message.to_record() for message in with_call_ids(scenario.messages())]
-        yield {"id": scenario.id, "prompt": prompt, **_beside(row, scenario.context)}
-    else:
-        yield {**row, "id": scenario.id}
+    if not isinstance(row, DataRow):
+        return {**row, "id": scenario.id}
+    prompt = [message.to_record() for message in with_call_ids(scenario.messages())]
+    return {"id": scenario.id, "prompt": prompt, **_beside(row, scenario.context)}
 
 
 def _beside(row: DataRow, context: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,49 +138,44 @@ def _beside(row: DataRow, context: Mapping[str, Any]) -> dict[str, Any]:
 _CHECKS = ("recorded", "answer", "expected_facts", "ground_truth", "solution", "reference")
 
 
-def _as_evaluation(row: Row, scenario: Scenario) -> Iterator[dict[str, Any]]:
+def _evaluation(row: Row, scenario: Scenario) -> dict[str, Any]:
     """A scenario of the split test that something can be checked by."""
     if not any(scenario.context.get(key) for key in _CHECKS):
         raise ConfigurationError(f"nothing in it says what is right: no {', '.join(_CHECKS)}")
-    yield from ({**made, "split": "test"} for made in _as_scenario(row, scenario))
+    return {**_scenario(row, scenario), "split": "test"}
 
 
-def _as_replay(row: Row, scenario: Scenario) -> Iterator[dict[str, Any]]:
-    """The whole conversation, with all that is known beside it."""
-    for made in _as_chat(row, scenario):
-        assert isinstance(row, DataRow)
-        messages, asked = made["messages"], len(row.prompt)
-        if any(message.role == "assistant" for message in row.prompt):  # `messages` would end before it
-            made = {"prompt": messages[:asked], "completion": messages[asked:], **made, "messages": None}
-        yield made
-
-
-def _as_chat(row: Row, scenario: Scenario) -> Iterator[dict[str, Any]]:
-    """Replies in its prompt do not train."""
+def _chat(row: Row, scenario: Scenario) -> tuple[DataRow, list[dict[str, Any]], dict[str, Any]]:
+    """The row, all its messages, of which replies in the prompt do not train, and what stands beside them."""
     if not isinstance(row, DataRow) or not row.completion:
         raise ConfigurationError("it shows no reply")
-    messages = with_call_ids((*row.prompt, *row.completion))
+    records = [message.to_record() for message in with_call_ids((*row.prompt, *row.completion))]
     weights = [*(float(message.role != "assistant") for message in row.prompt), *row.weights]
-    records = [message.to_record() for message in messages]
     for record, weight in zip(records, weights, strict=True):
         record.update({} if weight == 1 else {"weight": weight})
-    rest = {key: value for key, value in row.rest.items() if key != "id"}
-    yield {"id": scenario.id, "messages": records, **_beside(row, rest)}
+    return row, records, {"id": scenario.id, **_beside(row, row.rest)}
 
 
-def _as_sft(row: Row, scenario: Scenario) -> Iterator[dict[str, Any]]:
+def _replay(row: Row, scenario: Scenario) -> dict[str, Any]:
+    """The whole conversation, with all that is known beside it."""
+    chat, messages, beside = _chat(row, scenario)
+    asked = len(chat.prompt)
+    if any(message.role == "assistant" for message in chat.prompt):  # `messages` would end before it
+        return {**beside, "prompt": messages[:asked], "completion": messages[asked:]}
+    return {**beside, "messages": messages}
+
+
+def _example(row: Row, scenario: Scenario) -> dict[str, Any]:
     """A conversation to imitate: one that nobody called a failure, up to its last reply."""
-    for made in _as_chat(row, scenario):
-        assert isinstance(row, DataRow)
-        expect_reply(row, made)
-        if row.rest.get("success") is False or (row.shape == "tau-bench" and row.rest.get("reward") == 0):
-            raise ConfigurationError("it was reported as a failure")
-        messages = made["messages"]
-        while messages[-1]["role"] != "assistant":
-            messages.pop()
-        if not any(message["role"] == "assistant" and message.get("weight", 1) for message in messages):
-            raise ConfigurationError("all its replies have the weight 0")
-        yield made
+    chat, messages, beside = _chat(row, scenario)
+    expect_reply(chat, beside)
+    if beside.get("success") is False or (chat.shape == "tau-bench" and beside.get("reward") == 0):
+        raise ConfigurationError("it was reported as a failure")
+    while messages[-1]["role"] != "assistant":
+        messages.pop()
+    if not any(message["role"] == "assistant" and message.get("weight", 1) for message in messages):
+        raise ConfigurationError("all its replies have the weight 0")
+    return {**beside, "messages": messages}
 
 
 def with_call_ids(messages: Sequence[Message]) -> list[Message]:
@@ -202,24 +196,24 @@ def with_call_ids(messages: Sequence[Message]) -> list[Message]:
 # --- rows for others
 
 
-def _for_openai(row: Row, scenario: Scenario) -> Iterator[dict[str, Any]]:
+def _for_openai(row: Row, scenario: Scenario) -> dict[str, Any]:
     """A line of OpenAI's fine-tuning: https://platform.openai.com/docs/guides/supervised-fine-tuning."""
-    for made in _as_sft(row, scenario):
-        messages, tools = made["messages"], made.get("tools") or []
-        names = [tool["function"]["name"] for tool in tools]
-        calls = [call for message in messages for call in message.get("tool_calls", ())]
-        answered = {message.get("tool_call_id") for message in messages}
-        answered |= {call["id"] for call in messages[-1].get("tool_calls", ())}
-        for name in (call["function"]["name"] for call in calls):
-            if name not in names or not re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", name):
-                raise ConfigurationError(f"OpenAI takes no call of {name!r}: no tool of the row, or no name")
-        if not answered.issuperset(call["id"] for call in calls):
-            raise ConfigurationError("OpenAI takes no call without a result")
-        if not {message.get("weight", 1) for message in messages} <= {0, 1}:
-            raise ConfigurationError("OpenAI takes the weights 0 and 1 alone")
-        offers = {"tools": tools, "parallel_tool_calls": made.get("parallel_tool_calls")} if tools else {}
-        lines = [_openai_message(message) for message in messages]
-        yield {"messages": lines, **{key: value for key, value in offers.items() if value is not None}}
+    made = _example(row, scenario)
+    messages, tools = made["messages"], made.get("tools") or []
+    names = [tool["function"]["name"] for tool in tools]
+    calls = [call for message in messages for call in message.get("tool_calls", ())]
+    answered = {message.get("tool_call_id") for message in messages}
+    answered |= {call["id"] for call in messages[-1].get("tool_calls", ())}
+    for name in (call["function"]["name"] for call in calls):
+        if name not in names or not re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", name):
+            raise ConfigurationError(f"OpenAI takes no call of {name!r}: no tool of the row, or no name")
+    if not answered.issuperset(call["id"] for call in calls):
+        raise ConfigurationError("OpenAI takes no call without a result")
+    if not {message.get("weight", 1) for message in messages} <= {0, 1}:
+        raise ConfigurationError("OpenAI takes the weights 0 and 1 alone")
+    offers = ("tools", "parallel_tool_calls") if tools else ()
+    lines = [_openai_message(message) for message in messages]
+    return {"messages": lines, **{key: made[key] for key in offers if key in made}}
 
 
 def _openai_message(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -234,13 +228,13 @@ def _openai_message(record: Mapping[str, Any]) -> dict[str, Any]:
 def _for_trl(row: Row, scenario: Scenario) -> Iterator[dict[str, Any]]:
     """A row for each reply that trains: what it was asked, and what it said, with the tools as JSON text; the
     texts and numbers beside it are columns, which rewards get."""
-    for made in _as_sft(row, scenario):
-        messages = list(map(_trl_message, made["messages"]))
-        beside = {key: value for key, value in made.items() if isinstance(value, str | int | float)}
-        beside |= {"tools": json.dumps(made["tools"], ensure_ascii=False)} if made.get("tools") else {}
-        for place, message in enumerate(made["messages"]):
-            if message["role"] == "assistant" and message.get("weight", 1):
-                yield {**beside, "prompt": messages[:place], "completion": [messages[place]]}
+    made = _example(row, scenario)
+    messages = list(map(_trl_message, made["messages"]))
+    beside = {key: value for key, value in made.items() if isinstance(value, str | int | float)}
+    beside |= {"tools": json.dumps(made["tools"], ensure_ascii=False)} if made.get("tools") else {}
+    for place, message in enumerate(made["messages"]):
+        if message["role"] == "assistant" and message.get("weight", 1):
+            yield {**beside, "prompt": messages[:place], "completion": [messages[place]]}
 
 
 def _trl_message(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -252,8 +246,9 @@ def _trl_message(record: Mapping[str, Any]) -> dict[str, Any]:
     return message
 
 
-FORMS: Mapping[str, Callable[[Row, Scenario], Iterator[dict[str, Any]]]] = {
-    **{"scenarios": _as_scenario, "replay": _as_replay, "sft": _as_sft, "evaluation": _as_evaluation},
-    **{"openai": _for_openai, "trl": _for_trl},
-}
+_ROWS = {"scenarios": _scenario, "replay": _replay, "sft": _example, "evaluation": _evaluation}
+FORMS: Mapping[str, Callable[[Row, Scenario], Iterable[dict[str, Any]]]] = {
+    name: (lambda row, scenario, make=make: [make(row, scenario)])
+    for name, make in (_ROWS | {"openai": _for_openai}).items()
+} | {"trl": _for_trl}
 """Forms that the house reads, and those of others."""

@@ -1,4 +1,4 @@
-"""What the SDKs of tracing platforms write today is read as tests/fixtures/exports are: `make test-exports`."""
+"""What the SDKs of tracing platforms write is read as tests/fixtures/exports are: `make test-exports`."""
 
 from __future__ import annotations
 

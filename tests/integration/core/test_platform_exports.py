@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from repository_paths import ROOT
@@ -35,7 +36,7 @@ def test_what_an_sdk_writes_gives_the_rows_of_the_sample(kind: str, tmp_path: Pa
             assert len(left_out) == len(known_left_out)
 
 
-def says(row: dict[str, object]) -> list[tuple[object, object]]:
+def says(row: dict[str, Any]) -> list[tuple[str, Any]]:
     """Roles and words: ids and times are new each time."""
     messages = [row.get(key) or [] for key in ("prompt", "messages", "completion")]
-    return [(message["role"], message["content"]) for part in messages for message in part]  # type: ignore[attr-defined]
+    return [(message["role"], message["content"]) for part in messages for message in part]

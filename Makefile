@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE :=  # or each of the programs that tests start wo
 
 .PHONY: help setup demo reason test test-long test-faults test-crash test-soak test-browser test-openenv test-tau2 test-vllm test-trackers
 .PHONY: test-docs test-botorch test-quantization test-schema test-renderers test-templates test-torch-linears test-avx2 test-thorough
-.PHONY: test-gymnasium test-agents test-long-units test-long-runs test-learning-policies test-learning-models slow bench
+.PHONY: test-gymnasium test-agents test-exports test-long-units test-long-runs test-learning-policies test-learning-models slow bench
 .PHONY: bench-control check smollm2 demo-llm test-llm
 
 help:  ## Show this list
@@ -143,6 +143,13 @@ test-agents: setup  ## The agent programs of examples/agents, of which each has 
 	@.venv/bin/python scripts/beside.py --alone .venv-agents2 examples/agents/requirements-openai2.txt
 	@.venv/bin/python -m pytest -n 0 -s -m agents tests/integration/environments/test_agent_programs.py $(PYTEST_ARGS)
 
+# opentelemetry-util-genai writes spans and events by the newest conventions
+test-exports: setup  ## What the SDKs of Langfuse, LangSmith, OpenTelemetry and Inspect write, in .venv-telemetry and .venv-inspect
+	@.venv/bin/python scripts/beside.py --alone .venv-telemetry langfuse==5.0.4 langsmith==0.15.1 openai==3.57.0 \
+		opentelemetry-sdk==1.45.2 opentelemetry-exporter-otlp-proto-http==1.45.2 opentelemetry-util-genai==1.3b0
+	@.venv/bin/python scripts/beside.py --alone .venv-inspect inspect-ai==0.3.285
+	@.venv/bin/python -m pytest -n 0 -s -m exports tests/integration/core/test_platform_exports.py $(PYTEST_ARGS)
+
 bench: setup  ## Time ours against TRL, transformers and others; ARGS="--only step --repetitions 3"
 	@.venv/bin/python -m benchmarks $(ARGS)
 
@@ -158,7 +165,7 @@ test-browser: setup  ## The report pages in headless Chromium, with axe-core; in
 # What takes minutes, in five shares of 14 to 20 minutes each on two quiet cores of an Intel Xeon (family 6 model 207).
 # Targets of the first kind keep one core busy, so two of them run at a time.
 ON_ONE_CORE := test-schema test-faults test-llm test-openenv test-quantization test-trackers \
-	test-renderers test-botorch test-gymnasium test-vllm test-agents
+	test-renderers test-botorch test-gymnasium test-vllm test-agents test-exports
 SLOW_0 := test-torch-linears test-avx2 test-thorough test-browser
 SLOW_1 := test-crash $(ON_ONE_CORE)
 SLOW_2 := test-learning-models test-learning-policies

@@ -329,6 +329,8 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
             )
             engine.fault_tolerance.on_event = self._fault_event
             engine.take_step = self._take_step
+            if (probe := optional_member(environment, "probe")) is not None:
+                await probe(engine)
             settings = self._settings()
             compared = {name: settings[name] for name in settings if name not in ("evaluation", "made_by")}
             if teacher is not None:

@@ -1,0 +1,94 @@
+"""What an agent program in the trainer's process costs: its conversations beside those of an environment of ours.
+
+    .venv/bin/python -m benchmarks.in_process_agent --pairs 8 --conversations 64
+
+Both sides hold the same conversations word for word, with the same model and the same sampled tokens: one as a
+`ConversationEnvironment`, one as a program that asks by `openai.AsyncOpenAI`. They are played in turn,
+interleaved, so that a machine that becomes slower slows both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from stateset_agents import AgentConfig, EnvironmentReward, MultiTurnAgent
+from stateset_agents.core.computational_engine import ComputationalEngine
+from stateset_agents.core.environment import ConversationEnvironment, Environment
+from stateset_agents.environments.programs.in_process_agent import InProcessAgent
+from stateset_agents.runs.session import platform_line
+from stateset_agents.types.scenario import Scenario
+from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
+
+SECOND = "and order K28?"
+
+
+class _SaysOne:
+    """A user who asks once more."""
+
+    satisfied = None
+
+    async def respond(self, messages: Sequence[Any]) -> str | None:
+        return SECOND if sum(message.role == "assistant" for message in messages) == 1 else None
+
+
+def _user(scenario: Scenario, seed: int) -> Any:
+    return _SaysOne()
+
+
+async def _program(client: Any, scenario: Scenario) -> dict[str, Any]:
+    messages: list[Any] = []
+    for text in (scenario.opening, SECOND):
+        messages.append({"role": "user", "content": text})
+        answer = await client.chat.completions.create(model="any", messages=messages)
+        messages.append(answer.choices[0].message)
+    return {"reward": 0.0}
+
+
+def _tokens(groups: Sequence[TrajectoryGroup]) -> list[list[int]]:
+    talks: list[Trajectory] = [talk for group in groups for talk in group.trajectories]
+    return [talk.token_ids for talk in talks]
+
+
+async def _main(pairs: int, conversations: int, max_new_tokens: int, model: str) -> None:
+    tasks = [{"id": f"t{n}", "opening": f"where is order K{n}?"} for n in range(conversations // 8)]
+    sides: dict[str, Environment] = {
+        "environment": ConversationEnvironment(tasks, user=_user, local=True),
+        "program": InProcessAgent(_program, tasks, local=True),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    async with MultiTurnAgent(AgentConfig(model_name=model, max_new_tokens=max_new_tokens)) as agent:
+        for pair in range(-1, pairs):  # the first warms up
+            tokens = {}
+            for name, environment in sides.items() if pair % 2 else reversed(sides.items()):
+                engine = ComputationalEngine(agent, environment, EnvironmentReward(), num_generations=8)
+                began = time.perf_counter()
+                groups = await engine.rollout(environment.scenarios("train"), seed=0, step=pair + 1)
+                if pair >= 0:
+                    seconds[name].append((time.perf_counter() - began) / conversations)
+                tokens[name] = _tokens(groups)
+            if tokens["environment"] != tokens["program"]:
+                raise SystemExit("the two sides held other conversations: no ratio would mean anything")
+    ours, theirs = seconds["environment"], seconds["program"]
+    ratios = sorted(b / a for a, b in zip(ours, theirs, strict=True))
+    print(platform_line())
+    print(
+        f"{model}, {conversations} conversations of 2 turns of at most {max_new_tokens} tokens, {pairs} pairs"
+    )
+    print(f"environment {statistics.median(ours) * 1e3:.1f} ms per conversation (median)")
+    print(f"program     {statistics.median(theirs) * 1e3:.1f} ms per conversation (median)")
+    print(f"ratio       {statistics.median(ratios):.3f} (median; {ratios[0]:.3f} to {ratios[-1]:.3f})")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--pairs", type=int, default=8)
+    parser.add_argument("--conversations", type=int, default=64, help="a multiple of 8")
+    parser.add_argument("--max-new-tokens", type=int, default=32)
+    parser.add_argument("--model", default="embedded:desk")
+    arguments = parser.parse_args()
+    asyncio.run(_main(arguments.pairs, arguments.conversations, arguments.max_new_tokens, arguments.model))

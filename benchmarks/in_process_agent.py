@@ -1,9 +1,9 @@
-"""What an agent program in the trainer's process costs: its conversations beside those of an environment of ours.
+"""What an agent program in the trainer's process costs, beside an environment of ours.
 
     .venv/bin/python -m benchmarks.in_process_agent --pairs 8 --conversations 64
 
-Both sides hold the same conversations word for word, with the same model and the same sampled tokens: one as a
-`ConversationEnvironment`, one as a program that asks by `openai.AsyncOpenAI`. They are played in turn,
+Both sides hold the same conversations word for word, with the same model and the same sampled tokens: one as
+an environment that does nothing else, one as a program that asks by `openai.AsyncOpenAI`. They are played in turn,
 interleaved, so that a machine that becomes slower slows both.
 """
 
@@ -13,31 +13,56 @@ import argparse
 import asyncio
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stateset_agents import AgentConfig, EnvironmentReward, MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
-from stateset_agents.core.environment import ConversationEnvironment, Environment
+from stateset_agents.core.environment import Conversation, Environment, Observation
 from stateset_agents.environments.programs.in_process_agent import InProcessAgent
 from stateset_agents.runs.session import platform_line
+from stateset_agents.types.messages import Message
 from stateset_agents.types.scenario import Scenario
-from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
+from stateset_agents.types.trajectory import Outcome, Trajectory, TrajectoryGroup
 
 SECOND = "and order K28?"
 
 
-class _SaysOne:
-    """A user who asks once more."""
+class _Talk:
+    """A conversation of an environment as lean as one can be."""
 
-    satisfied = None
+    tools: Sequence[Any] = ()
 
-    async def respond(self, messages: Sequence[Any]) -> str | None:
-        return SECOND if sum(message.role == "assistant" for message in messages) == 1 else None
+    def __init__(self, scenario: Scenario) -> None:
+        self.opening = scenario.messages()
+        self._num_replies = 0
+
+    async def step(self, reply: Message) -> Observation:
+        self._num_replies += 1
+        if self._num_replies == 2:
+            return Observation(terminated=True)
+        return Observation(messages=(Message(role="user", content=SECOND),))
+
+    async def outcome(self) -> Outcome:
+        return Outcome(reward=0.0)
+
+    def fork(self) -> Conversation:
+        raise NotImplementedError
+
+    async def close(self) -> None: ...
 
 
-def _user(scenario: Scenario, seed: int) -> Any:
-    return _SaysOne()
+class _AsksTwice:
+    local = True
+
+    def __init__(self, tasks: Sequence[Mapping[str, Any]]) -> None:
+        self._scenarios = [Scenario.from_dict(task) for task in tasks]
+
+    def scenarios(self, split: str) -> Sequence[Scenario]:
+        return self._scenarios
+
+    async def start(self, scenario: Scenario, seed: int) -> Conversation:
+        return _Talk(scenario)
 
 
 async def _program(client: Any, scenario: Scenario) -> dict[str, Any]:
@@ -57,7 +82,7 @@ def _tokens(groups: Sequence[TrajectoryGroup]) -> list[list[int]]:
 async def _main(pairs: int, conversations: int, max_new_tokens: int, model: str) -> None:
     tasks = [{"id": f"t{n}", "opening": f"where is order K{n}?"} for n in range(conversations // 8)]
     sides: dict[str, Environment] = {
-        "environment": ConversationEnvironment(tasks, user=_user, local=True),
+        "environment": _AsksTwice(tasks),
         "program": InProcessAgent(_program, tasks, local=True),
     }
     seconds: dict[str, list[float]] = {name: [] for name in sides}

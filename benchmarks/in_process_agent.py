@@ -3,8 +3,8 @@
     .venv/bin/python -m benchmarks.in_process_agent --pairs 8 --conversations 64
 
 Both sides hold the same conversations word for word, with the same model and the same sampled tokens: one as
-an environment that does nothing else, one as a program that asks by `openai.AsyncOpenAI`. They are played in turn,
-interleaved, so that a machine that becomes slower slows both.
+an environment that does nothing else, one as a program that asks by `openai.AsyncOpenAI`. They are played in
+turn, interleaved, so that a machine that becomes slower slows both.
 """
 
 from __future__ import annotations

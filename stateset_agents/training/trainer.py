@@ -501,6 +501,7 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
                         played = await source.next(self._state)
                     # Once the update has begun, a cancellation waits for its end.
                     finished = await shielded(self._learn(parts, source, played, watch, started))
+                await self._notify("on_rollout", self.step_number, played.all_groups)
                 await self._announce_step(finished.metrics, finished.findings, finished.failure)
                 return finished.metrics
             finally:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.processors import this_processor
 from stateset_agents import AgentConfig, EnvironmentReward, MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.environment import Conversation, Environment, Observation
@@ -85,28 +86,33 @@ async def _main(pairs: int, conversations: int, max_new_tokens: int, model: str)
         "environment": _AsksTwice(tasks),
         "program": InProcessAgent(_program, tasks, local=True),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    clocks = {"wall": time.perf_counter, "CPU": time.process_time}
+    seconds: dict[str, dict[str, list[float]]] = {clock: {name: [] for name in sides} for clock in clocks}
     async with MultiTurnAgent(AgentConfig(model_name=model, max_new_tokens=max_new_tokens)) as agent:
         for pair in range(-1, pairs):  # the first warms up
             tokens = {}
             for name, environment in sides.items() if pair % 2 else reversed(sides.items()):
                 engine = ComputationalEngine(agent, environment, EnvironmentReward(), num_generations=8)
-                began = time.perf_counter()
+                began = {clock: read() for clock, read in clocks.items()}
                 groups = await engine.rollout(environment.scenarios("train"), seed=0, step=pair + 1)
                 if pair >= 0:
-                    seconds[name].append((time.perf_counter() - began) / conversations)
+                    for clock, read in clocks.items():
+                        seconds[clock][name].append((read() - began[clock]) / conversations)
                 tokens[name] = _tokens(groups)
             if tokens["environment"] != tokens["program"]:
                 raise SystemExit("the two sides held other conversations: no ratio would mean anything")
-    ours, theirs = seconds["environment"], seconds["program"]
-    ratios = sorted(b / a for a, b in zip(ours, theirs, strict=True))
-    print(platform_line())
+    print(f"{platform_line()}, {this_processor().key}")
     print(
-        f"{model}, {conversations} conversations of 2 turns of at most {max_new_tokens} tokens, {pairs} pairs"
+        f"{model}, {conversations} conversations of 2 replies within {max_new_tokens} tokens, {pairs} pairs"
     )
-    print(f"environment {statistics.median(ours) * 1e3:.1f} ms per conversation (median)")
-    print(f"program     {statistics.median(theirs) * 1e3:.1f} ms per conversation (median)")
-    print(f"ratio       {statistics.median(ratios):.3f} (median; {ratios[0]:.3f} to {ratios[-1]:.3f})")
+    for clock, of in seconds.items():
+        ours, theirs = of["environment"], of["program"]
+        ratios = sorted(b / a for a, b in zip(ours, theirs, strict=True))
+        each = [f"{statistics.median(side) * 1e3:.1f} ms" for side in (ours, theirs)]
+        print(
+            f"{clock:4} a conversation: environment {each[0]}, program {each[1]}, "
+            f"ratio {statistics.median(ratios):.3f} (median; {ratios[0]:.3f} to {ratios[-1]:.3f})"
+        )
 
 
 if __name__ == "__main__":

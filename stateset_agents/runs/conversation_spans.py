@@ -69,8 +69,7 @@ def record_conversation(
                 tool["gen_ai.tool.call.result"] = results.get(call.id, "")
             end(started(f"execute_tool {call.name}", after, below, **tool), after)
         prompt = turn.feedback
-    verdicts = {"reward": talk.reward, "success": talk.success}
-    for what, value in verdicts.items():
+    for what, value in (("reward", talk.reward), ("success", talk.success)):
         if value is not None:
             label = (
                 {"gen_ai.evaluation.score.label": "pass" if value else "fail"} if what == "success" else {}

@@ -94,14 +94,11 @@ class InProcessAgent(ProgramEnvironment):
                 f"run must be written `async def`, got {function!r:.80}: a program that blocks would hold up "
                 "all others; run it by ExternalProgram"
             )
+        self._clients = [name for name in _CLIENTS if name in self._call.wanted]
         for name in self._clients:
             package = _CLIENTS[name][0]
             library(package, f"{name} of run needs {package} installed: pip install {package}")
         self.probe = self._probe if probe else None
-
-    @property
-    def _clients(self) -> list[str]:
-        return [name for name in _CLIENTS if name in self._call.wanted]
 
     async def _run(self, scenario: Scenario, seed: int, url: str) -> _ProgramTask:
         clients = {name: _client(name, url) for name in self._clients}
@@ -246,7 +243,8 @@ def _refuse_change(old: Mapping[str, Any], new: Mapping[str, Any], *, may_fill: 
         before, after = old.get(path), new.get(path)
         if before is after or before == after or (may_fill and before is None):
             continue
-        shown = [repr(value[1] if isinstance(value, tuple) else value)[:80] for value in (before, after)]
+        values = (value[1] if isinstance(value, tuple) else value for value in (before, after))
+        shown = [" ".join(repr(value).split())[:80] for value in values]
         raise ConfigurationError(
             f"run changes {path}, which all conversations share, from {shown[0]} to {shown[1]}: {_MEND}"
         )

@@ -344,6 +344,7 @@ async def marks_the_table(desk, client, scenario):
         (marks_the_table, r"run changes .*prices\['K20'\], .* from 1 to 2"),
     ],
 )
+@pytest.mark.first(5)
 @pytest.mark.parametrize("kind", ["object", "closure", "default"])
 async def test_the_probe_refuses_what_conversations_share(body, words, kind):
     desk = Desk()

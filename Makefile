@@ -117,10 +117,11 @@ test-renderers: setup  ## What chat templates write between turns, against the r
 	@.venv/bin/python scripts/beside.py .venv-renderers renderers==0.1.12
 	@.venv-renderers/bin/python -m pytest -n 0 -s -m renderers tests/integration/core/test_renderers.py $(PYTEST_ARGS)
 
-test-trackers: setup  ## TensorBoard, W&B, Trackio and MLflow (offline), read back, in .venv-trackers
+test-trackers: setup  ## TensorBoard, W&B, Trackio, MLflow and OpenTelemetry (offline), read back, in .venv-trackers
 	@.venv/bin/python scripts/beside.py .venv-trackers tensorboard==2.21.0 wandb==0.31.0 trackio==0.43.0 \
-		mlflow-skinny==3.17.2
-	@.venv-trackers/bin/python -m pytest -n 0 -m trackers tests/integration/runs/test_trackers.py $(PYTEST_ARGS)
+		mlflow-skinny==3.17.2 opentelemetry-sdk==1.45.2 opentelemetry-exporter-otlp-proto-http==1.45.2
+	@.venv-trackers/bin/python -m pytest -n 0 -m trackers tests/integration/runs/test_trackers.py \
+		tests/integration/runs/test_opentelemetry.py $(PYTEST_ARGS)
 
 test-quantization: setup  ## Adapters on models in 4 and 8 bits (QLoRA) by bitsandbytes, in .venv-quantization
 	@.venv/bin/python scripts/beside.py .venv-quantization bitsandbytes==0.50.2

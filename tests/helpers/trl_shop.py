@@ -68,7 +68,9 @@ def answered(prompts: Any, completions: Any, answer: list[str], **_: Any) -> lis
     return [float(right in words) if words else None for words, right in zip(last, answer, strict=True)]
 
 
-async def brief(completions: Any, completion_ids: list[list[int]], environments: Any, **_: Any) -> list[float]:
+async def brief(
+    completions: Any, completion_ids: list[list[int]], environments: Any, **_: Any
+) -> list[float]:
     """Needs the objects whose methods were called."""
     return [
         -len(ids) / 1000 - environment.calls - sum(message["role"] == "tool" for message in completion)
@@ -77,12 +79,20 @@ async def brief(completions: Any, completion_ids: list[list[int]], environments:
 
 
 def knows_its_row(
-    prompts: Any, thing: list[str], stock: list[int], trainer_state: Any, log_extra: Any, log_metric: Any, **_: Any
+    prompts: Any,
+    thing: list[str],
+    stock: list[int],
+    trainer_state: Any,
+    log_extra: Any,
+    log_metric: Any,
+    **_: Any,
 ) -> list[float]:
     log_extra("shelves", [len(name) for name in thing])
     log_metric("asked", float(len(prompts)))
     said = [prompt[-1]["content"] for prompt in prompts]
-    return [len(words) / 1000 + left + trainer_state.global_step for words, left in zip(said, stock, strict=True)]
+    return [
+        len(words) / 1000 + left + trainer_state.global_step for words, left in zip(said, stock, strict=True)
+    ]
 
 
 def _call(name: str, **arguments: Any) -> str:

@@ -124,7 +124,9 @@ async def test_ten_conversations_of_an_environment_class_are_trl_s_token_by_toke
         assert row.token_ids[start:] == their_reply, index
         assert row.action_mask[start:] == output["tool_mask"][index][: len(their_reply)].tolist(), index
         assert member.reward == pytest.approx(float(weighted[index].nansum()), abs=1e-5), index
-    assert [ported_trl._completion(member) for member in members] == trainer.completions
+    assert [
+        column for group in groups for column in ported_trl._columns(group.trajectories)["completions"]
+    ] == trainer.completions
     names = [*(function.__name__ for function in REWARDS), "Shop"]
     for name, column in zip(names, trainer.by_function.T, strict=True):
         ours = [member.breakdown.get(name) for member in members]

@@ -65,8 +65,7 @@ class TextArenaGame(GymnasiumText):
             make().reset(seed=0)
         except Exception as error:  # whatever it is: an argument, a download, the number of players
             raise ConfigurationError(
-                f"game {game} cannot be played here: {format_error(error)}; one of two players needs "
-                "opponent=..., and one with word lists needs NLTK's"
+                f"game {game} cannot be played here: {format_error(error)}; two players need opponent=..."
             ) from error
         super().__init__(make, parse=lambda reply: reply, **{"success": 1.0, **others})
 

@@ -109,9 +109,7 @@ class TrlReward(FunctionReward):
 
         def log(column: str, values: Sequence[Any]) -> None:
             if not all(isinstance(value, int | float) for value in values):
-                self.warn_once(
-                    _log, "log_extra keeps numbers alone, other columns are left out", column=column
-                )
+                self.warn_once(_log, "log_extra keeps numbers, others are left out", column=column)
                 return
             for logged, value in zip(parts, values, strict=True):
                 logged[column] = value
@@ -129,13 +127,12 @@ class TrlReward(FunctionReward):
             if len(values) != len(parts):
                 raise RewardFailure(f"{name} returned {len(values)} rewards for {len(parts)} completions")
             log(name, [math.nan if value is None else float(value) for value in values])
-        said = [{name: value for name, value in one.items() if not math.isnan(value)} for one in parts]
-        scores = [
-            [self._weights[name] * value for name, value in one.items() if name in self._weights]
-            for one in said
-        ]
-        pairs = zip(scores, said, strict=True)
-        return [RewardResult(score=sum(score) if score else None, breakdown=one) for score, one in pairs]
+        results = []
+        for one in parts:
+            said = {name: value for name, value in one.items() if not math.isnan(value)}
+            scores = [weight * said[name] for name, weight in self._weights.items() if name in said]
+            results.append(RewardResult(score=sum(scores) if scores else None, breakdown=said))
+        return results
 
 
 def _columns(trajectories: Sequence[Trajectory]) -> dict[str, list[Any]]:
@@ -144,16 +141,16 @@ def _columns(trajectories: Sequence[Trajectory]) -> dict[str, list[Any]]:
     held = [trajectory.metadata.get(_INSTANCE) for trajectory in trajectories]
     if any(isinstance(name, _Held) for name in held):  # what was read from a file has names alone
         columns["environments"] = [getattr(name, "instance", None) for name in held]
-    columns["prompts"], columns["completions"], columns["completion_ids"] = [], [], []
+    columns.update(prompts=[], completions=[], completion_ids=[])
     for trajectory in trajectories:
-        shown = [_as_trl(message) for message in trajectory.messages]
-        prompt, completion = shown[: len(trajectory.opening)], shown[len(trajectory.opening) :]
+        shown, first = [_as_trl(message) for message in trajectory.messages], len(trajectory.opening)
+        prompt, completion = shown[:first], shown[first:]
+        texts = trajectory.opening[-1].content, "".join(message["content"] for message in completion)
         is_text = not trajectory.scenario.prompt
-        words = "".join(message["content"] for message in completion)
-        columns["prompts"].append(trajectory.scenario.opening if is_text else prompt)
-        columns["completions"].append(words if is_text else completion)
-        first = len(trajectory.turns[0].prompt_ids) if trajectory.turns else 0
-        columns["completion_ids"].append(trajectory.token_ids[first:])
+        columns["prompts"].append(texts[0] if is_text else prompt)
+        columns["completions"].append(texts[1] if is_text else completion)
+        begin = len(trajectory.turns[0].prompt_ids) if trajectory.turns else 0
+        columns["completion_ids"].append(trajectory.token_ids[begin:])
     return columns
 
 
@@ -228,9 +225,7 @@ class TrlEnvironment:
         """Names of the classes whose `get_reward` is a reward."""
         self.local = not any(_is_async(method) for listed in methods.values() for method in listed)
         has_rows = train_dataset is not None or (self._plays and not self._named)
-        expect_that(
-            has_rows, "train_dataset", "be rows, or one environment's reset say the prompt", train_dataset
-        )
+        expect_that(has_rows, "train_dataset", "be rows, or one environment's reset ask", train_dataset)
         train = [{}] if train_dataset is None else train_dataset
         self._scenarios = [
             self._scenario(split, number, row)
@@ -246,11 +241,8 @@ class TrlEnvironment:
         expect_that(name in self._factories, f"{where}: environment", f"be of {[*self._factories]}", name)
         prompt = row.get("prompt", _EMPTY)
         messages = () if isinstance(prompt, str) else tuple(map(Message.from_openai, prompt))
-        opening, id, family = (
-            messages[-1].content if messages else prompt,
-            f"{split}-{number}",
-            name or "default",
-        )
+        opening, id = messages[-1].content if messages else prompt, f"{split}-{number}"
+        family = name or "default"
         return Scenario(id=id, family=family, opening=opening, context=row, split=split, prompt=messages)
 
     def scenarios(self, split: Split) -> list[Scenario]:
@@ -301,10 +293,8 @@ class _TrlConversation:
         if self.instance is None:
             return Outcome(reward=None)
         held = _Held(type(self.instance).__name__)
-        held.instance = self.instance
-        value = None
-        if hasattr(self.instance, "get_reward"):
-            value = await guarded(f"{held}.get_reward", call_user_code(self.instance.get_reward))
+        held.instance, judge = self.instance, getattr(self.instance, "get_reward", lambda: None)
+        value = await guarded(f"{held}.get_reward", call_user_code(judge))
         parts = {} if value is None else {str(held): float(value)}
         return Outcome(reward=parts.get(held), breakdown=parts, metadata={_INSTANCE: held})
 

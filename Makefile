@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE :=  # or each of the programs that tests start wo
 
 .PHONY: help setup demo reason test test-long test-faults test-crash test-soak test-browser test-openenv test-tau2 test-vllm test-trackers
 .PHONY: test-docs test-botorch test-quantization test-schema test-renderers test-templates test-torch-linears test-avx2 test-thorough
-.PHONY: test-gymnasium test-agents test-long-units test-long-runs test-learning-policies test-learning-models slow bench
+.PHONY: test-gymnasium test-agents test-textarena test-evaluations test-long-units test-long-runs test-learning-policies test-learning-models slow bench
 .PHONY: bench-control check smollm2 demo-llm test-llm
 
 help:  ## Show this list
@@ -136,6 +136,16 @@ GYMNASIUM := .venv/bin/python scripts/beside.py .venv-gymnasium "gymnasium[box2d
 test-gymnasium: setup  ## A short training of LunarLander, of MuJoCo and of Atari, in .venv-gymnasium
 	@$(GYMNASIUM)
 	@.venv-gymnasium/bin/python -m pytest -n 0 -s -m gymnasium tests/integration/numeric/test_gymnasium_real.py $(PYTEST_ARGS)
+
+test-textarena: setup  ## TextArena's games by its own loop and by ours, in .venv-textarena
+	@.venv/bin/python scripts/beside.py .venv-textarena textarena==0.7.4
+	@.venv-textarena/bin/python -m pytest -n 0 -m textarena tests/integration/porting/test_textarena.py $(PYTEST_ARGS)
+
+# Neither goes with .venv: Inspect wants an older fsspec, verifiers mcp 2 and an openai package below 3.
+test-evaluations: setup  ## A task of Inspect and a taskset of verifiers as environments, in .venv-inspect and .venv-verifiers
+	@.venv/bin/python scripts/beside.py --alone .venv-inspect inspect-ai==0.3.285 "openai>=2.54"
+	@.venv/bin/python scripts/beside.py --alone .venv-verifiers verifiers==0.4.0
+	@.venv/bin/python -m pytest -n 0 -s -m evaluations tests/integration/porting/test_evaluations.py $(PYTEST_ARGS)
 
 # Two, for some libraries want an openai package below 3. Nothing of .venv is seen there.
 test-agents: setup  ## The agent programs of examples/agents, of which each has a YAML file, in .venv-agents and .venv-agents2

@@ -168,7 +168,7 @@ test-browser: setup  ## The report pages in headless Chromium, with axe-core; in
 # What takes minutes, in five shares of 14 to 20 minutes each on two quiet cores of an Intel Xeon (family 6 model 207).
 # Targets of the first kind keep one core busy, so two of them run at a time.
 ON_ONE_CORE := test-schema test-faults test-llm test-openenv test-quantization test-trackers \
-	test-renderers test-botorch test-gymnasium test-vllm test-agents
+	test-renderers test-botorch test-gymnasium test-vllm test-agents test-textarena test-evaluations
 SLOW_0 := test-torch-linears test-avx2 test-thorough test-browser
 SLOW_1 := test-crash $(ON_ONE_CORE)
 SLOW_2 := test-learning-models test-learning-policies

@@ -141,10 +141,8 @@ test-textarena: setup  ## TextArena's games by its own loop and by ours, in .ven
 	@.venv/bin/python scripts/beside.py .venv-textarena textarena==0.7.4
 	@.venv-textarena/bin/python -m pytest -n 0 -m textarena tests/integration/porting/test_textarena.py $(PYTEST_ARGS)
 
-# Neither goes with .venv: Inspect wants an older fsspec, verifiers mcp 2 and an openai package below 3.
-test-evaluations: setup  ## A task of Inspect and a taskset of verifiers as environments, in .venv-inspect and .venv-verifiers
+test-evaluations: setup  ## A task of Inspect as an environment, and an agent as its model, in .venv-inspect
 	@.venv/bin/python scripts/beside.py --alone .venv-inspect inspect-ai==0.3.285 "openai>=2.54"
-	@.venv/bin/python scripts/beside.py --alone .venv-verifiers verifiers==0.4.0
 	@.venv/bin/python -m pytest -n 0 -s -m evaluations tests/integration/porting/test_evaluations.py $(PYTEST_ARGS)
 
 # Two, for some libraries want an openai package below 3. Nothing of .venv is seen there.

@@ -9,6 +9,8 @@ from inspect_ai.tool import Tool, tool
 
 @tool
 def add() -> Tool:
+    """A tool of Inspect."""
+
     async def execute(one: int, other: int) -> int:
         """Add two numbers.
 
@@ -23,6 +25,7 @@ def add() -> Tool:
 
 @task
 def arithmetic() -> Task:
+    """Five sums."""
     samples = [Sample(id=n, input=f"What is {n} + {n + 1}?", target=str(2 * n + 1)) for n in range(1, 6)]
     solver = [system_message("You add numbers."), use_tools(add()), generate()]
     return Task(dataset=samples, solver=solver, scorer=match(numeric=True))

@@ -1,7 +1,7 @@
 """A sample of an Inspect task: its solver and tools play with the agent, its scorer is the verdict.
 
-python inspect_sample.py arithmetic.py --list > tasks.jsonl    # what there is to play
-python inspect_sample.py arithmetic.py                         # as ExternalProgram runs it, a sample on its stdin
+python inspect_sample.py arithmetic.py --list > samples.jsonl   # what there is to play
+python inspect_sample.py arithmetic.py                          # by ExternalProgram, a sample on its stdin
 """
 
 import contextlib

@@ -78,15 +78,15 @@ def _loss(args: Any) -> dict[str, Any]:
     loss = _ours(args, "loss_type", args.loss_type + " by sequence" * by_sequence)
     high = args.epsilon if args.epsilon_high is None else args.epsilon_high
     if LOSSES[loss].clips == "above":
-        _expect(high > 1, args, "epsilon_high", "cispo's bounds the ratio itself: give one above 1, say 5")
+        _expect(high > 1, args, "epsilon_high", "here it bounds the ratio itself: give one above 1, say 5")
         high -= 1
     beyond = args.delta is None or args.delta >= 1 + high
     _expect(beyond, args, "delta", f"give at least 1 + epsilon_high, {1 + high:g}")
     of_tokens = not args.entropy_coef or LOSSES[loss].averaging == "token"
-    _expect(of_tokens, args, "entropy_coef", "TRL's bonus is a mean over tokens: use dapo or cispo")
+    _expect(of_tokens, args, "entropy_coef", "TRL's bonus is a mean over tokens: use a loss that is one")
     corrects = args.use_bias_correction_kl or not args.beta
     _expect(corrects, args, "use_bias_correction_kl", "the KL always has the ratio: leave it true")
-    settings = {"loss_length": args.max_completion_length} if loss == "dr_grpo" else {}
+    settings = {"loss_length": args.max_completion_length} if LOSSES[loss].averaging == "constant" else {}
     return settings | {
         "loss_type": loss,
         "clip_ratio_high": high,

@@ -1,13 +1,9 @@
-"""examples/evaluations: a task of Inspect and a taskset of verifiers, played as programs in their environments.
-
-Their own verdicts on the same replies are those of our conversations.
-"""
+"""examples/evaluations: a task of Inspect as a program in its environment, and an agent as Inspect's model."""
 
 from __future__ import annotations
 
 import json
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +20,7 @@ from stateset_agents.types.trajectory import Trajectory
 pytestmark = pytest.mark.evaluations
 
 FOLDER = ROOT / "examples" / "evaluations"
-INSPECT, VERIFIERS = (ROOT / f".venv-{name}" / "bin" / "python" for name in ("inspect", "verifiers"))
+INSPECT = ROOT / ".venv-inspect" / "bin" / "python"
 
 
 def listed(command: list[str]) -> list[dict[str, Any]]:
@@ -62,5 +58,11 @@ async def test_a_task_of_inspect_is_an_environment_and_its_scorer_the_verdict() 
     assert [member.success for member in members] == [True, True, False, False]
     assert all(member.metadata["match"] == member.reward for member in members)
     first = members[0]
-    assert [message.role for message in first.messages] == ["system", "user", "assistant", "tool", "assistant"]
+    assert [message.role for message in first.messages] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
     assert first.messages[3].content == "3"

@@ -1,9 +1,12 @@
-"""examples/evaluations: a task of Inspect as a program in its environment, and an agent as Inspect's model."""
+"""examples/evaluations: a task of Inspect as a program of its own, and an agent as the model of Inspect."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.computational_engine import ComputationalEngine
 from stateset_agents.core.reward import EnvironmentReward
 from stateset_agents.environments.programs.external_program import ExternalProgram
+from stateset_agents.serving.server import AgentServer
 from stateset_agents.types.trajectory import Trajectory
 
 pytestmark = pytest.mark.evaluations
@@ -66,3 +70,22 @@ async def test_a_task_of_inspect_is_an_environment_and_its_scorer_the_verdict() 
         "assistant",
     ]
     assert first.messages[3].content == "3"
+
+
+async def test_an_agent_behind_serve_is_a_model_of_inspect(tmp_path: Path) -> None:
+    backend = ScriptedBackend(adds, tokenizer=trl_tokenizer("chatml"))
+    async with (
+        MultiTurnAgent(AgentConfig(model_name="tiny"), backend=backend) as agent,
+        AgentServer(agent) as server,
+    ):
+        program = await asyncio.create_subprocess_exec(
+            *(str(INSPECT.with_name("inspect")), "eval", "arithmetic.py", "--model", "openai-api/agent/tiny"),
+            *("--sample-id", "2,4", "--display", "none", "--log-format", "json", "--log-dir", str(tmp_path)),
+            env={**os.environ, "AGENT_BASE_URL": server.url, "AGENT_API_KEY": "none"},
+            cwd=FOLDER,
+        )
+        assert await program.wait() == 0
+    (log,) = tmp_path.glob("*.json")
+    samples = json.loads(log.read_text())["samples"]
+    assert [sample.get("error") for sample in samples] == [None, None]
+    assert {sample["id"]: sample["scores"]["match"]["value"] for sample in samples} == {2: "C", 4: "I"}

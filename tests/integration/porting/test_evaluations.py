@@ -33,6 +33,12 @@ def listed(command: list[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+def logged_samples(folder: Path) -> list[dict[str, Any]]:
+    (log,) = folder.glob("*.json")
+    samples: list[dict[str, Any]] = json.loads(log.read_text())["samples"]
+    return samples
+
+
 async def played(command: list[str], scenarios: list[dict[str, Any]], say: Any) -> list[Trajectory]:
     environment = ExternalProgram(command, scenarios, verdict="stdout", cwd=FOLDER)
     agent = MultiTurnAgent(
@@ -85,7 +91,6 @@ async def test_an_agent_behind_serve_is_a_model_of_inspect(tmp_path: Path) -> No
             cwd=FOLDER,
         )
         assert await program.wait() == 0
-    (log,) = tmp_path.glob("*.json")
-    samples = json.loads(log.read_text())["samples"]
+    samples = logged_samples(tmp_path)
     assert [sample.get("error") for sample in samples] == [None, None]
     assert {sample["id"]: sample["scores"]["match"]["value"] for sample in samples} == {2: "C", 4: "I"}

@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE :=  # or each of the programs that tests start wo
 
 .PHONY: help setup demo docs reason test test-long test-faults test-crash test-soak test-browser test-openenv test-tau2 test-vllm test-trackers
 .PHONY: test-docs test-botorch test-quantization test-schema test-renderers test-templates test-torch-linears test-avx2 test-thorough
-.PHONY: test-gymnasium test-agents test-long-units test-long-runs test-learning-policies test-learning-models slow bench
+.PHONY: test-gymnasium test-agents test-exports test-textarena test-evaluations test-long-units test-long-runs test-learning-policies test-learning-models slow bench
 .PHONY: bench-control check smollm2 demo-llm test-llm
 
 help:  ## Show this list
@@ -117,10 +117,11 @@ test-renderers: setup  ## What chat templates write between turns, against the r
 	@.venv/bin/python scripts/beside.py .venv-renderers renderers==0.1.12
 	@.venv-renderers/bin/python -m pytest -n 0 -s -m renderers tests/integration/core/test_renderers.py $(PYTEST_ARGS)
 
-test-trackers: setup  ## TensorBoard, W&B, Trackio and MLflow (offline), read back, in .venv-trackers
+test-trackers: setup  ## TensorBoard, W&B, Trackio, MLflow and OpenTelemetry (offline), read back, in .venv-trackers
 	@.venv/bin/python scripts/beside.py .venv-trackers tensorboard==2.21.0 wandb==0.31.0 trackio==0.43.0 \
-		mlflow-skinny==3.17.2
-	@.venv-trackers/bin/python -m pytest -n 0 -m trackers tests/integration/runs/test_trackers.py $(PYTEST_ARGS)
+		mlflow-skinny==3.17.2 opentelemetry-sdk==1.45.2 opentelemetry-exporter-otlp-proto-http==1.45.2
+	@.venv-trackers/bin/python -m pytest -n 0 -m trackers tests/integration/runs/test_trackers.py \
+		tests/integration/runs/test_opentelemetry.py $(PYTEST_ARGS)
 
 test-quantization: setup  ## Adapters on models in 4 and 8 bits (QLoRA) by bitsandbytes, in .venv-quantization
 	@.venv/bin/python scripts/beside.py .venv-quantization bitsandbytes==0.50.2
@@ -137,11 +138,26 @@ test-gymnasium: setup  ## A short training of LunarLander, of MuJoCo and of Atar
 	@$(GYMNASIUM)
 	@.venv-gymnasium/bin/python -m pytest -n 0 -s -m gymnasium tests/integration/numeric/test_gymnasium_real.py $(PYTEST_ARGS)
 
+test-textarena: setup  ## TextArena's games by its own loop and by ours, in .venv-textarena
+	@.venv/bin/python scripts/beside.py .venv-textarena textarena==0.7.4
+	@.venv-textarena/bin/python -m pytest -n 0 -m textarena tests/integration/porting/test_textarena.py $(PYTEST_ARGS)
+
+test-evaluations: setup  ## A task of Inspect as an environment, and an agent as its model, in .venv-inspect
+	@.venv/bin/python scripts/beside.py --alone .venv-inspect inspect-ai==0.3.285 "openai>=2.54"
+	@.venv/bin/python -m pytest -n 0 -s -m evaluations tests/integration/porting/test_evaluations.py $(PYTEST_ARGS)
+
 # Two, for some libraries want an openai package below 3. Nothing of .venv is seen there.
 test-agents: setup  ## The agent programs of examples/agents, of which each has a YAML file, in .venv-agents and .venv-agents2
 	@.venv/bin/python scripts/beside.py --alone .venv-agents examples/agents/requirements.txt
 	@.venv/bin/python scripts/beside.py --alone .venv-agents2 examples/agents/requirements-openai2.txt
 	@.venv/bin/python -m pytest -n 0 -s -m agents tests/integration/environments/test_agent_programs.py $(PYTEST_ARGS)
+
+# opentelemetry-util-genai writes spans and events by the newest conventions
+test-exports: setup  ## What the SDKs of Langfuse, LangSmith, OpenTelemetry and Inspect write, in .venv-telemetry and .venv-inspect
+	@.venv/bin/python scripts/beside.py --alone .venv-telemetry langfuse==5.0.4 langsmith==0.15.1 openai==3.57.0 \
+		opentelemetry-sdk==1.45.2 opentelemetry-exporter-otlp-proto-http==1.45.2 opentelemetry-util-genai==1.3b0
+	@.venv/bin/python scripts/beside.py --alone .venv-inspect inspect-ai==0.3.285
+	@.venv/bin/python -m pytest -n 0 -s -m exports tests/integration/core/test_platform_exports.py $(PYTEST_ARGS)
 
 bench: setup  ## Time ours against TRL, transformers and others; ARGS="--only step --repetitions 3"
 	@.venv/bin/python -m benchmarks $(ARGS)
@@ -164,7 +180,7 @@ test-browser: setup  ## The report pages in headless Chromium, with axe-core; in
 # What takes minutes, in five shares of 14 to 20 minutes each on two quiet cores of an Intel Xeon (family 6 model 207).
 # Targets of the first kind keep one core busy, so two of them run at a time.
 ON_ONE_CORE := test-schema test-faults test-llm test-openenv test-quantization test-trackers \
-	test-renderers test-botorch test-gymnasium test-vllm test-agents
+	test-renderers test-botorch test-gymnasium test-vllm test-agents test-exports test-textarena test-evaluations
 SLOW_0 := test-torch-linears test-avx2 test-thorough test-browser
 SLOW_1 := test-crash $(ON_ONE_CORE)
 SLOW_2 := test-learning-models test-learning-policies

@@ -38,7 +38,7 @@ PACKAGE = ROOT / "stateset_agents"
 PAGE = ROOT / "docs" / "architecture.md"
 LAYERS = (
     {"cli"},
-    {"numeric", "deployment", "reasoning"},
+    {"numeric", "deployment", "reasoning", "porting"},
     {"training", "embedded"},
     {"rewards", "environments", "evaluation", "serving", "runs"},
     {"core", "reporting"},
@@ -47,7 +47,7 @@ LAYERS = (
     {"types"},
 )
 """From the doors to the ground; a module imports from its own layer or from one below."""
-COMPANIONS = frozenset({"numeric", "deployment", "reasoning"})
+COMPANIONS = frozenset({"numeric", "deployment", "reasoning", "porting"})
 """The wall: products beside the trainer, which no room but `cli` imports, nor one of them another."""
 BEGIN, END = "<!-- scripts/rooms.py --write -->\n", "<!-- end -->\n"
 

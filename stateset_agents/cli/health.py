@@ -37,6 +37,7 @@ EXTRAS = {
     "wandb>=0.22": "report_to: wandb",
     "trackio>=0.43": "report_to: trackio",
     "mlflow-skinny==3.17.2": "report_to: mlflow",
+    "opentelemetry-sdk>=1.40": "report_to: opentelemetry",
     "datasets>=4": "scenarios from a Hugging Face dataset",
     "gymnasium>=1": "a Gymnasium environment",
     "mcp>=1.24,<3": "an MCP server as tools",

@@ -1,14 +1,12 @@
-"""`stateset-agents sft`, and what gives it conversations: `demonstrate`, `served` and `distill`."""
+"""`stateset-agents sft`, and what gives it conversations: `demonstrate` and `distill`."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import contextlib
-import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,7 +21,7 @@ from stateset_agents.cli.run_settings import overrides, settings_of_run
 from stateset_agents.runtime import event_loop
 from stateset_agents.runtime.yaml_files import parse_yaml, read_yaml
 from stateset_agents.tracking.jsonl import dump
-from stateset_agents.tracking.run_folder import RunFolder, replace_file
+from stateset_agents.tracking.run_folder import RunFolder
 from stateset_agents.types.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -61,57 +59,6 @@ async def _demonstrated(args: argparse.Namespace) -> Demonstrated:
         keep_failures=args.keep_failures,
         limits=named.training.rollout_limits(),
     )
-
-
-# ------------------------------------------------------------------------------ served
-
-
-def run_served(args: argparse.Namespace) -> int:
-    """Exit code 0 once both files are written."""
-    from stateset_agents.core.sources.served_conversations import scenarios_from, warm_start
-    from stateset_agents.deployment.journal import Journal
-    from stateset_agents.deployment.views.history import served_outcomes
-    from stateset_agents.serving.saved_conversations import load_served
-
-    with Journal(args.deployments, create=False) as journal:
-        outcomes = served_outcomes(journal)
-    served = load_served(args.conversations).values()
-    harvest = scenarios_from(((talk.id, talk.messages, talk.tools) for talk in served), outcomes)
-    left_out = _counted(harvest.left_out)
-    if not harvest.scenarios:
-        raise ConfigurationError(
-            f"{args.conversations} gives no scenario: {left_out}; give its server's journal, gradual or full"
-        )
-    rows = warm_start(harvest.scenarios)
-    folder = Path(args.out)
-    _write(folder / "scenarios.jsonl", harvest.scenarios)
-    _write(folder / "warm_start.jsonl", rows)
-    print(f"{len(harvest.scenarios)} scenarios in {folder / 'scenarios.jsonl'}: {_kinds(harvest.scenarios)}")
-    print(f"{len(rows)} examples in {folder / 'warm_start.jsonl'}")
-    print(f"personal text taken out: {_counted(harvest.removed) or 'none'}")
-    if left_out:
-        print(f"left out: {left_out}")
-    return 0
-
-
-def _kinds(scenarios: Sequence[Mapping[str, Any]]) -> str:
-    succeeded = sum(scenario.get("success") is True for scenario in scenarios)
-    failed = sum(scenario.get("success") is False for scenario in scenarios)
-    return f"{succeeded} succeeded, {failed} failed, {len(scenarios) - succeeded - failed} unknown"
-
-
-def _counted(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
-
-
-def _write(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    from stateset_agents.core.chat.escaping import encodable
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigurationError(f"cannot make the folder {path.parent}: {error.strerror}") from error
-    replace_file(path, "".join(f"{encodable(json.dumps(line, ensure_ascii=False))}\n" for line in lines))
 
 
 # ------------------------------------------------------------------------------ sft

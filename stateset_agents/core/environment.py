@@ -334,6 +334,9 @@ class OptionalMembers:
     evaluation."""
     hold_out: Callable[[Split], None] | None = None
     """Takes some scenarios of train into a split that has none, for good, where no scenario names a split."""
+    probe: Callable[..., Any] | None = None
+    """Awaited with the training's engine before the first step. Raises ConfigurationError for what would
+    spoil the training."""
 
 
 def optional_member(environment: Environment, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Callbacks: an application is called at six moments of its training, each a method to override.
+"""Callbacks: an application is called at seven moments of its training, each a method to override.
 
 The trainer awaits each call before it goes on, so callbacks see the moments in order. An `async` method
 runs in the event loop; a plain one in a thread of its own, so it may block.
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from stateset_agents.runs.lifecycle import Progress
     from stateset_agents.tracking.monitors import Finding
     from stateset_agents.tracking.run_folder import RunFolder
+    from stateset_agents.types.trajectory import TrajectoryGroup
 
 
 _log = get_logger(__name__)
@@ -65,6 +66,10 @@ class Callback:
 
     def on_step_end(self, step: int, metrics: Mapping[str, float]) -> Any:
         """A step (from 1) is finished and in the logs."""
+
+    def on_rollout(self, step: int, groups: Sequence[TrajectoryGroup]) -> Any:
+        """The conversations that a step learned from, scored; before that step's `on_step_end`. Numeric
+        policies have none."""
 
     def on_warning(self, step: int, finding: Finding) -> Any:
         """A step showed a problem for the first time: `finding` has the check, the observation and what to

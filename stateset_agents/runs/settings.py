@@ -122,8 +122,8 @@ class RunSettings(Settings):
     """Print step, reward, success and time left: a live line on a terminal, about twenty lines a run
     elsewhere. A program prints them on stderr, the command on stdout."""
     report_to: tuple[TrackerName, ...] = ()
-    """Trackers that get the metrics, too: tensorboard, wandb, trackio, mlflow; one alone needs no list, and
-    none is the empty one. See docs/trackers.md."""
+    """Trackers that get the metrics, too: tensorboard, wandb, trackio, mlflow; opentelemetry gets the
+    conversations as spans. One alone needs no list, and none is the empty one. See docs/trackers.md."""
 
     @field_validator("report_to", mode="before")
     @classmethod

@@ -1,4 +1,5 @@
-"""A training's numbers in TensorBoard, W&B, Trackio and MLflow, each through its own library.
+"""A training's numbers in TensorBoard, W&B, Trackio and MLflow, and its conversations as spans of
+OpenTelemetry, each through its own library.
 
 Trackers are callbacks: plain methods, so the trainer calls each in a thread of its own and waits for it.
 The run folder stays the record; what a tracker cannot take is lost to that tracker only.
@@ -16,22 +17,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from stateset_agents.runs.callbacks import Callback
+from stateset_agents.runs.conversation_spans import record_conversation
 from stateset_agents.runtime.named_code import library
 from stateset_agents.runtime.yaml_files import read_yaml
+from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 
 if TYPE_CHECKING:
     from stateset_agents.runs.callbacks import Training
     from stateset_agents.runs.lifecycle import Progress
+    from stateset_agents.types.trajectory import TrajectoryGroup
 
 
-TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
+TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow", "opentelemetry"]
 
 _INSTALL: Mapping[TrackerName, str] = {
     "tensorboard": 'pip install "tensorboard>=2.20"',
     "wandb": 'pip install "wandb>=0.22"',
     "trackio": 'pip install "trackio>=0.43"',
     "mlflow": 'pip install "mlflow-skinny==3.17.2"',
+    "opentelemetry": 'pip install "opentelemetry-sdk>=1.40"',
 }
 
 _log = get_logger(__name__)
@@ -43,6 +48,10 @@ class _Tracker(Callback):
     def __init__(self) -> None:
         self._failed = False
         self._is_open = False
+
+    def check(self, name: TrackerName) -> None:
+        """Raises ConfigurationError where the library cannot be imported."""
+        library(name, f"reporting to {name} needs it installed: {_INSTALL[name]}")
 
     def on_train_begin(self, trainer: Training) -> None:
         self._failed = False
@@ -245,6 +254,60 @@ class MlflowTracker(_RunTracker):
         self._client.set_terminated(run, status)
 
 
+class OpenTelemetryTracker(_Tracker):
+    """Every conversation of a step or an evaluation as a trace (see `conversation_spans`), by the tracer
+    provider that the application has set: its exporters and samplers hold, and no metric is sent.
+
+    Words, arguments and results of tools are attributes where
+    OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT is "true".
+    """
+
+    def check(self, name: TrackerName) -> None:
+        trace = library("opentelemetry.trace", f"reporting to {name} needs it: {_INSTALL[name]}")
+        if type(trace.get_tracer_provider()).__name__ in ("ProxyTracerProvider", "NoOpTracerProvider"):
+            raise ConfigurationError(
+                "report_to opentelemetry needs a tracer provider, or nothing would be sent: call "
+                "opentelemetry.trace.set_tracer_provider(...) before train, or start the command by "
+                "opentelemetry-instrument"
+            )
+
+    def on_rollout(self, step: int, groups: Sequence[TrajectoryGroup]) -> None:
+        if self._is_open:
+            self._try(self._record, step, "train", groups)
+
+    def on_evaluate(self, step: int, evaluation: Any) -> None:
+        if self._is_open:
+            self._try(self._record, step, "validation", evaluation.groups)
+
+    def _open(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
+        self._provider = importlib.import_module("opentelemetry.trace").get_tracer_provider()
+        self._tracer = self._provider.get_tracer("stateset_agents")
+        self._folder, self._model = folder.name, config["agent"]["model_name"]
+
+    def _log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Nothing: spans have no metrics."""
+
+    def _record(self, step: int, stage: str, groups: Sequence[TrajectoryGroup]) -> None:
+        content = os.environ.get("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "").lower()
+        talks = [talk for group in groups for talk in group.trajectories]
+        for number, talk in enumerate(talks):
+            scenario = talk.scenario
+            of = {"run": self._folder, "step": step, "stage": stage, "member": talk.member}
+            of |= {"scenario": scenario.id, "family": scenario.family, "status": talk.status.value}
+            record_conversation(
+                self._tracer,
+                talk,
+                name=f"{self._folder}/{stage}/{step}/{number}",
+                model=self._model,
+                content=content in ("true", "span_only", "span_and_event"),
+                attributes={f"stateset_agents.{key}": value for key, value in of.items()},
+            )
+
+    def _end(self, progress: Progress) -> None:
+        if hasattr(self._provider, "force_flush"):
+            self._provider.force_flush()
+
+
 _MOST_PARAMETERS = 100
 _MOST_OF_A_PARAMETER = 6000
 """Limits of MLflow: parameters of a request, characters of one."""
@@ -262,6 +325,7 @@ _TRACKERS: Mapping[TrackerName, type[_Tracker]] = {
     "wandb": WandbTracker,
     "trackio": TrackioTracker,
     "mlflow": MlflowTracker,
+    "opentelemetry": OpenTelemetryTracker,
 }
 
 
@@ -271,7 +335,8 @@ def make_trackers(names: Sequence[TrackerName]) -> list[Callback]:
 
 
 def check_installed(callbacks: Sequence[object]) -> None:
-    """Raises ConfigurationError where the library of a tracker among `callbacks` cannot be imported."""
+    """Raises ConfigurationError where the library of a tracker among `callbacks` cannot be used."""
     for name, kind in _TRACKERS.items():
-        if any(isinstance(callback, kind) for callback in callbacks):
-            library(name, f"reporting to {name} needs it installed: {_INSTALL[name]}")
+        for callback in callbacks:
+            if isinstance(callback, kind):
+                callback.check(name)

@@ -51,7 +51,7 @@ async def with_timeout(seconds: float | None, work: Awaitable[T], late: Exceptio
     try:
         done, _ = await asyncio.wait({task}, timeout=seconds)
     except asyncio.CancelledError:
-        await _end(task)
+        await end_task(task)
         raise
     if task.cancelled():
         raise RuntimeError(
@@ -59,11 +59,12 @@ async def with_timeout(seconds: float | None, work: Awaitable[T], late: Exceptio
         )
     if done:
         return task.result()
-    await _end(task)
+    await end_task(task)
     raise late
 
 
-async def _end(task: asyncio.Future[Any]) -> None:
+async def end_task(task: asyncio.Future[Any]) -> None:
+    """Cancel it and wait for its end: a second at the most, after which a warning says that it goes on."""
     _abandoned.add(task)  # before the wait: another cancellation may end it
     task.add_done_callback(_forget)
     task.cancel()

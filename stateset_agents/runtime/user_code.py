@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -83,6 +84,13 @@ def user_line(error: BaseException) -> str | None:
     """`heating.py:57`, the last line of user code that an exception came through, if any."""
     lines = [frame for frame in extract_tb(error.__traceback__) if _is_user_code(frame.filename)]
     return f"{Path(lines[-1].filename).name}:{lines[-1].lineno}" if lines else None
+
+
+def is_module_of_user(name: str) -> bool:
+    """True for a module of the user's own, such as a script, that has been imported."""
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    return name == "__main__" or (file is not None and _is_user_code(file))
 
 
 def _is_user_code(file: str) -> bool:

@@ -28,6 +28,7 @@ ENVIRONMENTS: Mapping[str, str] = {
     "mcp": "stateset_agents.environments.mcp.tools:McpEnvironment",
     "tau2": "stateset_agents.environments.tau2:Tau2Environment",
     "external_program": "stateset_agents.environments.programs.external_program:ExternalProgram",
+    "in_process_agent": "stateset_agents.environments.programs.in_process_agent:InProcessAgent",
     "arithmetic": "stateset_agents.environments.problems:ArithmeticProblems",
     "decomposed": "stateset_agents.environments.problems:DecomposedArithmetic",
     "equations": "stateset_agents.environments.problems:EquationProblems",

@@ -329,6 +329,8 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
             )
             engine.fault_tolerance.on_event = self._fault_event
             engine.take_step = self._take_step
+            if (probe := optional_member(environment, "probe")) is not None:
+                await probe(engine)
             settings = self._settings()
             compared = {name: settings[name] for name in settings if name not in ("evaluation", "made_by")}
             if teacher is not None:
@@ -499,6 +501,7 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
                         played = await source.next(self._state)
                     # Once the update has begun, a cancellation waits for its end.
                     finished = await shielded(self._learn(parts, source, played, watch, started))
+                await self._notify("on_rollout", self.step_number, played.all_groups)
                 await self._announce_step(finished.metrics, finished.findings, finished.failure)
                 return finished.metrics
             finally:

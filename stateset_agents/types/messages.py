@@ -215,7 +215,10 @@ def _content(content: Any) -> tuple[str, tuple[Image, ...]]:
 
 
 def _tool_call(item: Any) -> ToolCall:
-    """One entry of OpenAI's tool_calls; the call may also stand without its "function" wrapper."""
+    """One entry of OpenAI's tool_calls; the call may also stand without its "function" wrapper, or have its
+    name there, as Inspect's."""
+    if isinstance(item, Mapping) and isinstance(item.get("function"), str):
+        item = {**item, "function": {"name": item["function"], "arguments": item.get("arguments")}}
     function = (item.get("function") or item) if isinstance(item, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ConfigurationError(

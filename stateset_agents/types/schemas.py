@@ -332,3 +332,10 @@ def mapping_of(value: Any) -> Mapping[str, Any]:
 
 def _sequence(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else ()
+
+
+def without_nulls(value: Any) -> Any:
+    """The same without keys whose value is null, at every level: Arrow gives each mapping the keys of all."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list | tuple) else value

@@ -14,13 +14,14 @@ import io
 import json
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import datasets
 from chat_server import ChatServer
 from PIL import Image as pillow
+from repository_paths import ROOT
 from tiny_vlm import save_tiny_vlm
 
 from scripts.page_tables import write_table
@@ -130,6 +131,7 @@ def arrow(folder: Path, rows: Sequence[dict[str, Any]]) -> Any:
 
 
 TRACK = schema("track", order_id={"type": "string"})
+TRACK_SCHEMA = TRACK["function"]["parameters"]
 PAY = schema("pay", amount={"type": "number"}, note={"type": "string"})
 SHOP, WHERE = system("You answer for a shop."), user("Where is K27?")
 CALL, SAYS = calls("track", order_id="K27"), says("In Lyon.")
@@ -187,6 +189,36 @@ def picture() -> bytes:
 def asks_of(url: str) -> dict[str, Any]:
     parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is it?"}]
     return chat({"role": "user", "content": parts}, ("assistant", "red"))
+
+
+def export(name: str) -> Callable[[Path, Sequence[dict[str, Any]]], Path]:
+    """The file of an agent's two conversations that a platform's SDK wrote (see platform_exports.py)."""
+    return lambda folder, rows: ROOT / "tests" / "fixtures" / "exports" / name
+
+
+WELCOME = says("You are welcome.")
+EXPORTED: dict[str, Any] = {
+    "rows": [{}, {}],
+    "prompt": (SHOP, WHERE),
+    "replies": (CALL, SAYS, WELCOME),
+    "tools": (schema("track", order_id={"type": "string"}),),
+    "context": {
+        "recorded": RECORDED,
+        "reference": "You are welcome.",
+        "script": ["Thanks, write to ann@example.org!"],
+    },
+}
+EXPORTED["tools"][0]["function"]["description"] = "Where a parcel is."
+INSPECTED: dict[str, Any] = {
+    "rows": [{}, {}],
+    "prompt": (SHOP, WHERE),
+    "replies": (calls("track", "tool call for tool track", order_id="K27"), SAYS),
+    "context": {"recorded": RECORDED, "answer": "Lyon", "success": True, "scores": {"includes": "C"}},
+    "answer": "Answer: Lyon",
+}
+INSPECTED["tools"] = (schema("track", order_id={"type": "string", "description": "E.g. K27."}),)
+INSPECTED["tools"][0]["function"]["description"] = "Where a parcel is."
+INSPECTED["tools"][0]["function"]["parameters"]["additionalProperties"] = False
 
 
 PUBLISHED: tuple[Published, ...] = (
@@ -409,6 +441,73 @@ PUBLISHED: tuple[Published, ...] = (
         rows=[{"task_id": 0, "reward": 1.0, "traj": TOOL_TALK["messages"], "tools": [TRACK]}],
         source=json_array,
         **WITH_TOOLS | {"context": {"recorded": RECORDED, "reward": 1.0}},
+    ),
+    Published(
+        name="Anthropic's blocks",
+        rows=[
+            chat(
+                *TALK,
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "thinking", "thinking": "Orders."},
+                        {"type": "tool_use", "id": "a", "name": "track", "input": {"order_id": "K27"}},
+                    ],
+                },
+                {
+                    "role": "user",
+                    "content": [{"type": "tool_result", "tool_use_id": "a", "content": "Lyon"}],
+                },
+                ("assistant", [{"type": "text", "text": "In Lyon."}]),
+                tools=[{"name": "track", "description": "track it", "input_schema": TRACK_SCHEMA}],
+            )
+        ],
+        **WITH_TOOLS | {"replies": (replace(CALL, reasoning="Orders."), SAYS)},
+    ),
+    Published(
+        name="LangChain's messages",
+        rows=[
+            {
+                "messages": [
+                    {"type": "system", "content": SHOP.content},
+                    {"type": "human", "data": {"content": WHERE.content, "type": "human"}},
+                    {
+                        "lc": 1,
+                        "type": "constructor",
+                        "id": ["langchain", "schema", "messages", "AIMessage"],
+                        "kwargs": {
+                            "content": "",
+                            "tool_calls": [{"name": "track", "args": {"order_id": "K27"}, "id": "a"}],
+                        },
+                    },
+                    {"type": "tool", "content": "Lyon", "tool_call_id": "a"},
+                    {"type": "ai", "content": "In Lyon."},
+                ],
+                "tools": [TRACK],
+            }
+        ],
+        **WITH_TOOLS,
+    ),
+    Published(name="Langfuse: observations", source=export("langfuse-observations.jsonl"), **EXPORTED),
+    Published(name="LangSmith: runs", source=export("langsmith-runs.jsonl"), **EXPORTED),
+    Published(
+        name="OpenTelemetry: spans as the SDK prints them",
+        source=export("otel-spans-console.json"),
+        **EXPORTED,
+    ),
+    Published(name="... OTLP's JSON", source=export("otlp-spans.json"), **EXPORTED),
+    Published(
+        name="... the event of a call, as the SDK prints it",
+        source=export("otel-logs-console.json"),
+        **EXPORTED,
+    ),
+    Published(name="... in OTLP's JSON", source=export("otlp-logs.json"), **EXPORTED),
+    Published(name="Inspect: `.json` logs", source=export("inspect.json"), **INSPECTED),
+    Published(
+        name="Inspect: `.eval` logs",
+        rows=[],
+        source=export("inspect.eval"),
+        refused={"all": "is packed: `inspect log convert"},
     ),
     Published(
         name="a picture as a data URL, for a model that sees",

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from stateset_agents.backends.pretrained.loading import why_out_of_reach
-from stateset_agents.core.sources.files import Located, arrow_row, datasets_library, read_rows
+from stateset_agents.core.sources.files import arrow_row, datasets_library, read_rows
 from stateset_agents.core.sources.scenario_files import load_scenarios, located_scenarios, read_scenarios
+from stateset_agents.core.sources.trace_rows import Located
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.scenario import Scenario, Split, expect_split

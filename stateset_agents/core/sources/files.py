@@ -7,35 +7,56 @@ import gzip
 import importlib
 import io
 import json
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from stateset_agents.core.sources.trace_rows import Located, read_traces, reason_lines
 from stateset_agents.runtime.named_code import library
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.logs import get_logger
+from stateset_agents.types.schemas import without_nulls
 
-_LISTS = ("simulations", "problems", "data", "rows")
-"""Keys under which a JSON object has its rows: of tau2-bench, of ours, and of others."""
+_LISTS = ("simulations", "samples", "problems", "data", "rows", "runs")
+"""Keys under which a JSON object has its rows: of tau2-bench, of Inspect, of ours, and of others."""
+_log = get_logger(__name__)
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
-
-Located = tuple[str, Any]
-"""A place in the file, `line 3` say, and what stands there."""
 
 
 def read_rows(path: str | Path, *, of: str) -> list[Located]:
-    """The rows of a file, in its order. They need not be mappings: who reads them says what they must be.
+    """The rows of a file, in its order; of an export of traces its conversations, in the order of their ends.
+    Rows need not be mappings: who reads them says what they must be.
 
     All values of CSV and TSV are text, as they stand. `of` names the file in errors: "scenario file".
 
     Raises ConfigurationError, naming file and line, for what cannot be read.
     """
+    located = read_records(path, of=of)
+    traces = read_traces(located)
+    if traces is None:
+        return located
+    left_out = "".join(f"; left out: {line}" for line in reason_lines(traces.left_out))
+    counts = f"{traces.num_calls} calls of models are {len(traces.rows)} conversations"
+    _log.warning(f"{path}: {traces.platform}, {counts}{left_out}")
+    return traces.rows
+
+
+def read_records(path: str | Path, *, of: str) -> list[Located]:
+    """What stands in a file as it stands there. Raises as `read_rows`."""
     path = Path(path)
     name = path.name.lower().removesuffix(".gz")
     suffix = Path(name).suffix
     if suffix == ".parquet":
         return list(_parquet(path, of))
-    text = _text(path, of)
+    if suffix == ".eval":
+        raise ConfigurationError(
+            f"{of} {path} is packed: `inspect log convert {path} --to json` writes it as JSON"
+        )
+    # OpenTelemetry's SDK prints objects over several lines each, one behind another
+    text, num_more = re.subn(r"^\}\s*^\{", "},\n{", _text(path, of), flags=re.MULTILINE)
+    text = f"[{text}]" if num_more else text
     if suffix in _DELIMITERS:
         return list(_table(path, text, _DELIMITERS[suffix]))
     if suffix == ".txt":
@@ -53,13 +74,6 @@ def read_rows(path: str | Path, *, of: str) -> list[Located]:
                 at = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
                 raise ConfigurationError(f"{path}{at}: not JSON ({error})") from error
     return list(_lines(path, text))
-
-
-def without_nulls(value: Any) -> Any:
-    """The same without keys whose value is null, at every level: Arrow gives each mapping the keys of all."""
-    if isinstance(value, Mapping):
-        return {key: without_nulls(item) for key, item in value.items() if item is not None}
-    return [without_nulls(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 _CHATS = ("messages", "conversations", "traj", "prompt", "completion")

@@ -10,19 +10,19 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from stateset_agents.core.chat.escaping import encodable
 from stateset_agents.core.chat.replies.parsing import parse_reply
-from stateset_agents.core.sources.files import without_nulls
 from stateset_agents.runtime.yaml_files import read_yaml
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import MAX_NESTING, Message, ToolCall, is_nested_deeper
 from stateset_agents.types.scenario import OPENING_COLUMNS
-from stateset_agents.types.schemas import parameters_of, without_members
+from stateset_agents.types.schemas import parameters_of, without_members, without_nulls
 
 _THOUGHTS = ("reasoning", "reasoning_content", "thinking")
 _THOUGHT = re.compile(r"\s*(?:<think>)?((?:(?!</?think>).)*)</think>", re.DOTALL)
@@ -49,9 +49,9 @@ def read_messages(value: Any, column: str, tools: Sequence[Mapping[str, Any]] = 
     messages: list[Message] = []
     weights: list[float] = []
     unread: list[str] = []
-    read_keys = _tables()["read_keys"]
-    for number, item in enumerate(items, start=1):
-        data = _as_openai(item)
+    read_keys = tables()["read_keys"]
+    written = ((number, item, data) for number, item in enumerate(items, start=1) for data in as_openai(item))
+    for number, item, data in written:
         unread += [key for key, given in data.items() if key not in read_keys and given is not None]
         weight = _weight(data)
         for message in _read(data, messages, tools):
@@ -90,21 +90,64 @@ def read_reply(text: str) -> Message:
     return replace(reply, tool_calls=tuple(replace(call, id="") for call in reply.tool_calls))
 
 
-def _as_openai(item: Any) -> Mapping[str, Any]:
-    """ShareGPT's {"from": "human", "value": ...} as OpenAI writes it; others as they stand."""
+def as_openai(item: Any) -> Iterator[Mapping[str, Any]]:
+    """A message of ShareGPT, LangChain, Anthropic or OpenTelemetry as OpenAI writes it; others as they stand.
+    Results in it are messages of their own.
+
+    {"from": "human", "value": "Hi"}  ->  {"role": "user", "content": "Hi"}
+    """
     if not isinstance(item, Mapping):
         raise ConfigurationError(f"a message must be a mapping, got {type(item).__name__} {item!r:.60}")
-    if item.get("from") is None or item.get("role") is not None:
-        return item
+    inner = item.get("kwargs", item.get("data"))
+    if isinstance(inner, Mapping) and item.get("role") is None:  # LangChain's, serialised
+        names = [item.get("type"), *(item["id"] if isinstance(item.get("id"), list) else ())]
+        item = {"type": names[-1], **inner}
+    roles = tables()["langchain_roles"]
+    if item.get("role") is None and isinstance(item.get("type"), str) and item["type"] in roles:
+        item = {"role": roles[item["type"]], **{key: item[key] for key in item if key != "type"}}
+    if item.get("from") is not None and item.get("role") is None:
+        yield _of_sharegpt(item)
+        return
+    if item.get("role") == "tool" and item.get("tool_call_id") is None and isinstance(item.get("id"), str):
+        item = {**item, "tool_call_id": item["id"]}
+    blocks = item.get("parts", item.get("content"))
+    yield from _of_blocks(item, blocks) if isinstance(blocks, list) else [item]
+
+
+def _of_sharegpt(item: Mapping[str, Any]) -> Mapping[str, Any]:
     name, value = item["from"], item.get("value")
     data = {key: given for key, given in item.items() if key not in ("from", "value")}
-    data["role"] = _tables()["sharegpt_roles"].get(name, name) if isinstance(name, str) else name
+    data["role"] = tables()["sharegpt_roles"].get(name, name) if isinstance(name, str) else name
     if name == "function_call":
         calls = from_json_text(value, "a function_call")
         data["tool_calls"] = calls if isinstance(calls, list) else [calls]
     else:
         data["content"] = value
     return data
+
+
+def _of_blocks(item: Mapping[str, Any], blocks: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
+    """A message whose thoughts, calls and results are parts of its content."""
+    of: dict[str, list[Any]] = {"words": [], "thought": [], "call": []}
+    for block in blocks:
+        name = str(block.get("type")) if isinstance(block, Mapping) else ""
+        kind, key = tables()["blocks"].get(name, ("other", ""))
+        value = block.get(key, block.get("content")) if key else None
+        if kind == "result":
+            text = value if isinstance(value, str | list) else json.dumps(value, ensure_ascii=False)
+            yield {"role": "tool", "tool_call_id": block.get("tool_use_id", block.get("id")), "content": text}
+        elif kind == "call":
+            of[kind].append(
+                {"id": block.get("id"), "function": {"name": block.get("name"), "arguments": value}}
+            )
+        elif kind == "thought":
+            of[kind].append(str(value))
+        else:
+            of["words"].append({"type": "text", "text": value} if isinstance(value, str) else block)
+    calls = item.get("tool_calls") or of["call"] or None
+    if of["words"] or of["thought"] or calls or not blocks:
+        more = {"reasoning": "\n".join(of["thought"])} if of["thought"] else {}
+        yield {**item, "parts": None, "content": of["words"], "tool_calls": calls, **more}
 
 
 def _read(
@@ -288,7 +331,7 @@ def _typed(name: str) -> dict[str, Any]:
     """A type's schema; empty, which allows all, for one that JSON Schema does not have."""
     if items := _LIST.fullmatch(name):
         return {"type": "array", "items": _typed(items[1])}
-    types = _tables()["python_types"]
+    types = tables()["python_types"]
     type_name = types.get(name.lower(), name.lower())
     return {"type": type_name} if type_name in types.values() else {}
 
@@ -359,15 +402,16 @@ class Shape:
 
 
 @cache
-def _tables() -> dict[str, Any]:
-    tables: dict[str, Any] = read_yaml(Path(__file__).with_name("row_shapes.yaml"))
-    return tables
+def tables() -> dict[str, Any]:
+    """The tables of row_shapes.yaml."""
+    data: dict[str, Any] = read_yaml(Path(__file__).with_name("row_shapes.yaml"))
+    return data
 
 
 @cache
 def shapes() -> tuple[Shape, ...]:
     """The shapes that are known, the first that fits a row first."""
-    known = tuple(Shape(**shape) for shape in _tables()["shapes"])
+    known = tuple(Shape(**shape) for shape in tables()["shapes"])
     assert {shape.prompt for shape in known} == set(OPENING_COLUMNS)
     return known
 
@@ -438,6 +482,43 @@ def expect_chat(row: Any) -> DataRow:
             "{dataset: FILE, columns: {messages: COLUMN}}"
         )
     return read
+
+
+def expect_reply(row: DataRow, columns: Iterable[str]) -> None:
+    """Raises ConfigurationError for a row of which nothing can be imitated, or not as it stands."""
+    if row.shape == "TRL" and str(row.rest.get("label")).lower() in ("false", "0"):
+        raise ConfigurationError(
+            "its label is false: it shows what not to say; leave it out, or name the column otherwise"
+        )
+    if not any(message.role == "assistant" for message in row.completion):
+        raise ConfigurationError(
+            "it shows no reply to imitate: give a completion, or messages that end with the assistant's; "
+            f"there are {', '.join(map(str, columns))}"
+        )
+    number, before = 0, None
+    for message, weight in zip(row.completion, row.weights, strict=True):
+        if message.role == before == "assistant":
+            raise ConfigurationError("two replies stand behind one another: make them one")
+        before = message.role
+        number += message.role == "assistant"
+        if message.role == "assistant" and weight:
+            _expect_example(message, number)
+
+
+def _expect_example(reply: Message, number: int) -> None:
+    text = f"{reply.reasoning or ''}{reply.content}"
+    if not text.strip() and not reply.tool_calls:
+        raise ConfigurationError(f'reply {number} is empty: take it out, or give it "weight": 0')
+    if not reply.is_example:
+        raise ConfigurationError(
+            f"reply {number} thinks behind its first words, or has a call that "
+            'cannot be read: take it out, or give it "weight": 0'
+        )
+    if encodable(text) != text:
+        raise ConfigurationError(
+            f"reply {number} has half of a character (a lone surrogate), which no "
+            'tokenizer has: mend it, or give it "weight": 0'
+        )
 
 
 def _parts(row: Mapping[str, Any], shape: Shape, tools: Sequence[Mapping[str, Any]]) -> tuple[Chat, Chat]:

@@ -46,7 +46,7 @@ def as_scenarios(value: object) -> list[Scenario]:
     """
     expect_scenarios(value)
     items: Any = value
-    return [item if isinstance(item, Scenario) else _scenario(item, RowCounts(), False) for item in items]
+    return [item if isinstance(item, Scenario) else scenario_of(item, RowCounts(), False) for item in items]
 
 
 def read_scenarios(path: str | Path, *, needs_opening: bool = False) -> list[Scenario]:
@@ -76,9 +76,9 @@ def located_scenarios(
     for where, item in located:
         try:
             if needs_chat:
-                scenario = _replayed(counts.add(expect_chat(item)))
+                scenario = replayed(counts.add(expect_chat(item)))
             else:
-                scenario = item if isinstance(item, Scenario) else _scenario(item, counts, needs_opening)
+                scenario = item if isinstance(item, Scenario) else scenario_of(item, counts, needs_opening)
         except ConfigurationError as error:
             raise ConfigurationError(f"{where}: {error}") from error
         if scenario.id in places:
@@ -106,10 +106,11 @@ def _same(where: str, first: str, id: str | None) -> str:
     )
 
 
-def _scenario(item: Any, counts: RowCounts, needs_opening: bool) -> Scenario:
+def scenario_of(item: Any, counts: RowCounts, needs_opening: bool) -> Scenario:
+    """The scenario of a row in any shape. Raises ConfigurationError for a row that is none."""
     row = read_row(item) if isinstance(item, Mapping) else None
     if row is not None:
-        return _replayed(counts.add(row))
+        return replayed(counts.add(row))
     scenario = Scenario.from_dict(item)
     if not scenario.opening and needs_opening:
         _expect_subject(item)
@@ -122,8 +123,8 @@ def _scenario(item: Any, counts: RowCounts, needs_opening: bool) -> Scenario:
     return _with_tools(scenario)
 
 
-def _replayed(row: DataRow) -> Scenario:
-    """Raises ConfigurationError for what a scripted user cannot say."""
+def replayed(row: DataRow) -> Scenario:
+    """The scenario of a row. Raises ConfigurationError for what a scripted user cannot say."""
     for message in row.completion:
         if message.role == "system" or (message.role == "user" and message.images):
             kind = "a system message" if message.role == "system" else "a picture of the user's"

@@ -136,6 +136,11 @@ def _scenario(
     return scenario
 
 
+def redacted(message: Message, redactor: Redactor) -> Message:
+    """The message without personal text, in its words, thoughts, calls and results."""
+    return Message.from_record(_message(message, redactor))
+
+
 def _message(message: Message, redactor: Redactor) -> dict[str, Any]:
     record = message.to_record()
     record["content"] = _content(message.content, redactor)

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import json
 import os
 import shutil
 import signal
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
-from stateset_agents.backends.dialects.request import ApiError
-from stateset_agents.core.environment import Conversation, Observation, ReplyLimits
-from stateset_agents.core.sources.datasets import read_any_scenarios
-from stateset_agents.environments.programs.rollout_endpoint import ClientTurn, RolloutServer, RolloutSession
+from stateset_agents.environments.programs.program_environment import (
+    API_KEY,
+    FAILED,
+    ProgramEnvironment,
+    read_verdict,
+)
 from stateset_agents.runtime.user_code import guarded
 from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
-from stateset_agents.types.messages import Completion, Message
-from stateset_agents.types.scenario import Scenario, expect_split
+from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import Outcome
 
 # The program's process
@@ -42,6 +40,8 @@ class ProgramProcess:
         self._transport = transport
         self._outputs = outputs
         self._ended = asyncio.create_task(self._wait())
+        self.verdict: Literal["stdout"] | Mapping[int, bool] | None = None
+        """Where its verdict is; see `ExternalProgram`."""
 
     @classmethod
     async def start(
@@ -73,11 +73,23 @@ class ProgramProcess:
         """The end of what it wrote to its standard output (2: error output), without white space around."""
         return self._outputs.kept[fd].decode(errors="replace").strip()
 
-    @property
-    def last_error_line(self) -> str:
-        """The last line of its error output, or that there is none."""
+    def ending(self) -> tuple[str, str]:
+        code = self._ended.result()
+        how = f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
         lines = self.printed(2).splitlines()
-        return f"{lines[-1]:.400}" if lines else "it wrote nothing to stderr"
+        return f"the program {how}", f"{lines[-1]:.400}" if lines else "it wrote nothing to stderr"
+
+    def outcome(self, *, is_cut: bool) -> Outcome:
+        code, verdict, printed = self._ended.result(), self.verdict, self.printed()
+        if code not in (verdict if isinstance(verdict, Mapping) else (0,)):
+            if is_cut:
+                return FAILED
+            raise EnvironmentFailure(": ".join(self.ending()))
+        if verdict == "stdout":
+            return FAILED if is_cut and not printed else _printed(printed)
+        if verdict is None:
+            return Outcome(reward=None, metadata={"stdout": printed[-2000:]})
+        return Outcome(reward=float(verdict[code]), success=verdict[code])
 
     async def stop(self) -> None:
         """End it and all that it started, gently first; does nothing where it has ended."""
@@ -126,13 +138,7 @@ class _OutputProtocol(asyncio.SubprocessProtocol):
         self.closed.set()
 
 
-_LAST_SECONDS = 10.0
-"""Seconds that a program has to end after its conversation was cut."""
-_KEYS = ("reward", "success", "metadata")
-"""Keys of the verdict that a program prints."""
-
-
-class ExternalProgram:
+class ExternalProgram(ProgramEnvironment):
     """Runs your program once for every conversation; its requests are the conversation.
 
         ExternalProgram(["python", "agent.py"], "tasks.jsonl", verdict="stdout")
@@ -184,63 +190,20 @@ class ExternalProgram:
             raise ConfigurationError(
                 f'command must be a list of texts, got {command!r:.80}: write ["python", "agent.py"]'
             )
-        if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:
-            raise ConfigurationError(f"max_turns must be a whole number from 1 on, got {max_turns!r:.60}")
-        for name, value in (("ignore", ignore), ("untrained", untrained)):
-            if isinstance(value, str):
-                raise ConfigurationError(f"{name} must be a list of names, got {value!r}: write [{value!r}]")
         if cwd is not None and not Path(cwd).is_dir():
             raise ConfigurationError(f"cwd {str(cwd)!r} is no folder")
         _expect_program(command[0], cwd)
-        importlib.import_module("aiohttp.web")  # here, for it takes long enough to be felt in an event loop
+        super().__init__(scenarios, max_turns=max_turns, ignore=ignore, untrained=untrained, local=local)
         self._command = tuple(command)
         self._verdict = _checked_verdict(verdict)
-        self._max_turns = max_turns
-        self._ignore, self._untrained = tuple(ignore), tuple(untrained)
         self._env = dict(env or {})
         self._cwd = None if cwd is None else Path(cwd)
-        self._scenarios = tuple(read_any_scenarios(scenarios))
-        self._servers: WeakKeyDictionary[asyncio.AbstractEventLoop, RolloutServer] = WeakKeyDictionary()
-        self.local = local
 
-    def scenarios(self, split: str) -> list[Scenario]:
-        expect_split(split)
-        return [scenario for scenario in self._scenarios if scenario.split == split]
-
-    async def start(self, scenario: Scenario, seed: int) -> Conversation:
-        """Run the program and wait for its first request.
-
-        Raises EnvironmentFailure where it cannot be run or ends before it asks anything.
-        """
-        stdin = _stdin_line(scenario, seed)
-        loop = asyncio.get_running_loop()
-        if loop not in self._servers:
-            self._servers[loop] = RolloutServer(ignore=self._ignore, untrained=self._untrained)
-        server = self._servers[loop]
-        rollout = await server.open()
-        process = None
-        try:
-            process = await ProgramProcess.start(
-                self._command, env=self._variables(rollout.url), cwd=self._cwd, stdin=stdin
-            )
-            first_turn = await _next_or_end(rollout, process)
-            if first_turn is None:
-                raise EnvironmentFailure(
-                    f"{_ending(await process.ended())} before it asked anything: {process.last_error_line}"
-                )
-        except BaseException:
-            await _end(server, rollout, process)
-            raise
-        return _ProgramConversation(
-            opening=first_turn.conversation,
-            tools=first_turn.tools,
-            reply_limits=first_turn.limits,
-            server=server,
-            rollout=rollout,
-            process=process,
-            verdict=self._verdict,
-            max_turns=self._max_turns,
-        )
+    async def _run(self, scenario: Scenario, seed: int, url: str) -> ProgramProcess:
+        stdin, variables = _stdin_line(scenario, seed), self._variables(url)
+        process = await ProgramProcess.start(self._command, env=variables, cwd=self._cwd, stdin=stdin)
+        process.verdict = self._verdict
+        return process
 
     def _variables(self, url: str) -> dict[str, str]:
         """The endpoint's, and no proxy on the way to it."""
@@ -252,102 +215,10 @@ class ExternalProgram:
             "no_proxy": direct,
             **self._env,
             "OPENAI_BASE_URL": url,
-            "OPENAI_API_KEY": "none-needed",
+            "OPENAI_API_KEY": API_KEY,
             "ANTHROPIC_BASE_URL": url.removesuffix("/v1"),
-            "ANTHROPIC_API_KEY": "none-needed",
+            "ANTHROPIC_API_KEY": API_KEY,
         }
-
-
-@dataclass(kw_only=True, eq=False)
-class _ProgramConversation:
-    opening: tuple[Message, ...]
-    tools: Sequence[Mapping[str, Any]]
-    """Tools of the request that waits."""
-    reply_limits: ReplyLimits
-    """Limits of the reply to that request."""
-    server: RolloutServer
-    rollout: RolloutSession
-    process: ProgramProcess
-    verdict: Literal["stdout"] | Mapping[int, bool] | None
-    max_turns: int
-    is_cut: bool = False
-
-    def __post_init__(self) -> None:
-        self.turns_left = self.max_turns
-
-    async def take(self, completion: Completion) -> Observation:
-        """The program's answer to a reply of which its client also learns how it ended and its length."""
-        return await self.step(completion.message, completion)
-
-    async def step(self, reply: Message, completion: Completion | None = None) -> Observation:
-        self.rollout.answer(reply, completion)
-        self.turns_left -= 1
-        client_turn = await _next_or_end(self.rollout, self.process)
-        if client_turn is None:
-            return Observation(terminated=True)
-        self.tools, self.reply_limits = client_turn.tools, client_turn.limits
-        return Observation(
-            messages=client_turn.messages,
-            conversation=client_turn.conversation,
-            truncated=self.turns_left == 0,
-        )
-
-    async def outcome(self) -> Outcome:
-        if self.rollout.is_waiting and self.process.is_running:  # one that has ended was not cut
-            self.is_cut = True
-            if self.turns_left == 0:
-                reason = f"the agent has had its {self.max_turns} turns: the conversation is over"
-                self.rollout.end(ApiError(reason, code="max_turns"))
-            else:
-                reason = "the conversation has filled the model's context and is over"
-                self.rollout.end(ApiError(reason, code="context_length_exceeded"))
-            try:
-                async with asyncio.timeout(_LAST_SECONDS):
-                    await self.process.ended()
-            except TimeoutError:
-                await self.process.stop()
-                return _failed()
-        code = await self.process.ended()
-        if code not in (self.verdict if isinstance(self.verdict, Mapping) else (0,)):
-            if self.is_cut:
-                return _failed()
-            raise EnvironmentFailure(f"{_ending(code)}: {self.process.last_error_line}")
-        if self.verdict == "stdout":
-            return (
-                _failed() if self.is_cut and not self.process.printed() else _printed(self.process.printed())
-            )
-        if self.verdict is None:
-            return Outcome(reward=None, metadata={"stdout": self.process.printed()[-2000:]})
-        success = self.verdict[code]
-        return Outcome(reward=float(success), success=success)
-
-    def fork(self) -> Conversation:
-        raise ConfigurationError(
-            "a conversation of an external program cannot be forked, for a process cannot be copied: leave "
-            "turn_retries at 0, and train with an advantage_estimator that plays no branches"
-        )
-
-    async def close(self) -> None:
-        await _end(self.server, self.rollout, self.process)
-
-
-async def _next_or_end(rollout: RolloutSession, process: ProgramProcess) -> ClientTurn | None:
-    """The program's next request; None where it ends instead."""
-    request, ended = asyncio.ensure_future(rollout.next()), asyncio.ensure_future(process.ended())
-    try:
-        await asyncio.wait([request, ended], return_when=asyncio.FIRST_COMPLETED)
-        return request.result() if request.done() and process.is_running else None
-    finally:
-        request.cancel()
-        ended.cancel()
-
-
-async def _end(server: RolloutServer, rollout: RolloutSession, process: ProgramProcess | None) -> None:
-    try:
-        if process is not None:
-            await process.stop()
-    finally:
-        await server.close(rollout)
 
 
 def _stdin_line(scenario: Scenario, seed: int) -> bytes:
@@ -375,31 +246,15 @@ def _printed(text: str) -> Outcome:
     """The verdict in the last line; raises EnvironmentFailure where it is none."""
     line = text.splitlines()[-1] if text else ""
     try:
-        data = json.loads(line)
+        outcome = read_verdict(json.loads(line))
     except (ValueError, RecursionError):
-        data = None
-    fits = isinstance(data, dict) and data.keys() <= set(_KEYS)
-    reward, success, metadata = (data.get(key) for key in _KEYS) if fits else (None, "", None)
-    if (
-        isinstance(reward, bool)
-        or not isinstance(reward, int | float | None)
-        or not isinstance(success, bool | None)
-        or not isinstance(metadata, dict | None)
-    ):
+        outcome = None
+    if outcome is None:
         raise EnvironmentFailure(
             'the program must print {"reward": NUMBER, "success": true or false, "metadata": {...}}, any of '
             f"them absent, as its last line, got {line!r:.200}"
         )
-    return Outcome(reward=reward, success=success, metadata=metadata or {})
-
-
-def _failed() -> Outcome:
-    """The outcome of a program that was cut and gave no verdict."""
-    return Outcome(reward=0.0, success=False)
-
-
-def _ending(code: int) -> str:
-    return f"the program was ended by signal {-code}" if code < 0 else f"the program exited with code {code}"
+    return outcome
 
 
 def _checked_verdict(verdict: Any) -> Literal["stdout"] | Mapping[int, bool] | None:

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from stateset_agents.core.agent import MultiTurnAgent
-from stateset_agents.core.chat.escaping import encodable
 from stateset_agents.core.chat.history import ChatHistory
 from stateset_agents.core.sources.datasets import Chats, located_chats, with_shares
-from stateset_agents.core.sources.row_shapes import DataRow, expect_chat, read_schemas
+from stateset_agents.core.sources.row_shapes import DataRow, expect_chat, expect_reply, read_schemas
 from stateset_agents.core.sources.scenario_files import RowCounts, scenario_of_row
 from stateset_agents.evaluation.recorded import trajectory_of
 from stateset_agents.tracking.jsonl import damage_named
@@ -134,15 +133,7 @@ def _read(chats: Chats, tools: Sequence[Mapping[str, Any]], share: float) -> Ite
 def _chat(where: str, data: Any, tools: tuple[Mapping[str, Any], ...], counts: RowCounts) -> _Chat:
     try:
         row = counts.add(expect_chat(data))
-        if row.shape == "TRL" and str(row.rest.get("label")).lower() in ("false", "0"):
-            raise ConfigurationError(
-                "its label is false: it shows what not to say; leave it out, or name the column otherwise"
-            )
-        if not any(message.role == "assistant" for message in row.completion):
-            raise ConfigurationError(
-                "it shows no reply to imitate: give a completion, or messages that end with the assistant's; "
-                f"there are {', '.join(map(str, data))}"
-            )
+        expect_reply(row, data)
         return _Chat(
             where=where,
             scenario=scenario_of_row(row),
@@ -166,25 +157,7 @@ def _sample(agent: MultiTurnAgent, chat: _Chat) -> tuple[Sample, bool]:
     is_cut = False
     try:
         for index, following in itertools.pairwise([*replies, len(chat.messages)]):
-            if following == index + 1 < len(chat.messages):
-                raise ConfigurationError("two replies stand behind one another: make them one")
             weight = chat.row.weights[index - first]
-            reply = chat.messages[index]
-            if weight and not (reply.content.strip() or reply.tool_calls or (reply.reasoning or "").strip()):
-                raise ConfigurationError(
-                    f'reply {replies.index(index) + 1} is empty: take it out, or give it "weight": 0'
-                )
-            if weight and not reply.is_example:
-                raise ConfigurationError(
-                    f"reply {replies.index(index) + 1} thinks behind its first words, or has a call that "
-                    'cannot be read: take it out, or give it "weight": 0'
-                )
-            text = f"{reply.reasoning or ''}{reply.content}"
-            if weight and encodable(text) != text:
-                raise ConfigurationError(
-                    f"reply {replies.index(index) + 1} has half of a character (a lone surrogate), which no "
-                    'tokenizer has: mend it, or give it "weight": 0'
-                )
             turn = _turn(agent, history, chat, index)
             if turn is None:
                 is_cut = True

@@ -318,7 +318,7 @@ async def test_one_that_ends_while_it_still_asks_was_not_cut(tmp_path, end, rewa
 
 
 async def test_one_that_goes_on_after_the_end_is_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr("stateset_agents.environments.programs.external_program._LAST_SECONDS", 0.3)
+    monkeypatch.setattr("stateset_agents.environments.programs.program_environment._LAST_SECONDS", 0.3)
     command = program(tmp_path, "say('hi'); say('more'); time.sleep(1000)")
     (one,) = await play(ExternalProgram(command, TASKS, verdict="stdout", max_turns=1), ["ok"])
     assert (one.status, one.success, one.reward) == (Status.TRUNCATED, False, 0.0)

@@ -141,8 +141,8 @@ def test_an_agent_s_settings_are_checked(data: dict[str, Any], message: str) -> 
         ),
         (
             {"report_to": ["tensorbord"]},
-            "report_to.0: input should be 'tensorboard', 'wandb', 'trackio' or 'mlflow', got 'tensorbord' "
-            "(did you mean 'tensorboard'?)",
+            "report_to.0: input should be 'tensorboard', 'wandb', 'trackio', 'mlflow' or 'opentelemetry', "
+            "got 'tensorbord' (did you mean 'tensorboard'?)",
         ),
     ],
 )

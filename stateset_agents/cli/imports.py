@@ -1,0 +1,98 @@
+"""`stateset-agents import`: conversations of others as scenarios, logs and examples."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stateset_agents.cli.output import check_writable
+from stateset_agents.tracking.run_folder import replace_file
+from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.logs import shown_line
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 0 once the file is described, and written where `--output` says so."""
+    if args.form == "served" and None not in (args.deployments, args.output):
+        return _import_served(args)
+    if args.form == "served" or args.deployments is not None:
+        raise ConfigurationError("--as served, --deployments FILE and --output FOLDER go together: give all")
+    from stateset_agents.core.sources.imports import FORMS, convert, read_import
+    from stateset_agents.core.sources.trace_rows import reason_lines
+
+    form = args.form
+    if args.output is not None and form == "auto":
+        raise ConfigurationError(f"say what {args.output} is to hold: --as {' or '.join(FORMS)}")
+    check_writable(args.output)
+    imported = read_import(args.file, redacts=args.redact)
+    forms = {name: convert(imported.rows, name) for name in (FORMS if form == "auto" else [form])}
+    left_out = imported.left_out + ([] if form == "auto" else forms[form][1])
+    lines = [*imported.summary(), *(f"left out: {line}" for line in reason_lines(left_out))]
+    if args.redact:
+        lines.append(f"personal text taken out: {_counted(imported.removed) or 'none'}")
+    counts = ", ".join(f"{len(rows)} {name}" for name, (rows, _) in forms.items())
+    print("\n".join(map(shown_line, [*lines, f"rows that it gives: {counts}"])))
+    if not any(rows for rows, _ in forms.values()):
+        raise ConfigurationError(f"{args.file} gives no row: the lines above say why")
+    if args.output is not None:
+        _write(Path(args.output), forms[form][0])
+        print(f"written: {args.output}")
+    return 0
+
+
+def run_served(args: argparse.Namespace) -> int:
+    """`import --as served` under its first name."""
+    print("stateset-agents: served is `import FILE --as served` now", file=sys.stderr)
+    return _import_served(args)
+
+
+def _import_served(args: argparse.Namespace) -> int:
+    """Exit code 0 once both files are written."""
+    from stateset_agents.core.sources.served_conversations import scenarios_from, warm_start
+    from stateset_agents.deployment.journal import Journal
+    from stateset_agents.deployment.views.history import served_outcomes
+    from stateset_agents.serving.saved_conversations import load_served
+
+    with Journal(args.deployments, create=False) as journal:
+        outcomes = served_outcomes(journal)
+    served = load_served(args.file).values()
+    harvest = scenarios_from(((talk.id, talk.messages, talk.tools) for talk in served), outcomes)
+    left_out = _counted(harvest.left_out)
+    if not harvest.scenarios:
+        raise ConfigurationError(
+            f"{args.file} gives no scenario: {left_out}; give its server's journal, gradual or full"
+        )
+    rows = warm_start(harvest.scenarios)
+    folder = Path(args.output)
+    _write(folder / "scenarios.jsonl", harvest.scenarios)
+    _write(folder / "warm_start.jsonl", rows)
+    print(f"{len(harvest.scenarios)} scenarios in {folder / 'scenarios.jsonl'}: {_kinds(harvest.scenarios)}")
+    print(f"{len(rows)} examples in {folder / 'warm_start.jsonl'}")
+    print(f"personal text taken out: {_counted(harvest.removed) or 'none'}")
+    if left_out:
+        print(f"left out: {left_out}")
+    return 0
+
+
+def _kinds(scenarios: Sequence[Mapping[str, Any]]) -> str:
+    succeeded = sum(scenario.get("success") is True for scenario in scenarios)
+    failed = sum(scenario.get("success") is False for scenario in scenarios)
+    return f"{succeeded} succeeded, {failed} failed, {len(scenarios) - succeeded - failed} unknown"
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+
+
+def _write(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    from stateset_agents.core.chat.escaping import encodable
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"cannot make the folder {path.parent}: {error.strerror}") from error
+    replace_file(path, "".join(f"{encodable(json.dumps(line, ensure_ascii=False))}\n" for line in lines))

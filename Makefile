@@ -172,7 +172,7 @@ docs: setup  ## The documentation as a site in build/site, with a search and all
 	@NO_MKDOCS_2_WARNING=1 PYTHONPATH=. .venv-docs/bin/mkdocs build --quiet
 	@echo "build/site/index.html"
 
-test-browser: setup  ## The report pages in headless Chromium, with axe-core; installs Debian's package where it is missing
+test-browser: docs  ## The report pages and the docs' site in headless Chromium, with axe-core; installs Debian's package where it is missing
 	@command -v chromium > /dev/null || { apt-get update && apt-get install -y chromium; }
 	@.venv/bin/python scripts/beside.py .venv-browser --no-deps axe-playwright-python==0.1.8
 	@.venv-browser/bin/python -m pytest -m browser tests/browser $(PYTEST_ARGS)

@@ -32,7 +32,14 @@ _MARKS = re.compile(r"^( *```+\w+)(?: (?!title)[^\n]*?)?( title=\"[^\n]*)?$", re
 """What the tests of pages read behind a program's language, such as `not-run`."""
 _SHAPE = re.compile(r"(?<![\w`])((?:\[[^\]\n`]*\]){2,})(?!`|\()")
 _DOCTEST = re.compile(r"^>>> .*(?:\n(?!\n).*)*", re.M)
-_LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".toml": "toml", ".sh": "bash"}
+_LANGUAGES = {
+    ".py": "python",
+    ".yaml": "yaml",
+    ".yml": "yaml",
+    ".json": "json",
+    ".toml": "toml",
+    ".sh": "bash",
+}
 _HIDDEN = "---\nsearch:\n  exclude: true\n---\n\n"
 
 
@@ -144,7 +151,7 @@ def reference(package: str, modules: dict[str, set[str]]) -> str:
     return "\n".join(lines)
 
 
-class Docstrings(griffe.Extension):
+class Docstrings(griffe.Extension):  # type: ignore[misc]  # not installed where mypy runs
     """Keeps shapes such as [groups][members] from being read as links, and examples from being text."""
 
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
@@ -167,7 +174,8 @@ def on_files(files: Files, config: Any) -> Files:
         name = f"reference/{package or 'stateset_agents'}.md"
         files.append(File.generated(config, name, content=reference(package, modules)))
     index = "\n".join(
-        f"- [`{module}`]({package or 'stateset_agents'}.md): " + ", ".join(f"`{name}`" for name in sorted(names))
+        f"- [`{module}`]({package or 'stateset_agents'}.md): "
+        + ", ".join(f"`{name}`" for name in sorted(names))
         for package, modules in sorted(packages.items())
         for module, names in sorted(modules.items())
     )
@@ -184,5 +192,12 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     if src.startswith("reference/"):
         return markdown
     origin = src.removeprefix("files/").removesuffix(".md") if src.startswith("files/") else f"{DOCS}/{src}"
-    markdown = _MARKS.sub(r"\1\2", markdown)
+    markdown = _MARKS.sub(r"\1\2", markdown).replace("```console", "```bash")
     return with_links(markdown, lambda target: moved(target, PurePosixPath(origin)))
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Name the search, and leave out headers that say nothing, for readers who hear the page."""
+    return output.replace('role="dialog"', 'role="dialog" aria-label="Search"').replace(
+        "<th></th>", "<td></td>"
+    )

@@ -32,10 +32,14 @@ async def test_axe_finds_no_fault_and_nothing_is_asked_of_the_network(
     async with browser.tab() as tab:
         await tab.look(width, height, scheme)
         await tab.open((site / f"{page}.html").as_uri())
+        await tab.run("localStorage.clear()")  # the scheme that an earlier tab had
+        await tab.open((site / f"{page}.html").as_uri())
         await tab.until("document.querySelector('article h1') !== null")
-        assert await faults(tab) == []
-        assert [url for url in tab.requests if not url.startswith(("file:", "data:", "blob:"))] == []
+        shown = {"light": "default", "dark": "slate"}[scheme]
+        await tab.until("document.body.dataset.mdColorScheme", lambda now: now == shown)
         assert tab.complaints == []
+        assert [url for url in tab.requests if not url.startswith(("file:", "data:", "blob:"))] == []
+        assert await faults(tab) == []
 
 
 @pytest.mark.parametrize(

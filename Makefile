@@ -7,7 +7,7 @@ PYTEST_ARGS ?=
 SPREAD := -n auto --maxprocesses 8 --dist worksteal  # neighbours share fixtures; who has nothing left takes half
 export PYTHONDONTWRITEBYTECODE :=  # or each of the programs that tests start would compile all of this anew
 
-.PHONY: help setup demo reason test test-long test-faults test-crash test-soak test-browser test-openenv test-tau2 test-vllm test-trackers
+.PHONY: help setup demo docs reason test test-long test-faults test-crash test-soak test-browser test-openenv test-tau2 test-vllm test-trackers
 .PHONY: test-docs test-botorch test-quantization test-schema test-renderers test-templates test-torch-linears test-avx2 test-thorough
 .PHONY: test-gymnasium test-agents test-exports test-textarena test-evaluations test-long-units test-long-runs test-learning-policies test-learning-models slow bench
 .PHONY: bench-control check smollm2 demo-llm test-llm
@@ -166,7 +166,13 @@ bench-control: setup  ## CartPole-v1 and LunarLander-v3 against stable-baselines
 	@$(GYMNASIUM)
 	@.venv-gymnasium/bin/python -m benchmarks.control $(ARGS)
 
-test-browser: setup  ## The report pages in headless Chromium, with axe-core; installs Debian's package where it is missing
+docs: setup  ## The documentation as a site in build/site, with a search and all public names
+	@.venv/bin/python scripts/beside.py .venv-docs mkdocs-material==9.8.2 mkdocstrings==1.0.8 mkdocstrings-python==2.0.11
+	@npm install --silent --no-audit --no-fund --prefix build/npm iframe-worker@1.0.4
+	@NO_MKDOCS_2_WARNING=1 PYTHONPATH=. .venv-docs/bin/mkdocs build --quiet
+	@echo "build/site/index.html"
+
+test-browser: docs  ## The report pages and the docs' site in headless Chromium, with axe-core; installs Debian's package where it is missing
 	@command -v chromium > /dev/null || { apt-get update && apt-get install -y chromium; }
 	@.venv/bin/python scripts/beside.py .venv-browser --no-deps axe-playwright-python==0.1.8
 	@.venv-browser/bin/python -m pytest -m browser tests/browser $(PYTEST_ARGS)

@@ -56,6 +56,18 @@ def with_links(text: str, change: Callable[[str], str]) -> str:
     return "\n".join(lines)
 
 
+def linked(text: str) -> list[str]:
+    """The targets of a page's links."""
+    targets: list[str] = []
+
+    def noted(target: str) -> str:
+        targets.append(target)
+        return target
+
+    with_links(text, noted)
+    return targets
+
+
 def in_repository(target: str, origin: PurePosixPath) -> tuple[str, str]:
     """The path in the repository of a link's target, and its anchor; ("", "") for an address or an anchor."""
     path, mark, anchor = target.partition("#")
@@ -102,9 +114,7 @@ def outside(pages: list[str]) -> Iterator[tuple[str, str]]:
             yield origin, text
         if not origin.endswith(".md"):
             continue
-        targets: list[str] = []
-        with_links(text, lambda target: targets.append(target) or target)  # type: ignore[func-returns-value]
-        for target in targets:
+        for target in linked(text):
             path, _ = in_repository(target, PurePosixPath(origin))
             if path and path not in visited and (ROOT / path).exists():
                 visited.add(path)
@@ -130,7 +140,7 @@ def public_names() -> dict[str, dict[str, set[str]]]:
         text = source.read_text(encoding="utf-8")
         program = text if source.suffix == ".py" else "\n".join(_PROGRAM.findall(text))
         for module, names in _IMPORT.findall(program):
-            package = (module.split(".") + [""])[1]
+            package = module.removeprefix("stateset_agents").strip(".").split(".")[0]
             for name in re.findall(r"(\w+)(?: as \w+)?", names):
                 packages[package][module].add(name)
                 defined = home(module, name).rpartition(".")[0]

@@ -1,4 +1,4 @@
-"""The site that `make docs` builds, opened from the file system: its search, its accessibility, no request."""
+"""The site that `make docs` builds, opened from the file system: search, accessibility, no request."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 (parameters, optimiser state, batch) -> update_step -> new parameters, new state, a `GRPOUpdate`
 
-The loss is `control.update.minibatch_loss`, the clip and AdamW are torch's, the schedule is the house's: the
+The loss is `numeric.update.minibatch_loss`, the clip and AdamW are torch's, the schedule is the house's: the
 object form, `ControlTrainer`, does the same with the same numbers. The group's mean is the baseline, and
 there is no critic (https://arxiv.org/abs/2402.03300).
 """

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from stateset_agents.core.environment import Observation, ReplyLimits
 from stateset_agents.environments.retail_desk.agents import DEGENERATE, HonestAgent
@@ -50,6 +50,9 @@ MAX_CALLS = 4
 """Calls of one reply that are run; the rest get an error each, and cost what one failed call costs."""
 
 
+ToolChoice = Literal["auto", "first", "required", "read, write"]
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class DeskConversation:
     """One call at the desk."""
@@ -61,18 +64,22 @@ class DeskConversation:
     desk: Desk
     caller: Caller
     max_turns: int
-    calls_first: bool = False
-    """True where the first reply must call a tool, and all calls are valid ones, by a grammar."""
+    tool_choice: ToolChoice = "auto"
+    """Which replies must call a tool; where any must, all calls are valid ones, by a grammar."""
     num_replies: int = 0
     is_over: bool = False
 
     @property
     def reply_limits(self) -> ReplyLimits | None:
-        if not self.calls_first:
+        if self.tool_choice == "auto":
             return None
-        choice = "auto" if self.num_replies else "required"
+        choice = "auto" if self.tool_choice == "first" and self.num_replies else "required"
+        tools = SCHEMAS
+        if self.tool_choice == "read, write":
+            writes = self.num_replies > 0
+            tools = tuple(one for one in SCHEMAS if (one["function"]["name"] in WRITES) is writes)
         # A model that calls by a grammar alone opens one call behind the other, until its length runs out.
-        return ReplyLimits(tool_choice=choice, callable_tools=SCHEMAS, parallel_tool_calls=False)
+        return ReplyLimits(tool_choice=choice, callable_tools=tools, parallel_tool_calls=False)
 
     async def step(self, reply: Message) -> Observation:
         """Run the reply's tool calls, or else pass its text to the caller, who answers or leaves."""
@@ -183,7 +190,8 @@ class RetailDesk:
     whatever the prompt: a model behind an endpoint calls only what it is offered. `max_turns` is 6 for the
     learnable calls and 24 for the others unless set. `seed` chooses the training scenarios only.
 
-    With `tool_choice="first"` a conversation's first reply calls a tool, by a grammar
+    With `tool_choice="first"` a conversation's first reply calls a tool, with "required" each of them does,
+    with "read, write" the first one looks something up and all others change something: by a grammar
     (`AgentConfig(constrain="strict")`), whatever the prompt shows.
     """
 
@@ -202,7 +210,7 @@ class RetailDesk:
         max_turns: int | None = None,
         prompt: Literal["short", "named", "full"] | None = None,
         offer_tools: bool | None = None,
-        tool_choice: Literal["auto", "first"] = "auto",
+        tool_choice: ToolChoice = "auto",
     ) -> None:
         self.families = families_named(families)
         expect_that(max_turns is None or max_turns >= 1, "max_turns", "be at least 1", max_turns)
@@ -211,8 +219,11 @@ class RetailDesk:
         self._max_turns = max_turns
         if not isinstance(offer_tools, bool | None):
             raise ConfigurationError(f"offer_tools must be true, false or absent, got {offer_tools!r:.60}")
-        expect_that(tool_choice in ("auto", "first"), "tool_choice", "be auto or first", tool_choice)
-        self._calls_first = tool_choice == "first"
+        choices = get_args(ToolChoice)
+        expect_that(
+            tool_choice in choices, "tool_choice", f"be one of {', '.join(map(repr, choices))}", tool_choice
+        )
+        self._tool_choice = tool_choice
         self._prompt = prompt
         self._offer_tools = offer_tools
         self._seed = seed
@@ -265,5 +276,5 @@ class RetailDesk:
             desk=desk,
             caller=caller,
             max_turns=self._max_turns or max_turns,
-            calls_first=self._calls_first,
+            tool_choice=self._tool_choice,
         )

@@ -96,12 +96,15 @@ class Endpoint:
         return {**summary, "conversations": display_path(kept.path), "num_played_before": kept.num_found}
 
 
-def add_options(parser: argparse.ArgumentParser, sides: Sequence[str] = ("",)) -> None:
-    """Register the options of a measurement, and of models behind endpoints.
+def add_options(
+    parser: argparse.ArgumentParser, sides: Sequence[str] = ("",), without: Sequence[str] = ()
+) -> None:
+    """Register the options of a measurement, and of models behind endpoints, `without` some.
 
     `sides`: "-a" and "-b" of two models, whose help is short.
     """
-    add_arguments(parser, OPTIONS["of evaluate and compare"]["arguments"])
+    measured = OPTIONS["of evaluate and compare"]["arguments"]
+    add_arguments(parser, {name: words for name, words in measured.items() if name not in without})
     options = ", ".join(f"{name}-a" for name in _ENDPOINT if name != "--endpoint")
     is_short = len(sides) > 1
     group = parser.add_argument_group(
@@ -110,7 +113,8 @@ def add_options(parser: argparse.ArgumentParser, sides: Sequence[str] = ("",)) -
     for side in sides:
         for name, settings in _ENDPOINT.items():
             hidden = {"help": argparse.SUPPRESS} if is_short and name != "--endpoint" else {}
-            add_arguments(group, {f"{name}{side}": {**settings, **hidden}})
+            if name not in without:
+                add_arguments(group, {f"{name}{side}": {**settings, **hidden}})
 
 
 def endpoint_of(args: argparse.Namespace, model: str | None, side: str = "") -> Endpoint | None:
@@ -331,7 +335,7 @@ def run_compare(args: argparse.Namespace) -> int:
     print_result(
         summary,
         args,
-        "\n".join([*_side_lines("A", a_side), *_side_lines("B", b_side), *_comparison_lines(result)]),
+        "\n".join([*side_lines("A", a_side), *side_lines("B", b_side), *comparison_lines(result)]),
     )
     return 0
 
@@ -351,19 +355,20 @@ def _compare_recorded(args: argparse.Namespace) -> int:
     check_writable(args.out)
     logs = [RunLog.open(args.a), RunLog.open(args.b)]
     result = compare_runs(*logs)
-    sides, side_lines = [], []
+    sides, lines = [], []
     for label, log, name in zip("AB", logs, (args.a, args.b), strict=True):
         with damage_named(log.folder.path):
             sides.append({**log.summary()["after"], "model": name})
-            side_lines += _side_lines(label, sides[-1])
+            lines += side_lines(label, sides[-1])
     settings = differing_settings([log.config() for log in logs])
     summary = {"a": sides[0], "b": sides[1], "comparison": result.summary(), "settings": settings}
-    lines = [*side_lines, *_comparison_lines(result), _ONE_SEED, *_setting_lines(settings)]
+    lines += [*comparison_lines(result), _ONE_SEED, *_setting_lines(settings)]
     print_result(summary, args, "\n".join(lines))
     return 0
 
 
-def _side_lines(label: str, side: Mapping[str, Any]) -> list[str]:
+def side_lines(label: str, side: Mapping[str, Any]) -> list[str]:
+    """Lines on one of two that are compared."""
     line = "; ".join([f"{label}  {side['model']}: {rate(side)}", *floors(side), *exclusions(side)])
     return [line, *(f"   {line}" for line in endpoint_lines(side))]
 
@@ -388,7 +393,8 @@ async def _evaluate_both(args: argparse.Namespace) -> list[tuple[Evaluation, dic
     return [await play(config, temperature(args), endpoint) for config, endpoint in sides]
 
 
-def _comparison_lines(result: Comparison) -> list[str]:
+def comparison_lines(result: Comparison) -> list[str]:
+    """Lines on the difference of two, and the verdict."""
     lines = []
     if result.success is not None:
         success = result.success

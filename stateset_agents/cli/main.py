@@ -21,6 +21,7 @@ from stateset_agents.cli import (
     imports,
     models,
     pages,
+    prompts,
     rewards,
     serve,
     study,
@@ -76,6 +77,7 @@ _VERBS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "served": imports.run_served,
     "evaluate": evaluate.run_evaluate,
     "compare": evaluate.run_compare,
+    "optimize-prompt": prompts.run,
     "audit": rewards.run_audit,
     "rescore": rewards.run_rescore,
     "chat": chat.run,
@@ -119,6 +121,7 @@ class _PrintCompletion(argparse.Action):
 _COMPUTED_OPTIONS: Mapping[str, Callable[[argparse.ArgumentParser], None]] = {
     "evaluate": evaluate.add_options,
     "compare": partial(evaluate.add_options, sides=evaluate.SIDES),
+    "optimize-prompt": partial(evaluate.add_options, without=prompts.OF_OTHERS),
     "serve": serve.add_limits,
     "study": study.add_verbs,
     "fetch": models.add_models,

@@ -6,6 +6,7 @@ import argparse
 import io
 import os
 import select
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -190,7 +191,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"stateset-agents: {shown_line(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("stateset-agents: interrupted", file=sys.stderr)
+        kept = "; what had ended is kept, and is not played again by: " + shlex.join(
+            [parser.prog, *args.argv]
+        )
+        print(f"stateset-agents: interrupted{kept if vars(args).get('keeps') else ''}", file=sys.stderr)
         return 130
     return code
 

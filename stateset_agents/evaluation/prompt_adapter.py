@@ -40,7 +40,7 @@ class PromptAdapter:
     agent: MultiTurnAgent | EndpointAgent
     """Its `config.system_prompt` is set to each candidate's before that is played."""
     measure: Callable[..., Awaitable[Evaluation]]
-    """`evaluator.evaluate` with all but agent, scenarios and what is kept."""
+    """`evaluator.evaluate` with all but the agent and what is kept; on the held-out scenarios."""
     reflection: ChatClient
     """The model that writes new prompts."""
     folder: Path
@@ -54,18 +54,19 @@ class PromptAdapter:
     failure: StatesetError | None = None
     """The reason why no new prompt could be written."""
 
-    async def play(self, prompt: str, scenarios: list[Scenario]) -> Evaluation:
-        """Measure a prompt on scenarios."""
+    async def play(self, prompt: str, split: str = "held-out", **how: Any) -> Evaluation:
+        """Measure a prompt; `how`: other keywords for `measure`."""
         self.agent.config = self.agent.config.model_copy(update={PROMPT: prompt})
-        with KeptConversations(self.folder / f"{digest(prompt)}.jsonl", identity=self.identity) as kept:
-            return await self.measure(self.agent, scenarios=scenarios, kept=kept)
+        file = self.folder / f"{split}-{digest(prompt)}.jsonl"
+        with KeptConversations(file, identity=self.identity) as kept:
+            return await self.measure(self.agent, kept=kept, **how)
 
     def evaluate(self, batch: list[Scenario], candidate: dict[str, str], capture_traces: bool = False) -> Any:
         """gepa's `EvaluationBatch` of a candidate: a conversation of each scenario, and its score.
 
         Raises EnvironmentFailure for one that could not be played or scored: no number stands for that.
         """
-        played = self.run(self.play(candidate[PROMPT], batch))
+        played = self.run(self.play(candidate[PROMPT], "train", scenarios=batch, tries=1))
         trajectories = [group.trajectories[0] for group in played.groups]
         scores = list(map(score, trajectories))
         _log.info("prompt scored", prompt=digest(candidate[PROMPT]), scores=scores)
@@ -123,9 +124,8 @@ def score(trajectory: Trajectory) -> float:
     """
     value = trajectory.reward if trajectory.success is None else float(trajectory.success)
     if value is None:
-        why = trajectory.error or "the reward does not apply to it"
-        name = trajectory.scenario.id
-        raise EnvironmentFailure(f"no score of scenario {name}: {why}: mend that; the same command goes on")
+        why = f"scenario {trajectory.scenario.id} has no score: {trajectory.error or 'no reward applies'}"
+        raise EnvironmentFailure(f"{why}; mend that, and the same command goes on")
     return value
 
 

@@ -44,6 +44,8 @@ class PromptedModels:
         self.bodies: list[dict[str, Any]] = []
         self.keys: dict[str, str | None] = {}
         """Model -> what was sent as its key."""
+        self.wrote_again = asyncio.Event()
+        """Set by the writer's second request."""
 
     def of(self, model: str) -> list[dict[str, Any]]:
         return [body for body in self.bodies if body["model"] == model]
@@ -64,9 +66,13 @@ class PromptedModels:
         body = await request.json()
         self.bodies.append(body)
         self.keys[body["model"]] = request.headers.get("Authorization")
+        if len(self.of("writer")) == 2:
+            self.wrote_again.set()
         await asyncio.sleep(self.delay)
         if body["model"] == "clerk":
-            return web.Response(text=json.dumps(answer(clerk(body["messages"]))), content_type="application/json")
+            return web.Response(
+                text=json.dumps(answer(clerk(body["messages"]))), content_type="application/json"
+            )
         if body["model"] != "writer":
             return web.Response(status=404, text="no such model")
         said = answer(writer(body["messages"][0]["content"]) if self.writes is None else self.writes)

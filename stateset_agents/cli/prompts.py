@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
             if isinstance(agent, MultiTurnAgent):
                 loop.run(agent.close())
     result: dict[str, Any] = {"prompt": best, "num_prompts": found.num_candidates, "comparison": None}
-    lines = [f"{found.num_candidates} prompts were scored, and are kept in {folder}"]
+    lines = [f"prompts scored: {found.num_candidates}, kept in {folder}"]
     for client in (remote.client, reflection) if remote else (reflection,):
         lines.append(f"{client.model}: {client.num_calls:,} requests, {client.num_tokens:,} tokens")
     if not sides:

@@ -10,10 +10,12 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import page_snippets
 import pytest
 import yaml
 from command_line import contents, the_line
 from prompted_models import APOLOGY, QUOTE, PromptedModels
+from repository_paths import ROOT
 from warm_python import warm_python
 
 from stateset_agents.training.experiment import load_experiment
@@ -170,12 +172,25 @@ async def test_prompts_that_do_no_better_write_no_file(shop: Path) -> None:
     async with PromptedModels(writes="```\nBe quick.\n```") as models:
         code, out, err = await ran(shop, command(models, "--out", "b.yaml", "--max-metric-calls", "30"))
         assert (code, spoken(err)) == (0, "")
-        assert out.startswith("1 prompts were scored, and are kept in b.yaml.gepa\n")
+        assert out.startswith("prompts scored: 1, kept in b.yaml.gepa\n")
         assert out.endswith("none did better there than that of shop.yaml: no file is written\n")
         assert not (shop / "b.yaml").exists()
         assert len(models.of("writer")) >= 2
         texts = {body["messages"][0]["content"] for body in models.of("clerk")}
         assert texts == {"You are the clerk of a shop.", "Be quick."}
+
+
+async def test_the_page_s_command_prints_what_the_page_shows(shop: Path) -> None:
+    page = ROOT / "docs" / "optimize-prompt.md"
+    fences = {
+        fence.language: fence.text for fence in page_snippets.fences(page) if "not-run" not in fence.words
+    }
+    (shop / "shop.yaml").write_text(fences["yaml"])
+    async with PromptedModels() as models:
+        words = shlex.split(fences["console"].replace("http://127.0.0.1:8000/v1", models.url))
+        code, out, err = await ran(shop, words[1:])
+    assert (code, spoken(err)) == (0, "")
+    assert out == fences["text"]
 
 
 async def test_ctrl_c_keeps_what_was_found_and_the_same_command_goes_on(shop: Path) -> None:

@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE :=  # or each of the programs that tests start wo
 
 .PHONY: help setup demo docs reason test test-long test-faults test-crash test-soak test-browser test-openenv test-tau2 test-vllm test-trackers
 .PHONY: test-docs test-botorch test-quantization test-schema test-renderers test-templates test-torch-linears test-avx2 test-thorough
-.PHONY: test-gymnasium test-agents test-exports test-textarena test-evaluations test-long-units test-long-runs test-learning-policies test-learning-models slow bench
+.PHONY: test-gymnasium test-agents test-exports test-textarena test-evaluations test-gepa test-long-units test-long-runs test-learning-policies test-learning-models slow bench
 .PHONY: bench-control check smollm2 demo-llm test-llm
 
 help:  ## Show this list
@@ -146,6 +146,10 @@ test-evaluations: setup  ## A task of Inspect as an environment, and an agent as
 	@.venv/bin/python scripts/beside.py --alone .venv-inspect inspect-ai==0.3.285 "openai>=2.54"
 	@.venv/bin/python -m pytest -n 0 -s -m evaluations tests/integration/porting/test_evaluations.py $(PYTEST_ARGS)
 
+test-gepa: setup  ## System prompts by gepa, between two models behind an endpoint, in .venv-gepa
+	@.venv/bin/python scripts/beside.py .venv-gepa gepa==0.1.4
+	@.venv-gepa/bin/python -m pytest -n 0 -m gepa tests/integration/cli/test_optimize_prompt.py $(PYTEST_ARGS)
+
 # Two, for some libraries want an openai package below 3. Nothing of .venv is seen there.
 test-agents: setup  ## The agent programs of examples/agents, of which each has a YAML file, in .venv-agents and .venv-agents2
 	@.venv/bin/python scripts/beside.py --alone .venv-agents examples/agents/requirements.txt
@@ -180,7 +184,7 @@ test-browser: docs  ## The report pages and the docs' site in headless Chromium,
 # What takes minutes, in five shares of 14 to 20 minutes each on two quiet cores of an Intel Xeon (family 6 model 207).
 # Targets of the first kind keep one core busy, so two of them run at a time.
 ON_ONE_CORE := test-schema test-faults test-llm test-openenv test-quantization test-trackers \
-	test-renderers test-botorch test-gymnasium test-vllm test-agents test-exports test-textarena test-evaluations
+	test-renderers test-botorch test-gymnasium test-vllm test-agents test-exports test-textarena test-evaluations test-gepa
 SLOW_0 := test-torch-linears test-avx2 test-thorough test-browser
 SLOW_1 := test-crash $(ON_ONE_CORE)
 SLOW_2 := test-learning-models test-learning-policies

@@ -6,9 +6,7 @@ import argparse
 import hashlib
 import json
 import re
-import shlex
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
     from stateset_agents.evaluation.comparison import Comparison, Paired
     from stateset_agents.evaluation.evaluator import Evaluation
     from stateset_agents.evaluation.kept_conversations import KeptConversations
-    from stateset_agents.training.experiment import EvaluationConfig, ExperimentConfig
+    from stateset_agents.training.experiment import ExperimentConfig
 
 
 # ------------------------------------------------------------------------------ a model behind an endpoint
@@ -62,7 +60,7 @@ class Endpoint:
     conversations: str | None
     """The file, where one is named."""
 
-    def agent(self, config: ExperimentConfig, settings: EvaluationConfig) -> EndpointAgent:
+    def agent(self, config: ExperimentConfig, max_concurrent: int) -> EndpointAgent:
         """The model as an agent with the persona, prompt and limits of the file's agent; it sends as many
         requests at once as there are conversations."""
         from stateset_agents.backends.openai.client import ChatClient
@@ -73,7 +71,7 @@ class Endpoint:
             self.model,
             api_key_env=self.api_key_env,
             timeout=self.timeout,
-            max_concurrent=settings.max_concurrent,
+            max_concurrent=max_concurrent,
         )
         return EndpointAgent(client, config.agent, send_thoughts=self.send_thoughts)
 
@@ -96,12 +94,15 @@ class Endpoint:
         return {**summary, "conversations": display_path(kept.path), "num_played_before": kept.num_found}
 
 
-def add_options(parser: argparse.ArgumentParser, sides: Sequence[str] = ("",)) -> None:
-    """Register the options of a measurement, and of models behind endpoints.
+def add_options(
+    parser: argparse.ArgumentParser, sides: Sequence[str] = ("",), without: Sequence[str] = ()
+) -> None:
+    """Register the options of a measurement, and of models behind endpoints, `without` some.
 
     `sides`: "-a" and "-b" of two models, whose help is short.
     """
-    add_arguments(parser, OPTIONS["of evaluate and compare"]["arguments"])
+    measured = OPTIONS["of evaluate and compare"]["arguments"]
+    add_arguments(parser, {name: words for name, words in measured.items() if name not in without})
     options = ", ".join(f"{name}-a" for name in _ENDPOINT if name != "--endpoint")
     is_short = len(sides) > 1
     group = parser.add_argument_group(
@@ -110,7 +111,8 @@ def add_options(parser: argparse.ArgumentParser, sides: Sequence[str] = ("",)) -
     for side in sides:
         for name, settings in _ENDPOINT.items():
             hidden = {"help": argparse.SUPPRESS} if is_short and name != "--endpoint" else {}
-            add_arguments(group, {f"{name}{side}": {**settings, **hidden}})
+            if name not in without:
+                add_arguments(group, {f"{name}{side}": {**settings, **hidden}})
 
 
 def endpoint_of(args: argparse.Namespace, model: str | None, side: str = "") -> Endpoint | None:
@@ -167,12 +169,6 @@ def endpoint_lines(result: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def how_to_go_on(argv: Sequence[str]) -> str:
-    """The line that tells how to continue after an interruption."""
-    command = shlex.join(["stateset-agents", *argv])
-    return f"interrupted; what had ended is kept, and is not played again by: {command}"
-
-
 def run_evaluate(args: argparse.Namespace) -> int:
     """Exit code 0 when it could be measured."""
     if is_control(args.config):
@@ -181,13 +177,8 @@ def run_evaluate(args: argparse.Namespace) -> int:
     endpoint = endpoint_of(args, args.model)
     config = experiment(args, None if endpoint else args.model or of_run)
     check_writable(args.out)
-    try:
-        result = event_loop.run(play(config, temperature(args), endpoint))[1]
-    except KeyboardInterrupt:
-        if endpoint is None:
-            raise
-        print(f"stateset-agents: {how_to_go_on(args.argv)}", file=sys.stderr)
-        return 130
+    args.keeps = endpoint is not None
+    result = event_loop.run(play(config, temperature(args), endpoint))[1]
     print_result(result, args, "\n".join(_lines(result)))
     return 0
 
@@ -214,44 +205,51 @@ def temperature(args: argparse.Namespace) -> float:
     return float(args.temperature)
 
 
+def measurement(config: ExperimentConfig, temperature: float) -> partial[Coroutine[Any, Any, Evaluation]]:
+    """`evaluator.evaluate` of an agent on the file's held-out scenarios; its keywords say with what."""
+    from stateset_agents.evaluation.evaluator import evaluate, held_out
+    from stateset_agents.training.components import make_environment, make_reward
+    from stateset_agents.training.experiment import EvaluationConfig
+
+    settings = config.evaluation or EvaluationConfig()
+    environment = make_environment(config.environment)
+    return partial(
+        evaluate,
+        environment=environment,
+        reward_fn=make_reward(config.reward),
+        scenarios=held_out(environment, settings.split, settings.episodes),
+        tries=settings.tries,
+        temperature=temperature,
+        seed=settings.seed,
+        limits=replace(config.training.rollout_limits(), max_concurrent=settings.max_concurrent),
+    )
+
+
 async def play(
     config: ExperimentConfig, temperature: float, endpoint: Endpoint | None = None
 ) -> tuple[Evaluation, dict[str, Any]]:
     """The agent, or the endpoint's model, on the held-out scenarios; the second is what JSON has of it."""
     from stateset_agents.core.agent import MultiTurnAgent
     from stateset_agents.evaluation.audit import with_floors
-    from stateset_agents.evaluation.evaluator import evaluate, held_out
     from stateset_agents.evaluation.kept_conversations import KeptConversations
-    from stateset_agents.training.components import make_environment, make_reward
-    from stateset_agents.training.experiment import EvaluationConfig
 
-    settings = config.evaluation or EvaluationConfig()
-    environment, reward_fn = make_environment(config.environment), make_reward(config.reward)
-    scenarios = held_out(environment, settings.split, settings.episodes)
-    limits = replace(config.training.rollout_limits(), max_concurrent=settings.max_concurrent)
-    measured = partial(
-        evaluate,
-        environment=environment,
-        reward_fn=reward_fn,
-        scenarios=scenarios,
-        tries=settings.tries,
-        temperature=temperature,
-        seed=settings.seed,
-        limits=limits,
-    )
+    measured = measurement(config, temperature)
+    with_what = measured.keywords
     if endpoint is None:
         async with MultiTurnAgent(config.agent) as local:
             evaluation = await measured(local)
         model, usage = config.agent.model_name, {}
     else:
-        agent = endpoint.agent(config, settings)
-        played = {"environment": dict(config.environment), "split": settings.split}
-        how = {"seed": settings.seed, "temperature": temperature, "tries": settings.tries}
+        agent = endpoint.agent(config, with_what["limits"].max_concurrent)
+        split = "test" if config.evaluation is None else config.evaluation.split
+        played = {"environment": dict(config.environment), "split": split}
+        how = {name: with_what[name] for name in ("seed", "temperature", "tries")}
         file = endpoint.file(agent, {**played, **how})
         with KeptConversations(file, identity=played, usage=lambda: agent.usage) as kept:
             evaluation = await measured(agent, kept=kept)
         model, usage = endpoint.model, {"endpoint": endpoint.summary(agent, kept)}
-    evaluation = await with_floors(evaluation, environment, scenarios, seed=settings.seed, limits=limits)
+    of_floors = {name: with_what[name] for name in ("environment", "scenarios", "seed", "limits")}
+    evaluation = await with_floors(evaluation, **of_floors)
     return evaluation, {"model": model, **evaluation.summary(), **usage}
 
 
@@ -318,20 +316,15 @@ def run_compare(args: argparse.Namespace) -> int:
     elif args.replay:
         raise ConfigurationError("--replay is for two run folders; with a file both models are played anyway")
     check_writable(args.out)
-    try:
-        (a, measured_a), (b, measured_b) = event_loop.run(_evaluate_both(args))
-    except KeyboardInterrupt:
-        if args.endpoint_a is None and args.endpoint_b is None:
-            raise
-        print(f"stateset-agents: {how_to_go_on(args.argv)}", file=sys.stderr)
-        return 130
+    args.keeps = bool(args.endpoint_a or args.endpoint_b)
+    (a, measured_a), (b, measured_b) = event_loop.run(_evaluate_both(args))
     result = compare(a, b)
     a_side, b_side = {**measured_a, "model": args.a}, {**measured_b, "model": args.b}
     summary = {"a": a_side, "b": b_side, "comparison": result.summary()}
     print_result(
         summary,
         args,
-        "\n".join([*_side_lines("A", a_side), *_side_lines("B", b_side), *_comparison_lines(result)]),
+        "\n".join([*side_lines("A", a_side), *side_lines("B", b_side), *comparison_lines(result)]),
     )
     return 0
 
@@ -351,19 +344,20 @@ def _compare_recorded(args: argparse.Namespace) -> int:
     check_writable(args.out)
     logs = [RunLog.open(args.a), RunLog.open(args.b)]
     result = compare_runs(*logs)
-    sides, side_lines = [], []
+    sides, lines = [], []
     for label, log, name in zip("AB", logs, (args.a, args.b), strict=True):
         with damage_named(log.folder.path):
             sides.append({**log.summary()["after"], "model": name})
-            side_lines += _side_lines(label, sides[-1])
+            lines += side_lines(label, sides[-1])
     settings = differing_settings([log.config() for log in logs])
     summary = {"a": sides[0], "b": sides[1], "comparison": result.summary(), "settings": settings}
-    lines = [*side_lines, *_comparison_lines(result), _ONE_SEED, *_setting_lines(settings)]
+    lines += [*comparison_lines(result), _ONE_SEED, *_setting_lines(settings)]
     print_result(summary, args, "\n".join(lines))
     return 0
 
 
-def _side_lines(label: str, side: Mapping[str, Any]) -> list[str]:
+def side_lines(label: str, side: Mapping[str, Any]) -> list[str]:
+    """Lines on one of two that are compared."""
     line = "; ".join([f"{label}  {side['model']}: {rate(side)}", *floors(side), *exclusions(side)])
     return [line, *(f"   {line}" for line in endpoint_lines(side))]
 
@@ -388,7 +382,8 @@ async def _evaluate_both(args: argparse.Namespace) -> list[tuple[Evaluation, dic
     return [await play(config, temperature(args), endpoint) for config, endpoint in sides]
 
 
-def _comparison_lines(result: Comparison) -> list[str]:
+def comparison_lines(result: Comparison) -> list[str]:
+    """Lines on the difference of two, and the verdict."""
     lines = []
     if result.success is not None:
         success = result.success

@@ -6,6 +6,7 @@ import argparse
 import io
 import os
 import select
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -21,6 +22,7 @@ from stateset_agents.cli import (
     imports,
     models,
     pages,
+    prompts,
     rewards,
     serve,
     study,
@@ -76,6 +78,7 @@ _VERBS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "served": imports.run_served,
     "evaluate": evaluate.run_evaluate,
     "compare": evaluate.run_compare,
+    "optimize-prompt": prompts.run,
     "audit": rewards.run_audit,
     "rescore": rewards.run_rescore,
     "chat": chat.run,
@@ -119,6 +122,7 @@ class _PrintCompletion(argparse.Action):
 _COMPUTED_OPTIONS: Mapping[str, Callable[[argparse.ArgumentParser], None]] = {
     "evaluate": evaluate.add_options,
     "compare": partial(evaluate.add_options, sides=evaluate.SIDES),
+    "optimize-prompt": partial(evaluate.add_options, without=prompts.OF_OTHERS),
     "serve": serve.add_limits,
     "study": study.add_verbs,
     "fetch": models.add_models,
@@ -187,7 +191,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"stateset-agents: {shown_line(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("stateset-agents: interrupted", file=sys.stderr)
+        kept = "; what had ended is kept, and is not played again by: " + shlex.join(
+            [parser.prog, *args.argv]
+        )
+        print(f"stateset-agents: interrupted{kept if vars(args).get('keeps') else ''}", file=sys.stderr)
         return 130
     return code
 

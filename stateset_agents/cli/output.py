@@ -68,7 +68,8 @@ def add_arguments(parser: argparse._ActionsContainer, arguments: Mapping[str, Ma
     """Register arguments as `OPTIONS` has them, by their names or flags."""
     for name, settings in arguments.items():
         types = {"type": _TYPES[settings["type"]]} if "type" in settings else {}
-        parser.add_argument(name, **{**settings, **types})
+        names = {"metavar": tuple(settings["metavar"])} if settings.get("nargs") == 2 else {}
+        parser.add_argument(name, **{**settings, **types, **names})
 
 
 def cancel_on_sigterm() -> None:

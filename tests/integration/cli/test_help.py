@@ -37,7 +37,7 @@ def test_a_verb_s_help_is_whole_and_narrow(verb, columns, monkeypatch, capsys):
     assert usage.startswith(f"usage: stateset-agents {verb} [-h]")
     assert sentence.split("\n")[-1].endswith(".")
     assert max(map(len, text.splitlines())) <= 100
-    assert len(text.splitlines()) <= (75 if verb in ("serve", "compare") else 50)
+    assert len(text.splitlines()) <= (75 if verb in ("serve", "compare", "optimize-prompt") else 50)
     examples = text.partition("\nexamples:\n")[2].partition("\n\nexit codes: ")
     commands = [shlex.split(line) for line in examples[0].splitlines()]
     assert len(commands) >= 2

@@ -19,6 +19,7 @@ from stateset_agents.cli import (
     health,
     imitation,
     imports,
+    init,
     models,
     pages,
     rewards,
@@ -68,6 +69,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 _VERBS: Mapping[str, Callable[[argparse.Namespace], int]] = {
+    "init": init.run,
     "train": train.run,
     "sft": imitation.run_sft,
     "distill": imitation.run_distill,

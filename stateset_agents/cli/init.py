@@ -53,27 +53,30 @@ def run(args: argparse.Namespace) -> int:
     rows = _rows(args.data) if args.data else []
     verdict = _verdict(rows) if args.data else "example"
     model = args.model or "embedded:desk"
-    embedded = model.startswith("embedded:")
+    is_embedded = model.startswith("embedded:")
     prompt = args.domain or (None if args.data else _EXAMPLE_PROMPT)
     commands = _commands(folder, verdict)
     words = {
         "model": json.dumps(model),
-        "max_new_tokens": 48 if embedded else 256,
+        "max_new_tokens": 48 if is_embedded else 256,
         "tools": json.dumps([*([] if args.data else ["tools:Shop"]), *tools]),
         "domain": json.dumps(prompt),
         "stubs": "".join(_STUB.format(name=name) for name in stubs),
         "commands": "\n".join(commands),
         "verdict": f"{_VERDICTS[verdict].capitalize()}.",
     }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"cannot make the folder {folder}: {error.strerror}") from error
     if args.data:
         write_rows(folder / "scenarios.jsonl", rows)
-    folder.mkdir(parents=True, exist_ok=True)
     for layer in ("own", verdict) if args.data else ("example",):
         for template in sorted((_TEMPLATES / layer).glob("*.tmpl")):
             text = template.read_text(encoding="utf-8")
             replace_file(folder / template.stem, Template(text).substitute(words))
     print(f"written: {args.folder}\n{_VERDICTS[verdict]}")
-    if args.data and embedded:
+    if args.data and is_embedded:
         print(f"model: {model} knows the words of its own desk alone; for your rows give --model NAME")
     print("\n".join(["go on with:", *(f"  {command}" for command in commands)]))
     return 0
@@ -117,13 +120,12 @@ def _rows(file: str) -> list[dict[str, Any]]:
     if not rows:
         raise ConfigurationError(f"{file} gives no scenario: the lines above say why")
     if not any(row.get("split") == "test" for row in rows):
-        trained = [row for row in rows if row.get("split") in (None, "", "train")]
-        for row, drawn in zip(
-            trained, with_drawn_split([Scenario(id=row["id"]) for row in trained], "test"), strict=True
-        ):
-            row["split"] = drawn.split
-        num_drawn = sum(row["split"] == "test" for row in trained)
-        print(f"held out as test, drawn by a hash: {num_drawn} of {len(trained)}")
+        train_rows = [row for row in rows if row.get("split") in (None, "", "train")]
+        scenarios = with_drawn_split([Scenario(id=row["id"]) for row in train_rows], "test")
+        for row, scenario in zip(train_rows, scenarios, strict=True):
+            row["split"] = scenario.split
+        num_drawn = sum(row["split"] == "test" for row in train_rows)
+        print(f"held out as test, drawn by a hash: {num_drawn} of {len(train_rows)}")
     return rows
 
 

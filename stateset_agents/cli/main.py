@@ -135,7 +135,7 @@ def command_parser() -> argparse.ArgumentParser:
         usage="%(prog)s VERB ...",
         formatter_class=partial(HelpFormatter, max_help_position=20),
         description="Train multi-turn conversational agents by GRPO, on this machine.",
-        epilog="`stateset-agents VERB --help` has each verb's options, examples and exit codes.",
+        epilog="`stateset-agents VERB --help` has options, examples and exit codes.",
     )
     version = f"%(prog)s {metadata.version('stateset-agents')}"
     parser.add_argument("--version", action="version", version=version, help="print the version")

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     if not any(rows for rows, _ in forms.values()):
         raise ConfigurationError(f"{args.file} gives no row: the lines above say why")
     if args.output is not None:
-        _write(Path(args.output), forms[form][0])
+        write_rows(Path(args.output), forms[form][0])
         print(f"written: {args.output}")
     return 0
 
@@ -68,8 +68,8 @@ def _import_served(args: argparse.Namespace) -> int:
         )
     rows = warm_start(harvest.scenarios)
     folder = Path(args.output)
-    _write(folder / "scenarios.jsonl", harvest.scenarios)
-    _write(folder / "warm_start.jsonl", rows)
+    write_rows(folder / "scenarios.jsonl", harvest.scenarios)
+    write_rows(folder / "warm_start.jsonl", rows)
     print(f"{len(harvest.scenarios)} scenarios in {folder / 'scenarios.jsonl'}: {_kinds(harvest.scenarios)}")
     print(f"{len(rows)} examples in {folder / 'warm_start.jsonl'}")
     print(f"personal text taken out: {_counted(harvest.removed) or 'none'}")
@@ -88,7 +88,8 @@ def _counted(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
 
 
-def _write(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+def write_rows(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    """Write JSON lines, and the folder where there is none; raises ConfigurationError where that fails."""
     from stateset_agents.core.chat.escaping import encodable
 
     try:

@@ -20,6 +20,7 @@ from stateset_agents.cli import (
     health,
     imitation,
     imports,
+    init,
     models,
     pages,
     prompts,
@@ -70,6 +71,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 _VERBS: Mapping[str, Callable[[argparse.Namespace], int]] = {
+    "init": init.run,
     "train": train.run,
     "sft": imitation.run_sft,
     "distill": imitation.run_distill,
@@ -137,7 +139,7 @@ def command_parser() -> argparse.ArgumentParser:
         usage="%(prog)s VERB ...",
         formatter_class=partial(HelpFormatter, max_help_position=20),
         description="Train multi-turn conversational agents by GRPO, on this machine.",
-        epilog="`stateset-agents VERB --help` has each verb's options, examples and exit codes.",
+        epilog="`stateset-agents VERB --help` has options, examples and exit codes.",
     )
     version = f"%(prog)s {metadata.version('stateset-agents')}"
     parser.add_argument("--version", action="version", version=version, help="print the version")

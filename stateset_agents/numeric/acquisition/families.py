@@ -119,7 +119,7 @@ class LinearFamily:
         if graph.hidden:
             raise ConfigurationError(
                 f"{', '.join(sorted(graph.hidden))} of the graph is hidden: the exact posterior needs all "
-                "variables measured; take CausalModel and cbo.optimize"
+                "variables measured; give a graph without hidden ones"
             )
 
     @property

@@ -4,6 +4,9 @@ After Aglietti and others (https://arxiv.org/abs/2005.11741, algorithm 1). Where
 fitted to the observational data variable by variable and simulated under do(), which leaves hidden
 confounders out; the deviation of that estimate is that of refits to bootstrap samples, each with its
 mechanisms moved within their own posterior; and nothing is observed on the way.
+
+`scripts/acquisition_policy.py` has it as a rival (`play_cbo`), and `scripts/beside_botorch.py` compares its
+process with BoTorch's.
 """
 
 from __future__ import annotations

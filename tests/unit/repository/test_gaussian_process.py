@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stateset_agents.numeric.acquisition.cbo import GaussianProcess, causal_prior, optimize
+from scripts.rivals.causal_bo import GaussianProcess, causal_prior, optimize
 from stateset_agents.numeric.acquisition.models import CausalModel, complete_graph, toy_graph
 from stateset_agents.types.errors import ConfigurationError
 

@@ -17,10 +17,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from scripts.rivals.causal_models import CausalModel, Intervention
 from stateset_agents.numeric.acquisition.campaign import CampaignOutcome, play_watching
 from stateset_agents.numeric.acquisition.families import Tasks
+from stateset_agents.numeric.acquisition.graphs import CausalGraph
 from stateset_agents.numeric.acquisition.linear_models import Array, Ints
-from stateset_agents.numeric.acquisition.models import CausalGraph, CausalModel, Intervention
 from stateset_agents.numeric.acquisition.rules import Situation, expected_improvement, improvement_over
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import expect_that

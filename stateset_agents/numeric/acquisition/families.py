@@ -14,6 +14,7 @@ from itertools import combinations, product
 import numpy as np
 import torch
 
+from stateset_agents.numeric.acquisition.graphs import CausalGraph
 from stateset_agents.numeric.acquisition.linear_models import (
     Array,
     Belief,
@@ -23,7 +24,6 @@ from stateset_agents.numeric.acquisition.linear_models import (
     Menu,
     Rows,
 )
-from stateset_agents.numeric.acquisition.models import CausalGraph
 from stateset_agents.numeric.rollout import uniforms
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import expect_that

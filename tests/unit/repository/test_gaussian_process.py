@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from scripts.rivals.causal_bo import GaussianProcess, causal_prior, optimize
-from stateset_agents.numeric.acquisition.models import CausalModel, complete_graph, toy_graph
+from scripts.rivals.causal_models import CausalModel, complete_graph, toy_graph
 from stateset_agents.types.errors import ConfigurationError
 
 

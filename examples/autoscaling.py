@@ -11,7 +11,6 @@ import torch
 
 from stateset_agents.numeric.autoscaling.baselines import Hpa, InReplicas, exactly, in_actions
 from stateset_agents.numeric.autoscaling.environment import InfrastructureEnv
-from stateset_agents.numeric.autoscaling.planning import clairvoyant
 from stateset_agents.numeric.cloning import clone
 from stateset_agents.numeric.evaluation import evaluate, evaluate_rule, evaluation_seeds
 from stateset_agents.numeric.policy import MlpPolicy
@@ -44,13 +43,12 @@ async def main() -> None:
         rule.name: Score.of(evaluate_rule(exactly(rule), InReplicas(environment), seeds))
         for rule in (Hpa(), SHOWN)
     }
-    scores["clairvoyant"] = Score.of(evaluate_rule(exactly(clairvoyant), InReplicas(environment), seeds))
     scores["cloned"] = Score.of(evaluate(policy, environment, seeds))
     config = ControlConfig(**SETTINGS | {"total_steps": chosen.steps}, save_steps=0)
     async with ControlTrainer(policy, environment, config) as trainer:
         await trainer.train()
     scores["trained"] = Score.of(evaluate(policy, environment, seeds))
-    print(compare(scores, SHOWN.name, bound="clairvoyant").table(COLUMNS))
+    print(compare(scores, SHOWN.name).table(COLUMNS))
 
 
 if __name__ == "__main__":

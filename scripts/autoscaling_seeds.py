@@ -1,7 +1,7 @@
 """Does a trained policy scale better than Kubernetes' autoscaler? Five seeds, a thousand held-out workloads.
 
-    python scripts/autoscaling_seeds.py
-    python scripts/autoscaling_seeds.py --ways trained critic --seeds 3
+    PYTHONPATH=. python scripts/autoscaling_seeds.py
+    PYTHONPATH=. python scripts/autoscaling_seeds.py --ways trained critic --seeds 3
 
 - trained: examples/autoscaling.py's settings, from a clone of the autoscaler;
 - cold: the same without the clone;
@@ -168,13 +168,13 @@ def score_of(record: Mapping[str, Any]) -> Any:
 
 def play_rules(folder: Path, workloads: int) -> dict[str, Any]:
     """Tune on one set of workloads, then play on the others."""
+    from scripts.rivals.autoscaling_planning import Mpc, clairvoyant
     from stateset_agents.numeric.autoscaling.baselines import (
         HPA_GRID,
         InReplicas,
         exactly,
         static_replicas,
     )
-    from stateset_agents.numeric.autoscaling.planning import Mpc, clairvoyant
     from stateset_agents.numeric.evaluation import evaluate_rule, evaluation_seeds
     from stateset_agents.numeric.studies.comparison import Score
 

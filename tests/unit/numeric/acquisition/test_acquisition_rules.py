@@ -8,13 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from scripts.rivals.lookahead import rollout_lookahead, rollout_regrets
 from stateset_agents.numeric.acquisition.campaign import play
 from stateset_agents.numeric.acquisition.families import LinearFamily
-from stateset_agents.numeric.acquisition.lookahead import (
-    knowledge_values,
-    rollout_lookahead,
-    rollout_regrets,
-)
+from stateset_agents.numeric.acquisition.lookahead import knowledge_values
 from stateset_agents.numeric.acquisition.rules import RULES, Situation, expected_improvement
 
 FAMILY = LinearFamily(num_variables=4)

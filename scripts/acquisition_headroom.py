@@ -4,8 +4,10 @@ A family on which imagining outcomes to the budget's end gains little over a rul
 policy nothing. Every rule plays the same tasks with the same noise, so differences are paired. The expected
 regret is the posterior's at the end; its mean is that of the regret, and its noise a third.
 
-    python scripts/acquisition_headroom.py --tasks 2000 --output headroom.jsonl    # goes on where it was
-    python scripts/acquisition_headroom.py --output headroom.jsonl --table    # what is there, as Markdown
+    PYTHONPATH=. python scripts/acquisition_headroom.py --tasks 2000 --output headroom.jsonl
+    PYTHONPATH=. python scripts/acquisition_headroom.py --output headroom.jsonl --table    # as Markdown
+
+The first goes on where it was.
 """
 
 from __future__ import annotations
@@ -21,10 +23,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from scripts.rivals.lookahead import rollout_lookahead
 from stateset_agents.algorithms.intervals import mean_interval
 from stateset_agents.numeric.acquisition.campaign import play
 from stateset_agents.numeric.acquisition.families import LinearFamily
-from stateset_agents.numeric.acquisition.lookahead import knowledge_gradient, rollout_lookahead
+from stateset_agents.numeric.acquisition.lookahead import knowledge_gradient
 from stateset_agents.numeric.acquisition.rules import RULES, Rule
 from stateset_agents.types.seeds import derive
 

@@ -22,12 +22,13 @@ import numpy as np
 import torch
 
 from scripts.acquisition_headroom import CHUNK, seeds
+from scripts.rivals.causal_bo import play_cbo
+from scripts.rivals.lookahead import rollout_lookahead
 from stateset_agents.algorithms.intervals import mean_interval
 from stateset_agents.numeric.acquisition.campaign import CampaignOutcome, expected_regret, play
-from stateset_agents.numeric.acquisition.cbo import play_cbo
 from stateset_agents.numeric.acquisition.environment import AcquisitionEnv
 from stateset_agents.numeric.acquisition.families import LinearFamily, Tasks
-from stateset_agents.numeric.acquisition.lookahead import knowledge_gradient, rollout_lookahead
+from stateset_agents.numeric.acquisition.lookahead import knowledge_gradient
 from stateset_agents.numeric.acquisition.network import AcquisitionPolicyNetwork
 from stateset_agents.numeric.acquisition.rules import RULES, Rule
 from stateset_agents.numeric.cloning import clone

@@ -1,7 +1,7 @@
 """Does a trained policy scale better than Kubernetes' autoscaler? Five seeds, a thousand held-out workloads.
 
-    python scripts/autoscaling_seeds.py
-    python scripts/autoscaling_seeds.py --ways trained critic --seeds 3
+    PYTHONPATH=. python scripts/autoscaling_seeds.py
+    PYTHONPATH=. python scripts/autoscaling_seeds.py --ways trained critic --seeds 3
 
 - trained: examples/autoscaling.py's settings, from a clone of the autoscaler;
 - cold: the same without the clone;
@@ -157,7 +157,7 @@ def score_of(record: Mapping[str, Any]) -> Any:
     """And back."""
     import numpy as np
 
-    from stateset_agents.numeric.studies.comparison import Score
+    from scripts.paired_scores import Score
 
     return Score(
         seeds=tuple(record["seeds"]),
@@ -168,15 +168,15 @@ def score_of(record: Mapping[str, Any]) -> Any:
 
 def play_rules(folder: Path, workloads: int) -> dict[str, Any]:
     """Tune on one set of workloads, then play on the others."""
+    from scripts.paired_scores import Score
+    from scripts.rivals.autoscaling_planning import Mpc, clairvoyant
     from stateset_agents.numeric.autoscaling.baselines import (
         HPA_GRID,
         InReplicas,
         exactly,
         static_replicas,
     )
-    from stateset_agents.numeric.autoscaling.planning import Mpc, clairvoyant
     from stateset_agents.numeric.evaluation import evaluate_rule, evaluation_seeds
-    from stateset_agents.numeric.studies.comparison import Score
 
     every = environments(folder)
     tuning = evaluation_seeds(10**9 + 1, min(TUNING, workloads))
@@ -211,12 +211,12 @@ def play_rules(folder: Path, workloads: int) -> dict[str, Any]:
 
 async def train(way: str, seed: int, folder: Path, workloads: int, steps: int | None) -> dict[str, Any]:
     """One policy, and what it earns everywhere."""
+    from scripts.paired_scores import Score
     from stateset_agents.numeric.autoscaling.baselines import in_actions
     from stateset_agents.numeric.cloning import clone
     from stateset_agents.numeric.evaluation import evaluate
     from stateset_agents.numeric.policy import MlpPolicy
     from stateset_agents.numeric.settings import ControlConfig
-    from stateset_agents.numeric.studies.comparison import Score
     from stateset_agents.numeric.trainer import ControlTrainer
 
     example = runpy.run_path(str(ROOT / "examples" / "autoscaling.py"))
@@ -258,7 +258,7 @@ def child(way: str | None, seed: int, file: Path, workloads: int, steps: int | N
 
 def summarise(folder: Path, ways: list[str], seeds: int) -> tuple[str, dict[str, Any]]:
     """Markdown and JSON of all records."""
-    from stateset_agents.numeric.studies.comparison import compare, difference
+    from scripts.paired_scores import compare, difference
 
     rules = json.loads((folder / "rules.json").read_text())
     hindsight, tuned = rules["hindsight"], rules["tuned"]["hpa"]

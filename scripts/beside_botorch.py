@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stateset_agents.numeric.acquisition.cbo import GaussianProcess
+from scripts.rivals.causal_bo import GaussianProcess
 
 LENGTHS, VARIANCE, NOISE = np.array([0.7, 1.5]), 2.0, 0.1
 

@@ -14,6 +14,7 @@ from itertools import combinations, product
 import numpy as np
 import torch
 
+from stateset_agents.numeric.acquisition.graphs import CausalGraph
 from stateset_agents.numeric.acquisition.linear_models import (
     Array,
     Belief,
@@ -23,7 +24,6 @@ from stateset_agents.numeric.acquisition.linear_models import (
     Menu,
     Rows,
 )
-from stateset_agents.numeric.acquisition.models import CausalGraph
 from stateset_agents.numeric.rollout import uniforms
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import expect_that
@@ -119,7 +119,7 @@ class LinearFamily:
         if graph.hidden:
             raise ConfigurationError(
                 f"{', '.join(sorted(graph.hidden))} of the graph is hidden: the exact posterior needs all "
-                "variables measured; take CausalModel and cbo.optimize"
+                "variables measured; give a graph without hidden ones"
             )
 
     @property

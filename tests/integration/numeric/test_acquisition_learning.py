@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scripts.rivals.lookahead import rollout_lookahead
 from stateset_agents.algorithms.intervals import mean_interval
 from stateset_agents.numeric.acquisition.campaign import play
 from stateset_agents.numeric.acquisition.environment import AcquisitionEnv
 from stateset_agents.numeric.acquisition.families import LinearFamily
-from stateset_agents.numeric.acquisition.lookahead import knowledge_gradient, rollout_lookahead
+from stateset_agents.numeric.acquisition.lookahead import knowledge_gradient
 from stateset_agents.numeric.acquisition.network import AcquisitionPolicyNetwork
 from stateset_agents.numeric.acquisition.rules import RULES
 from stateset_agents.numeric.settings import ControlConfig

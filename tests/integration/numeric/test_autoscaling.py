@@ -7,13 +7,13 @@ import runpy
 import pytest
 from repository_paths import ROOT
 
+from stateset_agents.algorithms.paired import paired_rewards
 from stateset_agents.numeric.autoscaling.baselines import HPA_GRID, InReplicas, exactly, in_actions
 from stateset_agents.numeric.autoscaling.environment import InfrastructureEnv
 from stateset_agents.numeric.cloning import clone
-from stateset_agents.numeric.evaluation import evaluate, evaluate_rule, evaluation_seeds
+from stateset_agents.numeric.evaluation import evaluate, evaluate_rule, evaluation_seeds, paired_differences
 from stateset_agents.numeric.policy import MlpPolicy
 from stateset_agents.numeric.settings import ControlConfig
-from stateset_agents.numeric.studies.comparison import Score, difference
 from stateset_agents.numeric.trainer import ControlTrainer
 
 
@@ -22,8 +22,8 @@ from stateset_agents.numeric.trainer import ControlTrainer
 async def test_a_trained_policy_beats_the_best_autoscaler_in_hindsight(tmp_path, seed):
     example = runpy.run_path(str(ROOT / "examples" / "autoscaling.py"))
     environment, seeds = InfrastructureEnv(), evaluation_seeds(10**9, 1000)
-    hpas = [Score.of(evaluate_rule(exactly(hpa), InReplicas(environment), seeds)) for hpa in HPA_GRID]
-    best = max(hpas, key=lambda score: score.mean)
+    hpas = [evaluate_rule(exactly(hpa), InReplicas(environment), seeds) for hpa in HPA_GRID]
+    best = max(hpas, key=lambda played: sum(played.scored))
     policy = MlpPolicy(environment.spec, seed=seed)
     clone(policy, in_actions(example["SHOWN"]), environment, seed=seed)
     config = ControlConfig(
@@ -31,4 +31,5 @@ async def test_a_trained_policy_beats_the_best_autoscaler_in_hindsight(tmp_path,
     )
     async with ControlTrainer(policy, environment, config) as trainer:
         await trainer.train()
-    assert difference(Score.of(evaluate(policy, environment, seeds)), best).verdict == "better"
+    differences = paired_differences(evaluate(policy, environment, seeds), best)
+    assert paired_rewards(differences).verdict == "better"

@@ -69,7 +69,7 @@ def test_numeric_control_loads_no_language_model_library_and_no_gymnasium() -> N
     paths = (path.relative_to(PACKAGE.parent) for path in (PACKAGE / "numeric").rglob("*.py"))
     modules = sorted(".".join(path.with_suffix("").parts) for path in paths)
     assert {
-        f"stateset_agents.numeric.{name}" for name in ("acquisition.cbo", "autoscaling.grpo.trainer")
+        f"stateset_agents.numeric.{name}" for name in ("acquisition.campaign", "autoscaling.grpo.trainer")
     } <= set(modules)
     code = "import importlib, sys\n" + "".join(f"importlib.import_module({name!r})\n" for name in modules)
     code += "print(sorted({'transformers', 'tokenizers', 'gymnasium'} & sys.modules.keys()))"

@@ -11,7 +11,7 @@ from acquisition_campaigns import FAMILY, small_campaigns
 from stateset_agents.numeric.acquisition.campaign import play
 from stateset_agents.numeric.acquisition.campaign_page import by_rule, campaigns
 from stateset_agents.numeric.acquisition.families import LinearFamily
-from stateset_agents.numeric.acquisition.models import SACHS
+from stateset_agents.numeric.acquisition.graphs import SACHS
 from stateset_agents.numeric.acquisition.rules import RULES
 from stateset_agents.types.errors import ConfigurationError
 

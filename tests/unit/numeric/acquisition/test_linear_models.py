@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from stateset_agents.numeric.acquisition.families import LinearFamily, Tasks
+from stateset_agents.numeric.acquisition.graphs import COMPLETE, SACHS
 from stateset_agents.numeric.acquisition.linear_models import Belief, LinearModels, Menu
-from stateset_agents.numeric.acquisition.models import COMPLETE, SACHS
 from stateset_agents.types.errors import ConfigurationError
 
 FAMILY = LinearFamily(num_variables=5, set_at_once=2, noise=(0.3, 1.0), ranges=(0.5, 2.0), costs=(1.0, 2.0))

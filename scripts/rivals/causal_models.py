@@ -1,125 +1,23 @@
 """A causal model with mechanisms of any kind: samples, do(), costs, and the models that papers give.
 
-One model at a time, all samples of it as arrays. Where every mechanism is linear with Gaussian noise,
-`linear_models` has thousands of models at once, and exact effects.
+One model at a time, all samples of it as arrays: what `causal_bo.optimize` experiments on. Where every
+mechanism is linear with Gaussian noise, `numeric.acquisition.linear_models` has thousands of models at once,
+and exact effects.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
+from stateset_agents.numeric.acquisition.graphs import ASIA, COMPLETE, TOY, CausalGraph
 from stateset_agents.numeric.acquisition.linear_models import Array
-from stateset_agents.runtime.yaml_files import read_sections
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import expect_that
-
-# ------------------------------------------------------------------------------------------ graphs
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CausalGraph:
-    """Variables, the parents of each, and which of them is the target.
-
-    Raises ConfigurationError for a cycle, a parent that is no variable, and a target without ancestors that
-    can be set.
-    """
-
-    parents: Mapping[str, tuple[str, ...]]
-    """Every variable -> its parents, in the order of a mechanism's arguments."""
-    target: str
-    hidden: frozenset[str] = frozenset()
-    """Variables that are neither seen nor set: what confounds their children."""
-
-    def __post_init__(self) -> None:
-        for name, above in self.parents.items():
-            missing = [parent for parent in above if parent not in self.parents]
-            if missing:
-                raise ConfigurationError(
-                    f"{name} has the parent {missing[0]!r}, which is no variable: add it to parents"
-                )
-        for name in (self.target, *self.hidden):
-            if name not in self.parents:
-                raise ConfigurationError(
-                    f"{name!r} is no variable of the graph, which has {', '.join(self.parents)}"
-                )
-        if self.target in self.hidden:
-            raise ConfigurationError(f"the target {self.target} is hidden: a target must be seen")
-        try:
-            self.order()
-        except CycleError as error:
-            circle = " -> ".join(reversed(error.args[1]))
-            raise ConfigurationError(f"the graph has a cycle, {circle}: take one of its edges out") from error
-        if not self.ancestors() - self.hidden:
-            raise ConfigurationError(
-                f"the target {self.target} has no ancestor that can be set: choose another, or add an edge"
-            )
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All variables, as they were given."""
-        return tuple(self.parents)
-
-    def order(self) -> tuple[str, ...]:
-        """All variables, parents before children."""
-        return tuple(TopologicalSorter(self.parents).static_order())
-
-    def ancestors(self, name: str | None = None) -> frozenset[str]:
-        """Variables with a directed path to `name`, by default to the target."""
-        names: set[str] = set()
-        waiting = list(self.parents[name or self.target])
-        while waiting:
-            above = waiting.pop()
-            if above not in names:
-                names.add(above)
-                waiting.extend(self.parents[above])
-        return frozenset(names)
-
-    def is_parent(self, order: Sequence[str]) -> np.ndarray:
-        """[d, d + 1] bool, by position in `order`: does this variable follow from that one? The intercept is
-        in front, and True."""
-        table = np.zeros((len(order), len(order) + 1), dtype=np.bool_)
-        table[:, 0] = True
-        for place, name in enumerate(order):
-            for parent in self.parents[name]:
-                table[place, 1 + order.index(parent)] = True
-        return table
-
-
-def random_graph(num_variables: int, density: float, random: np.random.Generator) -> CausalGraph:
-    """Variables V0, V1, ... in a random order; each earlier one is a parent of each later one with chance
-    `density` (Erdős and Rényi's model, directed). The last one is the target and has a parent at least."""
-    expect_that(
-        num_variables >= 2, "num_variables", "be at least 2", num_variables, "a target and what acts on it"
-    )
-    expect_that(0 < density <= 1, "density", "be above 0 and at most 1", density)
-    names = [f"V{number}" for number in random.permutation(num_variables)]
-    parents = {
-        name: tuple(above for above in names[:place] if random.random() < density)
-        for place, name in enumerate(names)
-    }
-    if not parents[names[-1]]:
-        parents[names[-1]] = (names[-2],)
-    return CausalGraph(parents=parents, target=names[-1])
-
-
-GRAPHS: Mapping[str, CausalGraph] = {
-    name: CausalGraph(
-        parents={child: tuple(above) for child, above in graph["parents"].items()},
-        target=graph["target"],
-        hidden=frozenset(graph.get("hidden", ())),
-    )
-    for name, graph in read_sections(Path(__file__).with_name("graphs.yaml")).items()
-}
-"""The graphs of papers, which graphs.yaml names."""
-TOY, COMPLETE, SACHS, ASIA = (GRAPHS[name] for name in ("toy", "complete", "sachs", "asia"))
-
 
 Mechanism = Callable[..., Array]
 """(noise [n], one array [n] per parent) -> [n] values."""
@@ -338,6 +236,23 @@ def asia() -> CausalModel:
 
 
 # ------------------------------------------------------------------------------------------ random
+
+
+def random_graph(num_variables: int, density: float, random: np.random.Generator) -> CausalGraph:
+    """Variables V0, V1, ... in a random order; each earlier one is a parent of each later one with chance
+    `density` (Erdős and Rényi's model, directed). The last one is the target and has a parent at least."""
+    expect_that(
+        num_variables >= 2, "num_variables", "be at least 2", num_variables, "a target and what acts on it"
+    )
+    expect_that(0 < density <= 1, "density", "be above 0 and at most 1", density)
+    names = [f"V{number}" for number in random.permutation(num_variables)]
+    parents = {
+        name: tuple(above for above in names[:place] if random.random() < density)
+        for place, name in enumerate(names)
+    }
+    if not parents[names[-1]]:
+        parents[names[-1]] = (names[-2],)
+    return CausalGraph(parents=parents, target=names[-1])
 
 
 def random_model(

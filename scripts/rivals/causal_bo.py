@@ -4,6 +4,9 @@ After Aglietti and others (https://arxiv.org/abs/2005.11741, algorithm 1). Where
 fitted to the observational data variable by variable and simulated under do(), which leaves hidden
 confounders out; the deviation of that estimate is that of refits to bootstrap samples, each with its
 mechanisms moved within their own posterior; and nothing is observed on the way.
+
+`scripts/acquisition_policy.py` has it as a rival (`play_cbo`), and `scripts/beside_botorch.py` compares its
+process with BoTorch's.
 """
 
 from __future__ import annotations
@@ -14,10 +17,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from scripts.rivals.causal_models import CausalModel, Intervention
 from stateset_agents.numeric.acquisition.campaign import CampaignOutcome, play_watching
 from stateset_agents.numeric.acquisition.families import Tasks
+from stateset_agents.numeric.acquisition.graphs import CausalGraph
 from stateset_agents.numeric.acquisition.linear_models import Array, Ints
-from stateset_agents.numeric.acquisition.models import CausalGraph, CausalModel, Intervention
 from stateset_agents.numeric.acquisition.rules import Situation, expected_improvement, improvement_over
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.settings import expect_that

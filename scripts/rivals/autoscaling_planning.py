@@ -1,7 +1,7 @@
 """Planning a cluster's replicas: a plan for a known load, a forecast of the load, and control by both.
 
 `clairvoyant` plans for the load that really comes; `Mpc` forecasts it from its past, plans, does the plan's
-first step and begins again.
+first step and begins again. `scripts/autoscaling_seeds.py` has both as rivals.
 """
 
 from __future__ import annotations

@@ -7,9 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from stateset_agents.numeric.autoscaling.baselines import Hpa, InReplicas, exactly, static_replicas
-from stateset_agents.numeric.autoscaling.environment import InfrastructureEnv
-from stateset_agents.numeric.autoscaling.planning import (
+from scripts.rivals.autoscaling_planning import (
     Forecast,
     Mpc,
     clairvoyant,
@@ -17,6 +15,8 @@ from stateset_agents.numeric.autoscaling.planning import (
     whole_plan,
     worth,
 )
+from stateset_agents.numeric.autoscaling.baselines import Hpa, InReplicas, exactly, static_replicas
+from stateset_agents.numeric.autoscaling.environment import InfrastructureEnv
 from stateset_agents.numeric.autoscaling.rewards import MoneyReward
 from stateset_agents.numeric.autoscaling.simulator import Cluster
 from stateset_agents.numeric.autoscaling.workload import GeneratedLoad

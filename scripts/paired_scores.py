@@ -1,7 +1,8 @@
 """Policies and rules side by side: what each earned from the same starts, and the paired differences.
 
 Equal seeds mean equal noise from outside, so the difference of two episodes from one seed is due to their
-actions, and its interval is many times narrower than that of either mean.
+actions, and its interval is many times narrower than that of either mean. A `Score` is kept as JSON by
+`scripts/autoscaling_seeds.py`; for evaluations at hand there is `numeric.evaluation.paired_difference`.
 """
 
 from __future__ import annotations

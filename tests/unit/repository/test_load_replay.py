@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from stateset_agents.numeric.autoscaling.actions import ConfigAction
-from stateset_agents.numeric.autoscaling.baselines import Hpa, static_replicas
-from stateset_agents.numeric.autoscaling.environment import InfrastructureEnv
-from stateset_agents.numeric.autoscaling.replay import (
+from examples.deploy_autoscaler import (
     RecordedLoad,
     ReplicaChanges,
     ScalingPolicy,
     replayed,
     scaling_state,
 )
+from stateset_agents.numeric.autoscaling.actions import ConfigAction
+from stateset_agents.numeric.autoscaling.baselines import Hpa, static_replicas
+from stateset_agents.numeric.autoscaling.environment import InfrastructureEnv
 from stateset_agents.numeric.policy import MlpPolicy
 from stateset_agents.types.errors import ConfigurationError
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stateset_agents.numeric.acquisition.cbo import GaussianProcess, causal_prior, optimize
-from stateset_agents.numeric.acquisition.models import CausalModel, complete_graph, toy_graph
+from scripts.rivals.causal_bo import GaussianProcess, causal_prior, optimize
+from scripts.rivals.causal_models import CausalModel, complete_graph, toy_graph
 from stateset_agents.types.errors import ConfigurationError
 
 

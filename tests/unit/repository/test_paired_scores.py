@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from control_toys import Signals
 
+from scripts.paired_scores import Score, compare, difference
 from stateset_agents.numeric.evaluation import evaluate, evaluate_rule
 from stateset_agents.numeric.policy import MlpPolicy
-from stateset_agents.numeric.studies.comparison import Score, compare, difference
 from stateset_agents.types.errors import ConfigurationError
 
 

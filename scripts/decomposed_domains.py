@@ -235,18 +235,19 @@ DOMAINS: Mapping[str, Callable[[], Domain]] = {"arithmetic": arithmetic, "legs":
 
 def template() -> str:
     """The reasoner's, with calls as the desk's has them."""
-    from stateset_agents.embedded.recipes.recipe import written
+    from scripts.embedded_models.recipe import written
+    from stateset_agents.embedded.tokenizer import CHAT_TEMPLATE
 
     words = "{{ message.content or '' }}"
-    calls = written("desk.jinja").partition(words)[2].partition("<|end|>")[0].rstrip("\n-")
+    calls = CHAT_TEMPLATE.partition(words)[2].partition("<|end|>")[0].rstrip("\n-")
     head, _, tail = written("reasoner.jinja").partition(f"{words}<|end|>")
     return f"{head}{words}{calls}<|end|>{tail}"
 
 
 def build(folder: Path, domain: Domain) -> None:
     """A network that was shown conversations both ways."""
-    from stateset_agents.embedded.build import build_recipe
-    from stateset_agents.embedded.recipes import reasoner
+    from scripts.build_embedded import build_recipe
+    from scripts.embedded_models import reasoner
 
     async def show() -> list[Dialogue]:
         chosen = domain.direct.scenarios("train")[: domain.num_shown]

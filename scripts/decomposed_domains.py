@@ -26,6 +26,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from scripts.decomposed_arithmetic import DecomposedArithmetic
 from scripts.desk_errands import RetailErrands
 from scripts.page_tables import write_table
 from stateset_agents import AgentConfig, MultiTurnAgent, MultiTurnGRPOTrainer, TrainingConfig
@@ -33,11 +34,7 @@ from stateset_agents.algorithms.intervals import mean_interval, share_interval
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import EnvironmentReward
 from stateset_agents.environments.decomposed import DecomposedProblems, demonstrate
-from stateset_agents.environments.problems import (
-    ArithmeticProblems,
-    DecomposedArithmetic,
-    ReasoningGymProblems,
-)
+from stateset_agents.environments.problems import ArithmeticProblems, ReasoningGymProblems
 from stateset_agents.environments.retail_desk import HonestAgent
 from stateset_agents.evaluation.evaluator import evaluate, success_of_scenarios, tries_of
 from stateset_agents.runs.callbacks import Callback

@@ -26,6 +26,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from scripts.decomposed_arithmetic import DecomposedArithmetic
 from scripts.desk_errands import RetailErrands
 from scripts.page_tables import write_table
 from stateset_agents import AgentConfig, MultiTurnAgent, MultiTurnGRPOTrainer, TrainingConfig
@@ -33,11 +34,7 @@ from stateset_agents.algorithms.intervals import mean_interval, share_interval
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.reward import EnvironmentReward
 from stateset_agents.environments.decomposed import DecomposedProblems, demonstrate
-from stateset_agents.environments.problems import (
-    ArithmeticProblems,
-    DecomposedArithmetic,
-    ReasoningGymProblems,
-)
+from stateset_agents.environments.problems import ArithmeticProblems, ReasoningGymProblems
 from stateset_agents.environments.retail_desk import HonestAgent
 from stateset_agents.evaluation.evaluator import evaluate, success_of_scenarios, tries_of
 from stateset_agents.runs.callbacks import Callback
@@ -235,18 +232,19 @@ DOMAINS: Mapping[str, Callable[[], Domain]] = {"arithmetic": arithmetic, "legs":
 
 def template() -> str:
     """The reasoner's, with calls as the desk's has them."""
-    from stateset_agents.embedded.recipes.recipe import written
+    from scripts.embedded_models.recipe import written
+    from stateset_agents.embedded.tokenizer import CHAT_TEMPLATE
 
     words = "{{ message.content or '' }}"
-    calls = written("desk.jinja").partition(words)[2].partition("<|end|>")[0].rstrip("\n-")
+    calls = CHAT_TEMPLATE.partition(words)[2].partition("<|end|>")[0].rstrip("\n-")
     head, _, tail = written("reasoner.jinja").partition(f"{words}<|end|>")
     return f"{head}{words}{calls}<|end|>{tail}"
 
 
 def build(folder: Path, domain: Domain) -> None:
     """A network that was shown conversations both ways."""
-    from stateset_agents.embedded.build import build_recipe
-    from stateset_agents.embedded.recipes import reasoner
+    from scripts.build_embedded import build_recipe
+    from scripts.embedded_models import reasoner
 
     async def show() -> list[Dialogue]:
         chosen = domain.direct.scenarios("train")[: domain.num_shown]

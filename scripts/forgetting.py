@@ -63,7 +63,7 @@ def recipe(second: str, seed: int, num_train: int, steps: int) -> Any:
     """The reasoner's two phases, with both domains: the skill, then the habits."""
     from dataclasses import replace
 
-    from stateset_agents.embedded.recipes import reasoner
+    from scripts.embedded_models import reasoner
     from stateset_agents.environments.problems.environment import choose_habit, reply_of
     from stateset_agents.types.seeds import derive
 
@@ -88,8 +88,8 @@ def recipe(second: str, seed: int, num_train: int, steps: int) -> Any:
 
 async def play(folder: Path, seed: int, chosen: argparse.Namespace) -> dict[str, Any]:
     """One seed: the first domain, then the second with each share."""
+    from scripts.embedded_models.reasoner import RECOMMENDED
     from stateset_agents import AgentConfig, TrainingConfig
-    from stateset_agents.embedded.recipes.reasoner import RECOMMENDED
     from stateset_agents.reasoning import ContinualGRPO
 
     second: str = chosen.second
@@ -174,7 +174,7 @@ def _shares(second: str, stages: Sequence[Mapping[str, Any]], stage: str) -> str
 def main() -> None:
     import torch
 
-    from stateset_agents.embedded.build import build_recipe
+    from scripts.build_embedded import build_recipe
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

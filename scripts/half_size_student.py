@@ -42,7 +42,7 @@ NEAR = 0.03
 
 def recipe(seed: int, steps: int) -> Any:
     """The reasoner's, for a network half as large."""
-    from stateset_agents.embedded.recipes import reasoner
+    from scripts.embedded_models import reasoner
 
     return replace(reasoner.recipe(seed=seed, steps=steps), network=NETWORK)
 
@@ -193,7 +193,7 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
 def main() -> None:
     import torch
 
-    from stateset_agents.embedded.build import build_recipe
+    from scripts.build_embedded import build_recipe
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -145,7 +145,7 @@ def build_bare(folder: Path) -> None:
     """The model that can think, and is in the habit of bare answers."""
     import torch
 
-    from stateset_agents.embedded.build import build_embedded
+    from scripts.build_embedded import build_embedded
 
     torch.set_num_threads(1)
     build_embedded(folder, model="reasoner", habits={"careful": 1e-9, "bare": 1.0})
@@ -155,8 +155,8 @@ def build_control(folder: Path) -> None:
     """The model that was never shown a thought, after a warm start of as many tokens."""
     import torch
 
-    from stateset_agents.embedded.build import build_embedded
-    from stateset_agents.embedded.recipes import reasoner
+    from scripts.build_embedded import build_embedded
+    from scripts.embedded_models import reasoner
 
     torch.set_num_threads(1)
     never = {"empty": 1.0}

@@ -97,7 +97,6 @@ _VERBS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "doctor": health.run_doctor,
     "engine": models.run_engine,
     "fetch": models.run_fetch,
-    "build-embedded": models.run_build_embedded,
 }
 """The verbs, in the order of the help."""
 

@@ -1,47 +1,11 @@
-"""`stateset-agents build-embedded`, `fetch` and `engine`: build, fetch and serve models."""
+"""`stateset-agents fetch` and `engine`: fetch and serve models."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
-from pathlib import Path
 
 from stateset_agents.backends.pretrained.loading import PACKAGE_MODELS, PREFIX, model_folder, package_model
-from stateset_agents.embedded.build import build_embedded
-from stateset_agents.types.settings import expect_that
-
-
-def run_build_embedded(args: argparse.Namespace) -> int:
-    """Exit code 0 once the folder is written."""
-    import torch
-    from transformers.utils import logging as transformers_logging
-
-    expect_that(args.threads >= 1, "--threads", "be at least 1", args.threads)
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # untyped there
-    before = torch.get_num_threads()
-    torch.set_num_threads(args.threads)
-
-    def tell(step: int, steps: int, loss: float) -> None:
-        if step % 50 == 0 or step == steps:
-            print(f"step {step}/{steps}  loss {loss:.3f}", flush=True)
-
-    try:
-        built = build_embedded(
-            Path(args.output),
-            model=args.model,
-            seed=args.seed,
-            steps=args.steps,
-            dialogues=args.dialogues,
-            on_step=tell,
-        )
-    finally:
-        torch.set_num_threads(before)
-    print(
-        f"{built.folder}: {built.num_parameters:,} parameters, {built.num_bytes / 1e6:.1f} MB, "
-        f"{built.seconds:.0f} s; dialogues of {built.mean_tokens:.0f} tokens on average"
-    )
-    return 0
-
 
 # ------------------------------------------------------------------------------ fetch
 

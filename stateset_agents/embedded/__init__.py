@@ -1,1 +1,1 @@
-"""The small default model: its recipe, its weights, its card."""
+"""The small models that ship: their weights and cards, and how such a network and tokenizer are made."""

@@ -16,16 +16,18 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from stateset_agents.embedded.recipes.recipe import Dialogue, written
+from stateset_agents.types.messages import Message
 
+Dialogue = tuple[Message, ...]
 PAD, END = "<|pad|>", "<|end|>"
 ROLE_TOKENS = {role: f"<|{role}|>" for role in ("system", "user", "assistant", "tool")}
 TOOL_CALL_TOKENS = ("<tool_call>", "</tool_call>")
-CHAT_TEMPLATE = written("desk.jinja")
+CHAT_TEMPLATE = (Path(__file__).parent / "desk" / "chat_template.jinja").read_text(encoding="utf-8")
 
 _JOINER, _ESCAPE = "\ue000", "\ue001"
 """Private-use characters; a joiner in the text itself is written joiner + escape."""

@@ -478,7 +478,10 @@ class DecomposedProblems:
     def scenarios(self, split: str) -> Sequence[Scenario]:
         """The environment's. Raises ConfigurationError where there is none."""
         if self.environment is None:
-            raise ConfigurationError("there are no problems: write DecomposedProblems(environment)")
+            raise ConfigurationError(
+                "there are no problems: write DecomposedProblems(environment), or "
+                "environment: {name: decomposed, environment: arithmetic}"
+            )
         return self.environment.scenarios(split)
 
     def scenario_of(self, problem: str) -> Scenario:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from stateset_agents.core.environment import Environment
 from stateset_agents.core.rollout.limits import RolloutLimits
+from stateset_agents.core.sources.imports import with_call_ids
 from stateset_agents.evaluation.audit import degenerate_agents_of, honest_agent_of
 from stateset_agents.evaluation.scripted_agents import AgentFactory, ScriptedAgent, player
 from stateset_agents.runtime.tasks import gather_or_cancel
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.messages import Message
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.settings import nearest
 from stateset_agents.types.trajectory import Status, Trajectory
@@ -84,31 +84,12 @@ async def demonstrate(
     return Demonstrated(chats=tuple(chats), num_failed=len(played) - len(chats))
 
 
-def _with_ids(messages: Sequence[Message]) -> list[Message]:
-    """The messages with an id for every call that has none; results answer the calls in order."""
-    with_ids: list[Message] = []
-    unanswered: list[str] = []
-    for message in messages:
-        if message.tool_calls:
-            reply = sum(earlier.role == "assistant" for earlier in with_ids)
-            calls = tuple(
-                call if call.id else replace(call, id=f"call_{reply}_{number}")
-                for number, call in enumerate(message.tool_calls)
-            )
-            unanswered = [call.id for call in calls]
-            message = replace(message, tool_calls=calls)
-        elif message.role == "tool" and message.tool_call_id is None and unanswered:
-            message = replace(message, tool_call_id=unanswered.pop(0))
-        with_ids.append(message)
-    return with_ids
-
-
 def chat_of(trajectory: Trajectory, tools: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
     """A conversation as a line of a file for `sft`. What the assistant says in its opening has weight 0, and
     so has what is no example."""
     scenario = trajectory.scenario
     messages = []
-    for index, message in enumerate(_with_ids(trajectory.messages)):
+    for index, message in enumerate(with_call_ids(trajectory.messages)):
         is_weighted = message.is_example and index >= len(trajectory.opening)
         weight = {} if is_weighted or message.role != "assistant" else {"weight": 0}
         messages.append({**message.to_record(), **weight})

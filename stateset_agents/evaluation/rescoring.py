@@ -8,6 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from stateset_agents.algorithms.advantages import Scaling, group_advantages
 from stateset_agents.core.reward import Reward, RewardResult, as_reward, score_trajectories
 from stateset_agents.runtime.tasks import gather_or_cancel
@@ -214,23 +217,13 @@ def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
     """
     if len(a) != len(b):
         raise ValueError(f"both must be of one length, got {len(a)} and {len(b)}")
-    ranks_a, ranks_b = _ranks(a), _ranks(b)
-    mean = (len(a) + 1) / 2
-    covariance = math.fsum((x - mean) * (y - mean) for x, y in zip(ranks_a, ranks_b, strict=True))
-    spread = math.fsum((x - mean) ** 2 for x in ranks_a) * math.fsum((y - mean) ** 2 for y in ranks_b)
-    return covariance / math.sqrt(spread) if spread else None
+    x, y = _ranks(a) - (len(a) + 1) / 2, _ranks(b) - (len(b) + 1) / 2
+    spread = math.sqrt((x @ x) * (y @ y))
+    return float(x @ y) / spread if spread else None
 
 
-def _ranks(values: Sequence[float]) -> list[float]:
+def _ranks(values: Sequence[float]) -> npt.NDArray[np.float64]:
     """1 for the smallest; [3, 1, 3] -> [2.5, 1, 2.5]."""
-    order = sorted(range(len(values)), key=values.__getitem__)
-    ranks = [0.0] * len(values)
-    start = 0
-    while start < len(order):
-        end = start
-        while end < len(order) and values[order[end]] == values[order[start]]:
-            end += 1
-        for index in order[start:end]:
-            ranks[index] = (start + 1 + end) / 2
-        start = end
-    return ranks
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: npt.NDArray[np.float64] = np.cumsum(counts) - (counts - 1) / 2
+    return ranks[places]

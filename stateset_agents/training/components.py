@@ -30,7 +30,7 @@ ENVIRONMENTS: Mapping[str, str] = {
     "external_program": "stateset_agents.environments.programs.external_program:ExternalProgram",
     "in_process_agent": "stateset_agents.environments.programs.in_process_agent:InProcessAgent",
     "arithmetic": "stateset_agents.environments.problems:ArithmeticProblems",
-    "decomposed": "stateset_agents.environments.problems:DecomposedArithmetic",
+    "decomposed": "stateset_agents.environments.decomposed:DecomposedProblems",
     "equations": "stateset_agents.environments.problems:EquationProblems",
     "countdown": "stateset_agents.environments.problems:CountdownProblems",
     "coding": "stateset_agents.environments.problems:CodingProblems",
@@ -77,6 +77,10 @@ def make_environment(spec: Mapping[str, Any]) -> Environment:
 
     Raises ConfigurationError for a name that leads nowhere and for arguments it does not take.
     """
+    inner = spec.get("environment")
+    if spec.get("name") == "decomposed" and isinstance(inner, str | Mapping):
+        inner = {"name": inner} if isinstance(inner, str) else inner
+        spec = {**spec, "environment": make_environment(inner)}
     environment: Environment = _make("environment", ENVIRONMENTS, spec)
     return environment
 

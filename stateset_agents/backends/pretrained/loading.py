@@ -446,8 +446,7 @@ def model_folder(name: str) -> str:
     if kind == "embedded":
         if name not in embedded_models():
             raise ConfigurationError(
-                f"no embedded model {name!r}; shipped: {', '.join(embedded_models()) or 'none'} "
-                "(stateset-agents build-embedded makes them anew)"
+                f"no embedded model {name!r}; shipped: {', '.join(embedded_models()) or 'none'}"
             )
         return str(_EMBEDDED / path)
     if name.startswith(PREFIX):

@@ -6,7 +6,6 @@ from stateset_agents.environments.problems.arithmetic import (
     EquationProblems,
 )
 from stateset_agents.environments.problems.coding import CodingProblems
-from stateset_agents.environments.problems.decomposed import DecomposedArithmetic
 from stateset_agents.environments.problems.environment import ProblemEnvironment
 from stateset_agents.environments.problems.files import ProblemFiles
 from stateset_agents.environments.problems.pictures import PictureProblems
@@ -16,7 +15,6 @@ __all__ = [
     "ArithmeticProblems",
     "CodingProblems",
     "CountdownProblems",
-    "DecomposedArithmetic",
     "EquationProblems",
     "PictureProblems",
     "ProblemEnvironment",

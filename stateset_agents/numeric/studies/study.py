@@ -190,20 +190,6 @@ def _wins(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return won / (len(ours) * len(theirs))
 
 
-def performance_profile(scores: Sequence[float], thresholds: Sequence[float]) -> list[float]:
-    """The share of scores above each threshold; [.2, .6] at [0, .5, 1] give 1, .5, 0."""
-    if not scores:
-        raise ConfigurationError("there is no score to draw a profile of")
-    return [sum(score > threshold for score in scores) / len(scores) for threshold in thresholds]
-
-
-def optimality_gap(scores: Sequence[float]) -> float:
-    """The mean distance of the scores to 1; a score above 1 counts as 1."""
-    if not scores:
-        raise ConfigurationError("there is no score to measure a gap of")
-    return sum(1.0 - min(1.0, score) for score in scores) / len(scores)
-
-
 def area_under_curve(steps: Sequence[float], scores: Sequence[float], *, length: float) -> float:
     """The mean height of a curve from step 0, where the score is 0, to `length`, scores held within 0 and 1.
 
@@ -229,8 +215,6 @@ def worst_drawdown(scores: Sequence[float]) -> float:
     return worst
 
 
-THRESHOLDS = tuple(index / 20 for index in range(21))
-"""Thresholds of a performance profile."""
 SEEDS_FOR_RIVALS = 10
 """Below so many seeds two ways of making parts are not compared with each other in words: on tasks such as
 Acrobot a seed either finds the solution or does not."""
@@ -336,7 +320,6 @@ def analyse(folder: StudyFolder | StudyCells) -> dict[str, Any]:
             }
             for suite in suites
         },
-        "thresholds": list(THRESHOLDS),
         "improvement": {arm: _improvement(by_arm[arm], by_arm[reference]) for arm in others},
         "differences": [{**asdict(each), "verdict": each.verdict} for each in differences],
         "verdict": [sentence(each) for each in differences] + _rivals(cells, suites, rivals, length),
@@ -395,7 +378,6 @@ def _of_arm(cells: Sequence[Cell], length: float) -> dict[str, Any]:
     strata: dict[str, list[list[float]]] = {}
     for cell in cells:
         strata.setdefault(cell.suite, []).append(list(cell.final["scores"]))
-    scores = [score for runs in strata.values() for run in runs for score in run]
     iqm, interval = stratified_interval(strata)
     flips = [cell.sign_flips for cell in cells if cell.sign_flips is not None]
     return {
@@ -407,8 +389,6 @@ def _of_arm(cells: Sequence[Cell], length: float) -> dict[str, Any]:
             "std_over_seeds": _spread(strata),
             "worst_drawdown": max(worst_drawdown(_mean_curve(cell)[1]) for cell in cells),
         },
-        "optimality_gap": optimality_gap(scores),
-        "profile": performance_profile(scores, THRESHOLDS),
         "sign_flips": mean(flips) if flips else None,
         "outcome": any(cell.parts.get("outcome") for cell in cells),
         "cpu_seconds": math.fsum(cell.cpu_seconds for cell in cells),

@@ -188,7 +188,7 @@ def test_a_folder_that_is_no_run_is_neither_resumed_nor_reported(error_line: Any
     assert error_line("report", "model") == message
 
 
-def test_evaluate_and_build_embedded_say_it_in_one_line_too(error_line: Any, tmp_path: Path) -> None:
+def test_evaluate_says_it_in_one_line_too(error_line: Any, tmp_path: Path) -> None:
     assert "--temperature must be at least 0 (greedy), got -1.0" in error_line(
         "evaluate", "run.yaml", "--temperature", "-1"
     )
@@ -202,9 +202,6 @@ def test_evaluate_and_build_embedded_say_it_in_one_line_too(error_line: Any, tmp
     split = ("--set", "evaluation.split=validation")
     assert "cannot load a model from" in error_line(
         "evaluate", "run.yaml", "--model", str(tmp_path / "torn"), *split
-    )
-    assert "--threads must be at least 1, got 0" in error_line(
-        "build-embedded", str(tmp_path), "--threads", "0"
     )
 
 

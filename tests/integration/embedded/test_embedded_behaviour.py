@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from repository_paths import ROOT
 
+from scripts.build_embedded import build_embedded
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.core.chat.replies.thoughts import num_steps, read_reasoned
 from stateset_agents.core.reward import EnvironmentReward
-from stateset_agents.embedded.build import build_embedded
 from stateset_agents.environments.problems import ArithmeticProblems
 from stateset_agents.environments.retail_desk.environment import RetailDesk
 from stateset_agents.evaluation.evaluator import Evaluation, evaluate

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import re
 from collections import Counter
@@ -12,16 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from repository_paths import ROOT
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from scripts import build_embedded as build
+from scripts.build_embedded import build_embedded
+from scripts.embedded_models import reasoner
+from scripts.embedded_models.desk import RECOMMENDED, copying_weights, demonstrations, perturbed
+from scripts.embedded_models.recipe import Phase
 from stateset_agents.backends.pretrained.loading import trained_tokens
-from stateset_agents.cli import models
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.embedded import build
-from stateset_agents.embedded.build import build_embedded
-from stateset_agents.embedded.recipes import reasoner
-from stateset_agents.embedded.recipes.desk import RECOMMENDED, copying_weights, demonstrations, perturbed
-from stateset_agents.embedded.recipes.recipe import Phase
 from stateset_agents.environments.problems import ArithmeticProblems
 from stateset_agents.environments.retail_desk import catalog
 from stateset_agents.environments.retail_desk.agents import Habits
@@ -31,7 +30,7 @@ from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.scenario import Split
 
-DESK = Path(models.__file__).parents[1] / "embedded" / "desk"
+DESK = ROOT / "stateset_agents" / "embedded" / "desk"
 REASONER = DESK.parent / "reasoner"
 HELD_OUT: tuple[Split, Split] = ("validation", "test")
 
@@ -209,15 +208,10 @@ def test_the_same_seed_and_threads_give_the_same_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_verb_builds_a_folder_and_says_what_it_made(
+def test_the_command_builds_a_folder_and_says_what_it_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    parser = argparse.ArgumentParser()
-    models.add_build_embedded(parser.add_subparsers())
-    args = parser.parse_args(
-        ["build-embedded", str(tmp_path / "model"), "--steps", "2", "--dialogues", "30", "--seed", "4"]
-    )
-    assert args.run(args) == 0
+    build.main([str(tmp_path / "model"), "--steps", "2", "--dialogues", "30", "--seed", "4"])
     printed = capsys.readouterr().out
     assert "step 2/2" in printed
     assert "parameters" in printed
@@ -225,16 +219,12 @@ def test_the_verb_builds_a_folder_and_says_what_it_made(
 
 
 @pytest.mark.long
-def test_the_verb_builds_the_reasoner_in_two_phases(
+def test_the_command_builds_the_reasoner_in_two_phases(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reasoner, "_HABIT_STEPS", 2)
-    parser = argparse.ArgumentParser()
-    models.add_build_embedded(parser.add_subparsers())
     folder = tmp_path / "model"
-    words = ["build-embedded", str(folder), "--model", "reasoner", "--steps", "2", "--dialogues", "90"]
-    args = parser.parse_args(words)
-    assert args.run(args) == 0
+    build.main([str(folder), "--model", "reasoner", "--steps", "2", "--dialogues", "90"])
     assert "step 4/4" in capsys.readouterr().out
     assert "90 problems" in " ".join((folder / "README.md").read_text().split())
     assert AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids("<think>") > 0
@@ -255,6 +245,12 @@ def test_counts_below_one_and_an_output_that_is_a_file_are_refused(tmp_path: Pat
     (tmp_path / "taken").write_text("")
     with pytest.raises(ConfigurationError, match="is a file; give a folder"):
         build_embedded(tmp_path / "taken")
+
+
+def test_the_command_says_what_is_wrong_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as ended:
+        build.main([str(tmp_path), "--threads", "0"])
+    assert ended.value.code == "build_embedded: --threads must be at least 1, got 0"
 
 
 def test_an_output_that_cannot_be_written_is_told_before_the_work(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from stateset_agents.environments.decomposed import (
     with_roles,
 )
 from stateset_agents.environments.problems import ArithmeticProblems
+from stateset_agents.training.components import make_environment
 from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.scenario import Scenario
@@ -186,3 +187,16 @@ async def test_the_roles_of_an_environment_can_be_changed_without_changing_it() 
     other = with_roles(environment, updated(environment.roles, {"decomposer": "cut"}))
     assert (await environment.start(PROBLEM, 0)).opening[0].content == "split"
     assert (await other.start(PROBLEM, 0)).opening[0].content == "cut"
+
+
+def test_a_file_names_the_environment_whose_problems_are_decomposed() -> None:
+    spec = {"name": "decomposed", "environment": {"name": "arithmetic", "num_train": 20}, "max_calls": 3}
+    environment = make_environment(spec)
+    assert isinstance(environment, DecomposedProblems)
+    assert environment.max_calls == 3
+    assert environment.scenarios("train") == ArithmeticProblems(num_train=20).scenarios("train")
+    assert make_environment({**spec, "environment": "arithmetic"}).scenarios("test") == SUMS.scenarios("test")
+    with pytest.raises(ConfigurationError, match=r"write .*\{name: decomposed, environment: arithmetic\}"):
+        make_environment({"name": "decomposed"}).scenarios("train")
+    with pytest.raises(ConfigurationError, match="'decomposed' has no argument 'decompose_prompt'"):
+        make_environment({**spec, "decompose_prompt": "in parts"})

@@ -79,7 +79,7 @@ def test_no_problem_stands_in_two_splits_whatever_the_seed(name: str) -> None:
 
 SHIPPED = (
     {"name": "problems", "path": str(ROOT / GRADE)},
-    *({"name": name} for name in ("arithmetic", "equations", "countdown", "decomposed")),
+    *({"name": name} for name in ("arithmetic", "equations", "countdown")),
 )
 
 

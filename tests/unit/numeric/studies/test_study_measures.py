@@ -21,8 +21,6 @@ from stateset_agents.numeric.studies.study import (
     analyse,
     area_under_curve,
     grid,
-    optimality_gap,
-    performance_profile,
     probability_of_improvement,
     recommend,
     sentence,
@@ -101,9 +99,7 @@ def test_probability_of_improvement_by_hand() -> None:
         probability_of_improvement({"a": [1.0]}, {"b": [1.0]})
 
 
-def test_profiles_gaps_areas_and_falls_by_hand() -> None:
-    assert performance_profile([0.2, 0.6], [0.0, 0.5, 1.0]) == [1, 0.5, 0]
-    assert optimality_gap([0.5, 1.5]) == 0.25
+def test_areas_and_falls_by_hand() -> None:
     assert area_under_curve([100], [1.0], length=100) == 0.5
     assert area_under_curve([50, 100], [1.0, 1.0], length=100) == 0.75
     assert area_under_curve([50], [2.0], length=100) == 0.75  # goes on level, held at 1

@@ -18,9 +18,9 @@ from expected_updates import (
     turn_by_turn,
 )
 
+from scripts.decomposed_arithmetic import DecomposedArithmetic
 from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
-from stateset_agents.environments.problems import DecomposedArithmetic
 from stateset_agents.reasoning import HierarchicalGRPO
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.update.batch import assign_credit

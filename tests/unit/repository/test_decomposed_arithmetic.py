@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from scripts.decomposed_arithmetic import DecomposedArithmetic, next_part, put_in_place
 from stateset_agents.environments.decomposed import demonstrate
-from stateset_agents.environments.problems import ArithmeticProblems, DecomposedArithmetic
-from stateset_agents.environments.problems.decomposed import next_part, put_in_place
+from stateset_agents.environments.problems import ArithmeticProblems
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message, ToolCall
 

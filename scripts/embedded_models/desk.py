@@ -13,14 +13,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from stateset_agents.embedded.recipes.recipe import (
-    FINE_TUNING,
-    SMALL_NETWORK,
-    Dialogue,
-    Phase,
-    Recipe,
-    written,
-)
+from scripts.embedded_models.recipe import FINE_TUNING, SMALL_NETWORK, Phase, Recipe, written
+from stateset_agents.embedded.tokenizer import CHAT_TEMPLATE, Dialogue
 from stateset_agents.environments.retail_desk import catalog
 from stateset_agents.environments.retail_desk.agents import HabitAgent, Habits, play
 from stateset_agents.environments.retail_desk.environment import RetailDesk
@@ -143,7 +137,7 @@ def recipe(
         phases=[phase],
         context_length=_CONTEXT_LENGTH,
         max_new_tokens=48,
-        chat_template=written("desk.jinja"),
+        chat_template=CHAT_TEMPLATE,
         card=written("desk.md"),
         recommended=RECOMMENDED,
         facts={"steps": steps, "dialogues": dialogues},

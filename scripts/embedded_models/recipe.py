@@ -1,4 +1,4 @@
-"""A recipe: all that makes a small model from nothing. `stateset-agents build-embedded` follows it."""
+"""A recipe: all that makes a small model from nothing. `scripts/build_embedded.py` follows it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stateset_agents.types.messages import Message
+from stateset_agents.embedded.tokenizer import Dialogue
 
-Dialogue = tuple[Message, ...]
 TokenWeights = Callable[[Iterable[str]], Iterator[float]]
 """Texts of a conversation's tokens -> the weight of each in the loss, were the agent to say it."""
 
@@ -49,7 +48,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """The recipe from which `build_embedded` makes a model."""
+    """The recipe from which `build_recipe` makes a model."""
 
     vocabulary: Sequence[Dialogue]
     """Dialogues whose words become tokens."""

@@ -1,14 +1,20 @@
-"""Builds a model that ships with this package anew: dialogues, tokenizer, network, fine-tunings, one folder.
+"""Builds a model that ships with the package anew: dialogues, tokenizer, network, fine-tunings, one folder.
 
-`stateset-agents build-embedded` calls it.
+    python -m scripts.build_embedded desk-model
+    python -m scripts.build_embedded reasoner --model reasoner --threads 2
+
+The same seed and number of threads give the same bytes on the same kind of machine. What each model is shown
+stands in scripts/embedded_models; the folder is loaded as AgentConfig(model_name=...).
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import json
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,22 +22,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stateset_agents.runtime.named_code import imported
-from stateset_agents.types.errors import ConfigurationError
+from scripts.embedded_models import desk, reasoner
+from scripts.embedded_models.recipe import Phase, Recipe, TokenWeights
+from stateset_agents.types.errors import ConfigurationError, StatesetError
 from stateset_agents.types.settings import expect_that, nearest
 
 if TYPE_CHECKING:
     from stateset_agents.core.agent import MultiTurnAgent
-    from stateset_agents.embedded.recipes.recipe import Phase, Recipe, TokenWeights
     from stateset_agents.training.sft.demonstrations import Demonstrations
     from stateset_agents.training.update.batch import Sample
 
 
-RECIPES: Mapping[str, str] = {
-    "desk": "stateset_agents.embedded.recipes.desk:recipe",
-    "reasoner": "stateset_agents.embedded.recipes.reasoner:recipe",
-}
-"""Name behind `embedded:` -> "package.module:function" of its recipe."""
+RECIPES: Mapping[str, Callable[..., Recipe]] = {"desk": desk.recipe, "reasoner": reasoner.recipe}
+"""By the name behind `embedded:`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +64,8 @@ def build_embedded(
 ) -> BuildResult:
     """Build into the folder `output`; plain transformers loads it.
 
-    `steps`, `dialogues` and `habits` are the recipe's where unset: `recipes.desk.recipe` and
-    `recipes.reasoner.recipe` say what they may be. `on_step(step, steps, loss)` is called after each step.
+    `steps`, `dialogues` and `habits` are the recipe's where unset: `desk.recipe` and
+    `reasoner.recipe` say what they may be. `on_step(step, steps, loss)` is called after each step.
     The same arguments and number of torch threads give the same bytes on the same kind of machine.
 
     Takes a minute or two; from async code call it by `asyncio.to_thread`.
@@ -79,8 +82,7 @@ def build_embedded(
     output = _checked(output)
     arguments = {"steps": steps, "dialogues": dialogues, "habits": habits}
     chosen = {name: value for name, value in arguments.items() if value is not None}
-    recipe: Recipe = imported("recipe", RECIPES[model])(seed=seed, **chosen)
-    return build_recipe(output, recipe, seed=seed, on_step=on_step)
+    return build_recipe(output, RECIPES[model](seed=seed, **chosen), seed=seed, on_step=on_step)
 
 
 def build_recipe(
@@ -261,3 +263,58 @@ def _weighed(sample: Sample, piece: Callable[[int], str], token_weights: TokenWe
             next(weights)
         kept += [next(weights) for _ in turn.completion.token_ids]
     return replace(sample, advantages=tuple(kept))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Build the model that the command line names; an error is one line and exit code 1."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("output", type=Path, help="folder for the model")
+    parser.add_argument("--model", default="desk", choices=RECIPES, help="which one (default desk)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of demonstrations, weights and order (default 0)"
+    )
+    parser.add_argument("--steps", type=int, help="of the first fine-tuning (default: as the shipped model)")
+    parser.add_argument("--dialogues", type=int, help="demonstrations (default: as the shipped model)")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="same seed and threads, same bytes (default 1)"
+    )
+    try:
+        _build_chosen(parser.parse_args(argv))
+    except StatesetError as error:
+        sys.exit(f"build_embedded: {error}")
+
+
+def _build_chosen(chosen: argparse.Namespace) -> None:
+    import torch
+    from transformers.utils import logging as transformers_logging
+
+    expect_that(chosen.threads >= 1, "--threads", "be at least 1", chosen.threads)
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # untyped there
+    before = torch.get_num_threads()
+    torch.set_num_threads(chosen.threads)
+
+    def tell(step: int, steps: int, loss: float) -> None:
+        if step % 50 == 0 or step == steps:
+            print(f"step {step}/{steps}  loss {loss:.3f}", flush=True)
+
+    try:
+        built = build_embedded(
+            chosen.output,
+            model=chosen.model,
+            seed=chosen.seed,
+            steps=chosen.steps,
+            dialogues=chosen.dialogues,
+            on_step=tell,
+        )
+    finally:
+        torch.set_num_threads(before)
+    print(
+        f"{built.folder}: {built.num_parameters:,} parameters, {built.num_bytes / 1e6:.1f} MB, "
+        f"{built.seconds:.0f} s; dialogues of {built.mean_tokens:.0f} tokens on average"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,7 @@
 """Expressions that an agent has solved part by part: its tool opens an episode of the same policy.
 
+scripts/decomposed_domains.py measures it.
+
 compute 2 + 3 * 4 - 1
   -> solve("2 + 3 * 4")   a conversation of its own: compute 2 + 3 * 4 -> <answer> 14 </answer>
   <- = 14 , left 14 - 1
@@ -35,7 +37,7 @@ from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.seeds import derive
 from stateset_agents.types.trajectory import Outcome
 
-_TEXTS = read_yaml(Path(__file__).with_name("decomposed.yaml"))
+_TEXTS = read_yaml(Path(__file__).with_name("decomposed_arithmetic.yaml"))
 DECOMPOSE: str = _TEXTS["prompt"]
 """The system message of who decomposes, unless another is set."""
 SOLVE: Mapping[str, Any] = _TEXTS["tool"]

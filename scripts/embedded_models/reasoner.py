@@ -10,14 +10,8 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from stateset_agents.embedded.recipes.recipe import (
-    FINE_TUNING,
-    SMALL_NETWORK,
-    Dialogue,
-    Phase,
-    Recipe,
-    written,
-)
+from scripts.embedded_models.recipe import FINE_TUNING, SMALL_NETWORK, Phase, Recipe, written
+from stateset_agents.embedded.tokenizer import Dialogue
 from stateset_agents.environments.problems.arithmetic import ArithmeticProblems
 from stateset_agents.environments.problems.environment import choose_habit, reply_of
 from stateset_agents.types.messages import Message

@@ -14,6 +14,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote
@@ -132,6 +133,20 @@ def home(module: str, name: str) -> str:
     return f"{defined if is_there else module}.{name}"
 
 
+@cache
+def _package() -> Any:
+    return griffe.load("stateset_agents", search_paths=[str(ROOT)])
+
+
+def is_written(path: str) -> bool:
+    """True where griffe finds a name without importing its module."""
+    try:
+        _package()[path.removeprefix("stateset_agents.")]
+    except (KeyError, AttributeError):
+        return False
+    return True
+
+
 def public_names() -> dict[str, dict[str, set[str]]]:
     """The names that pages and examples import: by package, then by module."""
     packages: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
@@ -156,8 +171,12 @@ def reference(package: str, modules: dict[str, set[str]]) -> str:
         homes = {name: home(module, name) for name in sorted(modules[module])}
         lines += [f"## {module}", ""]
         for name, path in homes.items():
-            is_here = path == f"{module}.{name}" and package
-            lines += [f"::: {path}" if is_here else f"- [`{name}`][{path}]", ""]
+            if not is_written(path):
+                lines += [f"- `{name}`", ""]  # made as the module is imported: it has no docstring
+            elif path == f"{module}.{name}" and package:
+                lines += [f"::: {path}", ""]
+            else:
+                lines += [f"- [`{name}`][{path}]", ""]
     return "\n".join(lines)
 
 

@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         if isinstance(agent, MultiTurnAgent):
             loop.run(agent.initialize())
         try:
-            found = gepa.optimize(
+            optimization = gepa.optimize(
                 {PROMPT: prompt},
                 trainset=[scenario for scenario in train if scenario not in scored] or scored,
                 valset=scored,
@@ -68,13 +68,13 @@ def run(args: argparse.Namespace) -> int:
                 track_best_outputs=False,
                 seed=measure.keywords["seed"],
             )
-            best = found.best_candidate[PROMPT]
+            best = optimization.best_candidate[PROMPT]
             sides = [loop.run(adapter.play(text)) for text in (prompt, best) if best != prompt]
         finally:
             if isinstance(agent, MultiTurnAgent):
                 loop.run(agent.close())
-    result: dict[str, Any] = {"prompt": best, "num_prompts": found.num_candidates, "comparison": None}
-    lines = [f"prompts scored: {found.num_candidates}, kept in {folder}"]
+    result: dict[str, Any] = {"prompt": best, "num_prompts": optimization.num_candidates, "comparison": None}
+    lines = [f"prompts scored: {optimization.num_candidates}, kept in {folder}"]
     for client in (remote.client, reflection) if remote else (reflection,):
         lines.append(f"{client.model}: {client.num_calls:,} requests, {client.num_tokens:,} tokens")
     if not sides:

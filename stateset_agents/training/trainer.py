@@ -302,7 +302,7 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
         curriculum = Curriculum(scenarios, config, self.reward_fn.part_weights)
         if recommended:
             set_by_card = ", ".join(f"{name} {value}" for name, value in recommended.items())
-            _log.info(f"the model's card sets what you did not: {set_by_card}")
+            _log.warning(f"the model's card sets what you did not: {set_by_card}")
         if group.processes.is_first and isinstance(backend, TrainableBackend):
             await in_thread(_warn_of_untrained, backend, scenarios)
         if config.eval_steps:

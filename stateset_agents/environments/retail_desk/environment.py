@@ -51,6 +51,8 @@ MAX_CALLS = 4
 
 
 ToolChoice = Literal["auto", "first", "required", "read, write"]
+_WRITING = tuple(schema for schema in SCHEMAS if schema["function"]["name"] in WRITES)
+_READING = tuple(schema for schema in SCHEMAS if schema["function"]["name"] not in WRITES)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -76,8 +78,7 @@ class DeskConversation:
         choice = "auto" if self.tool_choice == "first" and self.num_replies else "required"
         tools = SCHEMAS
         if self.tool_choice == "read, write":
-            writes = self.num_replies > 0
-            tools = tuple(one for one in SCHEMAS if (one["function"]["name"] in WRITES) is writes)
+            tools = _WRITING if self.num_replies else _READING
         # A model that calls by a grammar alone opens one call behind the other, until its length runs out.
         return ReplyLimits(tool_choice=choice, callable_tools=tools, parallel_tool_calls=False)
 

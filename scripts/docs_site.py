@@ -193,6 +193,15 @@ class Docstrings(griffe.Extension):  # type: ignore[misc]  # not installed where
 # ------------------------------------------------------------------------------ what MkDocs calls
 
 
+def on_config(config: Any) -> Any:
+    """List every page of measurements in the navigation."""
+    evidence = sorted(path.name for path in (ROOT / DOCS / "evidence").glob("*.md"))
+    for section in config.nav:
+        if isinstance(section, dict) and "Evidence" in section:
+            section["Evidence"] = [f"evidence/{name}" for name in evidence]
+    return config
+
+
 def on_files(files: Files, config: Any) -> Files:
     """Add the files that pages link, and the reference."""
     pages = [f"{DOCS}/{file.src_uri}" for file in files if file.src_uri.endswith(".md")]

@@ -49,18 +49,17 @@ def text_of(message: Message) -> str:
 
 
 def token_table(agent: MultiTurnAgent, walked: Trajectory) -> str:
-    """Every token of the first turns, with its mask and log-prob."""
+    """The end of the prompt, the first reply and the tool's answer: each token with its mask and log-prob."""
     raw = agent.backend.tokenizer.hf  # type: ignore[attr-defined]  # the embedded one is transformers'
-    rows = ["place  id   mask  log-prob  token"]
-    shown = sum(len(turn.prompt_ids) + len(turn.completion.token_ids) for turn in walked.turns[:2])
-    columns = zip(walked.token_ids, walked.action_mask, walked.logprobs, strict=True)
-    for index, (token, bit, logprob) in enumerate(columns):
-        if index == shown:
-            rows.append(f"  ... {len(walked.token_ids) - shown} more")
-            break
+    first, second = walked.turns[:2]
+    start = len(first.prompt_ids) - 2
+    end = len(first.prompt_ids) + len(first.completion.token_ids) + len(second.prompt_ids) + 1
+    columns = list(zip(walked.token_ids, walked.action_mask, walked.logprobs, strict=True))
+    rows = ["place  id   mask  log-prob  token", f"  ... {start} before"]
+    for index, (token, bit, logprob) in enumerate(columns[start:end], start):
         value = f"{logprob:8.3f}".replace("-0.000", " 0.000") if bit else "       ."
         rows.append(f"{index:5}  {token:3}  {bit:4}  {value}  {raw.decode([token])}")
-    return "\n".join(rows)
+    return "\n".join([*rows, f"  ... {len(columns) - end} more"])
 
 
 def group_table(group: TrajectoryGroup, config: TrainingConfig) -> str:

@@ -1,4 +1,4 @@
-"""The library desk: two tools, a member who asks, what counts as success, the reward, the environment."""
+"""The library desk: tools, user, verdict, reward, environment."""
 
 from stateset_agents.core.environment import ConversationEnvironment
 from stateset_agents.core.reward import reward_function
@@ -31,23 +31,16 @@ def renew_book(title: str, scenario: Scenario) -> dict[str, str]:
     return {"renewed": title}
 
 
-def says_yes(text: str) -> bool:
-    """Is the member told that they may keep the book?"""
-    return "is renewed" in text
-
-
-def says_no(text: str) -> bool:
-    """Is the member told that they may not?"""
-    return "someone waits" in text
+YES, NO = "is renewed", "someone waits"
 
 
 def member(scenario: Scenario, seed: int) -> RuleBasedUser:
-    """Leaves when told yes or no, or after two replies that say neither; the scenario has the opening."""
+    """Leaves when told yes or no, or after two replies that say neither."""
     title = scenario.context["title"]
     return RuleBasedUser(
         [Rule(pattern=r"\?", replies=(f"the {title}", f"it is the {title}"), once=True)],
         otherwise=("sorry, what does that mean",),
-        goal=lambda messages: says_yes(messages[-1].content) or says_no(messages[-1].content),
+        goal=lambda messages: YES in messages[-1].content or NO in messages[-1].content,
         patience=1,
         seed=seed,
     )
@@ -61,18 +54,18 @@ def served(scenario: Scenario, messages) -> bool:
     if not results or "waiting" not in results[0]:
         return False
     if scenario.context["waiting"] == "yes":
-        return says_no(last) and not renewed
-    return says_yes(last) and renewed
+        return NO in last and not renewed
+    return YES in last and renewed
 
 
 @reward_function
 def good_service(success, replies) -> float:
-    """1 for a member well served, less .05 for every reply, so that the short way wins."""
+    """1 for a success, less .05 for every reply."""
     return float(success) - 0.05 * len(replies)
 
 
 def library_desk(scenarios: str = "scenarios.jsonl", max_turns: int = 5) -> ConversationEnvironment:
-    """The environment; train.yaml names it `library:library_desk`."""
+    """The environment."""
     return ConversationEnvironment(
         scenarios,
         tools=[look_up, renew_book],

@@ -8,8 +8,6 @@ from stateset_agents.types.messages import Message, ToolCall
 
 desk = library_desk()
 waiting = next(scenario for scenario in desk.scenarios("train") if scenario.family == "waiting")
-title = waiting.context["title"]
-YES, NO = "it is renewed for two weeks.", "sorry, someone waits for it."
 
 
 def say(text):
@@ -17,32 +15,26 @@ def say(text):
     return Message(role="assistant", content=text)
 
 
-def call(name):
+def call(tool):
     """A reply that calls a tool."""
-    return Message(
-        role="assistant", content="", tool_calls=(ToolCall(name=name, arguments={"title": title}),)
-    )
+    calls = (ToolCall(name=tool, arguments={"title": waiting.context["title"]}),)
+    return Message(role="assistant", content="", tool_calls=calls)
 
 
-async def play(*replies):
+async def play(what, *replies):
     """The conversation with these replies, and the verdict."""
     conversation = await desk.start(waiting, seed=0)
-    said = list(conversation.opening)
     for reply in replies:
-        said += [reply, *(await conversation.step(reply)).messages]
-    return said, (await conversation.outcome()).success
+        await conversation.step(reply)
+    print(what, (await conversation.outcome()).success)
 
 
 async def main():
     """The honest way, and two short cuts."""
-    said, success = await play(call("look_up"), say(NO))
-    for message in said:
-        print(f"{message.role:9}  {message.content or message.tool_calls[0].name}")
-    print("honest:", success)
-    _, success = await play(call("look_up"), call("renew_book"), say(YES))
-    print("against the rule:", success)
-    _, success = await play(say(NO))
-    print("right by luck, never looked:", success)
+    no = say("sorry, someone waits for it.")
+    await play("honest:", call("look_up"), no)
+    await play("against the rule:", call("look_up"), call("renew_book"), say("it is renewed."))
+    await play("right by luck, never looked:", no)
 
 
 asyncio.run(main())

@@ -1,7 +1,7 @@
 """Names of settings and reward arguments in other libraries, and ours; for "did you mean" hints.
 
-The table is foreign_names.json; `docs/trl.md` shows it. A test compares TRL's names with the installed
-GRPOConfig, and ours with our settings.
+The table is foreign_names.json; `docs/evidence/foreign-names.md` shows it. A test compares TRL's names with
+the installed GRPOConfig, and ours with our settings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows as people publish them, and what each door makes of them: the table of docs/own-data.md.
+"""Rows as people publish them, and what each door makes of them: docs/evidence/published-rows.md.
 
 export PYTHONPATH=.:tests/helpers:tests/helpers/servers:tests/helpers/trainings
 .venv/bin/python tests/helpers/published_rows.py
@@ -741,4 +741,4 @@ async def table() -> str:
 
 
 if __name__ == "__main__":
-    write_table("own-data.md", "rows", f"\n{asyncio.run(table())}\n")
+    write_table("evidence/published-rows.md", "rows", f"\n{asyncio.run(table())}\n")

@@ -1,7 +1,7 @@
 """The agent programs of examples/agents, as their libraries' documentation writes them, play and get better.
 
 make test-agents                                                # some conversations of each
-AGENT_CONVERSATIONS=64 make test-agents                         # as docs/agent-programs.md tells
+AGENT_CONVERSATIONS=64 make test-agents                         # as docs/evidence/trained-programs.md tells
 AGENT_TRAININGS="agno_agent" make test-agents PYTEST_ARGS="-k gets_better"   # of each that is named
 """
 

@@ -488,7 +488,7 @@ async def test_a_trainer_trains_on_it_as_on_any_other_and_alike_each_time(tmp_pa
 
 @pytest.mark.long
 def test_a_program_gets_better_by_training(tmp_path):
-    """examples/external_agent, two thirds of what docs/external-agents.md tells."""
+    """examples/external_agent, two thirds of what docs/evidence/trained-programs.md tells."""
     folder = ROOT / "examples" / "external_agent"
     for name in ("agent.py", "make_tasks.py", "train.yaml"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())

@@ -22,7 +22,7 @@ from stateset_agents.types.foreign_names import ARGUMENTS, SETTINGS, ForeignName
 
 
 def settings_table() -> str:
-    """The table of docs/trl.md: names of one meaning share a row."""
+    """The table of docs/evidence/foreign-names.md: names of one meaning share a row."""
     rows: dict[ForeignName, list[str]] = {}
     for name, known in SETTINGS.items():
         rows.setdefault(known, []).append(f"`{name}`")
@@ -109,7 +109,7 @@ def test_trl_s_names_are_those_of_the_installed_one_and_all_of_grpoconfig_s_own_
 
 
 def test_the_page_has_the_table() -> None:
-    page = (ROOT / "docs" / "trl.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "evidence" / "foreign-names.md").read_text(encoding="utf-8")
     shown = page.partition("<!-- table: names elsewhere -->\n")[2].partition("\n<!-- end of table -->")[0]
     assert shown == settings_table(), "put settings_table() there"
 

@@ -8,7 +8,7 @@ import pytest
 from published_rows import PUBLISHED, Published, row_of, scripted, vision_agent
 from repository_paths import ROOT
 
-PAGE = (ROOT / "docs" / "own-data.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "evidence" / "published-rows.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("published", PUBLISHED, ids=lambda published: published.name)

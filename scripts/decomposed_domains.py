@@ -1,7 +1,7 @@
 """Does it pay to have problems solved in parts? Against direct solving, at equal sampled tokens.
 
     python -m scripts.decomposed_domains
-    python -m scripts.decomposed_domains --domains legs --write  # its table of docs/hierarchical.md too
+    python -m scripts.decomposed_domains --domains legs --write  # and its table of docs/evidence
 
 Three domains: arithmetic, leg counting of reasoning-gym, and requests of three errands at the retail desk.
 In each a network as small as `embedded:reasoner` is shown problems solved directly and in parts, as many of
@@ -43,6 +43,7 @@ from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import Trajectory
 
 Dialogue = tuple[Message, ...]
+PAGE = "evidence/decomposition.md"
 IN_PARTS = "in parts"
 """The decomposer's prompt."""
 
@@ -411,7 +412,7 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=1e-4, help="of both trainings")
     parser.add_argument("--episodes", type=int, default=100, help="held-out problems")
     parser.add_argument("--folder", type=Path, default=Path("runs/decomposed-domains"))
-    parser.add_argument("--write", action="store_true", help="write the tables into docs/hierarchical.md")
+    parser.add_argument("--write", action="store_true", help=f"write the tables into docs/{PAGE}")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
@@ -428,7 +429,7 @@ def main() -> None:
         made = table(json.loads(file.read_text()))
         print(f"{name}\n{made}")
         if chosen.write:
-            write_table("hierarchical.md", name, made)
+            write_table(PAGE, name, made)
 
 
 if __name__ == "__main__":

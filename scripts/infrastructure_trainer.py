@@ -6,7 +6,7 @@ Two environments of the document's protocol: a pole on a cart, and one simulated
 scaled, paid by the simulator's money reward. Each is learned by `GRPOTrainer` with both settings, by seeds,
 and compared on held-out starts with doing nothing (MAINTAIN; for the pole, which has no such action, with the
 network before the training). What is there already (runs/infrastructure) is not made again. `--write` puts
-the table into docs/autoscaling.md.
+the table into docs/evidence/cluster-simulator.md.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from stateset_agents.numeric.autoscaling.grpo.trainer import LEARNING, GRPOTrain
 from stateset_agents.numeric.evaluation import evaluate, evaluate_rule, evaluation_seeds, paired_difference
 
 ROOT = Path(__file__).resolve().parent.parent
+PAGE = "evidence/cluster-simulator.md"
 WINDOW = 8
 SETTINGS: Mapping[str, Mapping[str, Any]] = {"the document's defaults": {}, "LEARNING": LEARNING}
 REPLICAS = InfrastructureActionSpace(config_actions=[ConfigAction.NO_CHANGE], enable_traffic_actions=False)
@@ -195,7 +196,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "infrastructure")
     parser.add_argument("--only", nargs=3, metavar=("TASK", "SETTINGS", "SEED"), help="make this one alone")
     parser.add_argument("--made", action="store_true", help="make nothing: the table of what is there")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/autoscaling.md")
+    parser.add_argument("--write", action="store_true", help=f"put the table into docs/{PAGE}")
     chosen = parser.parse_args()
     if chosen.only:
         task, settings, seed = chosen.only
@@ -228,7 +229,7 @@ def main() -> None:
     print("\n".join(lines))
     print(f"{chosen.episodes} held-out starts; {platform.machine()}")
     if chosen.write:
-        write_table("autoscaling.md", "infrastructure-trainer", "\n".join(lines))
+        write_table(PAGE, "infrastructure-trainer", "\n".join(lines))
 
 
 if __name__ == "__main__":

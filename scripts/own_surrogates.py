@@ -29,6 +29,7 @@ from stateset_agents.numeric.evaluation import evaluate, evaluate_rule
 
 RULES = ("random", "sd per cost")
 FOLDER = Path("runs/own-surrogates")
+PAGE = "evidence/experiment-choice.md"
 
 
 def regrets(surrogate: Surrogate, player: str | AcquisitionPolicyNetwork, tasks: int) -> list[float]:
@@ -87,16 +88,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60_000, help="experiments of each training")
     parser.add_argument("--tasks", type=int, default=1000, help="held-out graphs")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument(
-        "--write", action="store_true", help="write the table into docs/causal-acquisition.md"
-    )
+    parser.add_argument("--write", action="store_true", help=f"write the table into docs/{PAGE}")
     given = parser.parse_args()
     os.nice(5)
     torch.set_num_threads(1)
     rows = table(given.seeds, given.steps, given.tasks, FOLDER)
     print(rows)
     if given.write:
-        write_table("causal-acquisition.md", "scripts/own_surrogates.py --write", rows)
+        write_table(PAGE, "scripts/own_surrogates.py --write", rows)
 
 
 if __name__ == "__main__":

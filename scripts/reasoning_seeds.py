@@ -1,7 +1,7 @@
 """Does an agent learn to think, and is it the thinking that pays? Five seeds, and what they are held against.
 
     python -m scripts.reasoning_seeds
-    python -m scripts.reasoning_seeds --write  # the table of docs/reasoning.md too
+    python -m scripts.reasoning_seeds --write  # the table of docs/evidence/reasoner-seeds.md too
 
 - reinforced: the training of examples/reason.yaml, of `embedded:reasoner`;
 - without thinking: the same from a model whose warm start had as many tokens and never a thought;
@@ -31,6 +31,7 @@ from scripts.page_tables import mean_and_range, write_table
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "examples" / "reason.yaml"
+PAGE = "evidence/reasoner-seeds.md"
 WAYS = ("reinforced", "without thinking", "fine-tuned", "never in the format", "format required")
 
 
@@ -209,7 +210,7 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, default=Path("runs/reasoning-seeds"), help="where results are kept"
     )
-    parser.add_argument("--write", action="store_true", help="write the table into docs/reasoning.md")
+    parser.add_argument("--write", action="store_true", help=f"write the table into docs/{PAGE}")
     chosen = parser.parse_args()
     chosen.folder.mkdir(parents=True, exist_ok=True)
     control = chosen.folder / "control"
@@ -243,7 +244,7 @@ def main() -> None:
     made = table(results)
     print(made)
     if chosen.write:
-        write_table("reasoning.md", "seeds", made)
+        write_table(PAGE, "seeds", made)
 
 
 if __name__ == "__main__":

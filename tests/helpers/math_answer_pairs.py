@@ -945,7 +945,7 @@ FAMILIES = {
     "expressions": list(KINDS)[22:29],
     "words and hedges": list(KINDS)[29:],
 }
-"""Rows of the table in docs/reasoning.md."""
+"""Rows of the table in docs/evidence/answer-pairs.md."""
 
 
 def main(number: int, seed: int) -> None:

@@ -213,7 +213,8 @@ def static_replicas(number: int) -> ReplicaRule:
 # ------------------------------------------------------------------------------------------ environment
 
 AUTOSCALERS = (Hpa(target=0.6, window_seconds=0.0), Hpa())
-"""The best of 24 settings for generated load (docs/control.md), and Kubernetes' defaults."""
+"""The best of 24 settings for generated load, and Kubernetes' defaults; measured in
+docs/evidence/autoscaling-policies.md."""
 
 
 def autoscaling(

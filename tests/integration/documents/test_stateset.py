@@ -335,5 +335,5 @@ def test_the_complete_tests_are_where_the_document_says_and_seventeen() -> None:
 
 
 def test_before_and_after_stand_beside_one_another() -> None:
-    page = (ROOT / "docs/algorithms.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/evidence/expected-gradients.md").read_text(encoding="utf-8")
     assert "| before | now |" in page

@@ -1,4 +1,4 @@
-"""The classic tasks are solved from ten seeds, within the steps that docs/control.md says."""
+"""The classic tasks are solved from ten seeds, within the steps of docs/evidence/numeric-trainings.md."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def boxing():
 
 
 async def trained(environment, folder, **settings):
-    """Mean returns of twenty starts before and after; prints a row of docs/control.md."""
+    """Mean returns of twenty starts before and after; prints a row of docs/evidence/numeric-trainings.md."""
     config = ControlConfig(output_dir=str(folder), progress=False, save_steps=0, **settings)
     async with ControlTrainer(MlpPolicy(environment.spec), environment, config) as trainer:
         before = await trainer.evaluate(range(20))

@@ -1,4 +1,4 @@
-"""The toy of docs/algorithms.md in small: where credit comes late, GAE over turns is ahead of the group."""
+"""The toy of docs/evidence/delayed-credit.md in small: where credit comes late, GAE over turns is ahead."""
 
 from __future__ import annotations
 

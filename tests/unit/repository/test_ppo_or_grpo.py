@@ -1,4 +1,4 @@
-"""The table of docs/algorithms.md that holds PPO against GRPO names the settings that the code knows."""
+"""The table of docs/evidence/delayed-credit.md, PPO beside GRPO, names the settings that the code knows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stateset_agents import TrainingConfig
 from stateset_agents.algorithms.memory import training_memory
 from stateset_agents.types.errors import ConfigurationError
 
-PAGE = (ROOT / "docs/algorithms.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/evidence/delayed-credit.md").read_text(encoding="utf-8")
 OTHER = {
     "baseline_type": "group_median",
     "value_learning_rate": 0.01,

@@ -73,7 +73,7 @@ LEARNING = {
     "num_epochs": 2,
     "batch_size": 960,
 }
-"""Settings under which the simulated cluster is learned; see docs/autoscaling.md."""
+"""Settings under which the simulated cluster is learned; see docs/evidence/cluster-simulator.md."""
 
 
 class GRPOTrainer:

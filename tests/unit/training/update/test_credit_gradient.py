@@ -1,6 +1,6 @@
 """Which baseline, spread and averaging leaves the policy gradient what it is, by exact enumeration.
 
-docs/algorithms.md has the figures.
+docs/evidence/expected-gradients.md has the figures.
 """
 
 from __future__ import annotations

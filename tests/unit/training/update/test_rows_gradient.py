@@ -1,7 +1,7 @@
 """Which updates of conversations of several rows are unbiased, by exact enumeration.
 
 `python tests/unit/training/update/test_rows_gradient.py` (with `tests/helpers` and
-`tests/helpers/trainings` on PYTHONPATH) writes the tables of docs/algorithms.md anew.
+`tests/helpers/trainings` on PYTHONPATH) writes the tables of docs/evidence/expected-gradients.md anew.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from stateset_agents.training.estimators import ValueEstimate
 from stateset_agents.training.update.batch import Sample, assign_credit
 from stateset_agents.types.trajectory import Trajectory, TrajectoryGroup
 
-PAGE = ROOT / "docs" / "algorithms.md"
+PAGE = ROOT / "docs" / "evidence" / "expected-gradients.md"
 
 SYSTEM, USER, ASK, SUB_AGENT, RESULT = range(5)
 """What stands in prompts: a system message, a user's message, the question for a summary, a sub-agent's

@@ -18,7 +18,7 @@ IMAGES = ROOT / "docs" / "images"
 _PEERS = {**PEERS, "generate": "HF `generate`"}
 _FIRST = (
     *("step-40", "step-228", "step-52M", "smollm2-triage-bf16", "smollm2-desk-bf16"),
-    *("turns-trl", "turns-stateset", "decode-5.8M", "prefill-6", "demo"),
+    *("turns-trl", "decode-5.8M", "prefill-6"),
 )
 """The rows of the first page."""
 _QUANTITIES = {"cpu": "CPU time", "wall": "wall time", "peak": "peak memory", "extra": "extra memory"}

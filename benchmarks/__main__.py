@@ -25,8 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="make bench",
         description="Time ours and each peer in turn, print the ratios, keep them in results.json and write "
-        "docs/performance.md. Rows that were measured at this commit on this processor are kept, so that a "
-        "run that was interrupted goes on where it ended.",
+        "docs/evidence/step-times.md. Rows that were measured at this commit on this processor are kept, so "
+        "that a run that was interrupted goes on where it ended.",
     )
     parser.add_argument(
         "--only",
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="where the time and memory of a row's sides go (step-32k ours; all by default), and stop",
     )
     parser.add_argument("--smoke", action="store_true", help="tiny rows instead, which take seconds")
-    parser.add_argument("--page", action="store_true", help="write docs/performance.md anew and stop")
+    parser.add_argument("--page", action="store_true", help="write the pages anew and stop")
     chosen = parser.parse_args(arguments)
     if chosen.smoke and not (chosen.results or chosen.list or chosen.profile):
         parser.error("--smoke needs --results FILE: tiny rows don't belong beside the others")

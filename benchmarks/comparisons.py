@@ -1,4 +1,4 @@
-"""What is compared with what: every row of docs/performance.md, its sides, and what it is to show."""
+"""What is compared with what: every row of docs/evidence/step-times.md, its sides, and what it is to show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes what results.json holds into docs/performance.md, between its marks, and the figures beside it."""
+"""Writes what results.json holds into evidence/step-times.md and performance.md, and the figures."""
 
 from __future__ import annotations
 
@@ -12,9 +12,15 @@ from benchmarks.comparisons import comparisons
 from benchmarks.environments import ROOT
 from benchmarks.figures import FIGURES, PEERS, alternative, drawn
 
-PAGE = ROOT / "docs" / "performance.md"
+PAGE = ROOT / "docs" / "evidence" / "step-times.md"
+FIRST_PAGE = ROOT / "docs" / "performance.md"
 IMAGES = ROOT / "docs" / "images"
 _PEERS = {**PEERS, "generate": "HF `generate`"}
+_FIRST = (
+    *("step-40", "step-228", "step-52M", "smollm2-triage-bf16", "smollm2-desk-bf16"),
+    *("turns-trl", "decode-5.8M", "prefill-6"),
+)
+"""The rows of the first page."""
 _QUANTITIES = {"cpu": "CPU time", "wall": "wall time", "peak": "peak memory", "extra": "extra memory"}
 
 Rows = Mapping[str, Any]
@@ -24,8 +30,9 @@ Results = Mapping[str, Rows]
 
 
 def files(results: Results, page: str) -> dict[Path, str]:
-    """What the page and its pictures are to hold."""
-    files = {PAGE: written(page, results)}
+    """What the pages and the pictures are to hold."""
+    first = _filled(FIRST_PAGE, FIRST_PAGE.read_text(encoding="utf-8"), "least and most", extremes(results))
+    files = {PAGE: written(page, results), FIRST_PAGE: first}
     for figure in FIGURES:
         picture = drawn(figure, results.get(pictured(results), {}))
         if picture is not None:
@@ -34,7 +41,7 @@ def files(results: Results, page: str) -> dict[Path, str]:
 
 
 def write(results: Results) -> None:
-    """Write the page and its pictures where they belong."""
+    """Write the pages and the pictures where they belong."""
     for path, text in files(results, PAGE.read_text(encoding="utf-8")).items():
         path.write_text(text, encoding="utf-8")
 
@@ -50,11 +57,16 @@ def written(page: str, results: Results) -> str:
         "settings": settings(results),
     }
     for name, text in parts.items():
-        marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
-        if not marked.search(page):
-            raise ValueError(f"docs/performance.md has no <!-- {name} --> ... <!-- end of {name} -->")
-        page = marked.sub(rf"\g<1>{_literal(text)}\n\g<2>", page)
+        page = _filled(PAGE, page, name, text)
     return page
+
+
+def _filled(path: Path, page: str, name: str, text: str) -> str:
+    """A page with one of its parts made anew."""
+    marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
+    if not marked.search(page):
+        raise ValueError(f"{path.relative_to(ROOT)} has no <!-- {name} --> ... <!-- end of {name} -->")
+    return marked.sub(rf"\g<1>{_literal(text)}\n\g<2>", page)
 
 
 def _literal(text: str) -> str:
@@ -101,6 +113,21 @@ def _table(entries: Sequence[_Entry], names: Sequence[str], cells: Callable[[_En
             for processor in processors
         ]
         lines.append(f"| {' | '.join([*cells(entry), *ratios])} |")
+    return "\n".join(lines)
+
+
+def extremes(results: Results) -> str:
+    """The ratios of the rows that are looked for first, over the processors."""
+    lines = ["| work | against | by | ratio |", "|---|---|---|---|"]
+    for name in _FIRST:
+        found = [rows[name]["lines"][0] for rows in results.values() if name in rows]
+        if found:
+            line, ratios = found[0], [each["ratio"] for each in found]
+            least, most = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
+            reach = least if least == most else f"{least} to {most}"
+            lines.append(
+                f"| {line['title']} | {_PEERS[line['peer']]} | {_QUANTITIES[line['quantity']]} | {reach} |"
+            )
     return "\n".join(lines)
 
 
@@ -161,7 +188,9 @@ def figures(results: Results) -> str:
     processor = pictured(results)
     figures = [(figure, alternative(figure, results.get(processor, {}))) for figure in FIGURES]
     pictures = [
-        f"![{words}](images/performance-{figure.name}.svg)" for figure, words in figures if words is not None
+        f"![{words}](../images/performance-{figure.name}.svg)"
+        for figure, words in figures
+        if words is not None
     ]
     return "\n\n".join([f"Measured on {processor}.", *pictures]) if pictures else ""
 

@@ -1,7 +1,7 @@
 """What rollouts in few bits do to the retail desk's gradient, without importance weights and with them.
 
     OMP_NUM_THREADS=1 python -m scripts.importance_desk            print the table, in a minute of one core
-    OMP_NUM_THREADS=1 python -m scripts.importance_desk --write    put it into docs/overlap.md
+    OMP_NUM_THREADS=1 python -m scripts.importance_desk --write    put it into stale-rollouts.md
     OMP_NUM_THREADS=1 python -m scripts.importance_desk --rollouts e4m3
 
 `embedded:desk` plays in bf16, with the settings of examples/demo.yaml, and the update scores in another
@@ -179,7 +179,7 @@ def lines(num_steps: int, rollouts: str, update: str) -> Iterator[str]:
 def main() -> None:
     """Print the table, or write it."""
     parser = argparse.ArgumentParser(description="The desk's gradient under half-precision rollouts.")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/overlap.md")
+    parser.add_argument("--write", action="store_true", help="put the table into its page")
     parser.add_argument("--steps", type=int, default=8, help="steps of 64 conversations (8)")
     parser.add_argument("--rollouts", choices=("bf16", "e4m3"), default="bf16", help="e4m3: of the weights")
     parser.add_argument("--update", choices=("fp32", "bf16"), default="fp32", help="its precision")
@@ -187,7 +187,7 @@ def main() -> None:
     if arguments.steps < 3:
         parser.error(f"--steps must be at least 3, for an interval, got {arguments.steps}")
     made = lines(arguments.steps, arguments.rollouts, arguments.update)
-    print_table("overlap.md", "importance-desk", made, write=arguments.write)
+    print_table("evidence/stale-rollouts.md", "importance-desk", made, write=arguments.write)
 
 
 if __name__ == "__main__":

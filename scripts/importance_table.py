@@ -1,7 +1,7 @@
 """What importance weights leave of a sampler's bias, by the size of its gaps and the length of conversations.
 
     OMP_NUM_THREADS=1 python -m scripts.importance_table            print it, in two minutes of one core
-    OMP_NUM_THREADS=1 python -m scripts.importance_table --write    put it into docs/overlap.md
+    OMP_NUM_THREADS=1 python -m scripts.importance_table --write    put it into stale-rollouts.md
 
 Policies are Markov chains of six tokens, a conversation is T of them, and its reward is 1 where a token's
 count is above its median. The expected gradient is exact. Without weights and with those of tokens it is
@@ -307,9 +307,9 @@ def _dice(seed: int) -> torch.Generator:
 def main() -> None:
     """Print the table, or write it."""
     parser = argparse.ArgumentParser(description="What importance weights leave of a sampler's bias.")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/overlap.md")
+    parser.add_argument("--write", action="store_true", help="put the table into its page")
     arguments = parser.parse_args()
-    print_table("overlap.md", "importance-weights", lines(), write=arguments.write)
+    print_table("evidence/stale-rollouts.md", "importance-weights", lines(), write=arguments.write)
 
 
 if __name__ == "__main__":

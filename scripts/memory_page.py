@@ -1,7 +1,7 @@
-"""The figures of docs/memory.md: which models a training keeps, and the bytes that they take.
+"""The figures of docs/evidence/planned-bytes.md: which models a training keeps, and the bytes that they take.
 
     python scripts/memory_page.py            print the tables
-    python scripts/memory_page.py --write    put them into docs/memory.md, and draw its picture
+    python scripts/memory_page.py --write    put them into that page, and draw its picture
     python scripts/memory_page.py --check    exit with 1 where one of the two is old
 
 The table of measured bytes loads `embedded:desk` and makes one step with it; the rest is arithmetic.
@@ -25,8 +25,8 @@ from stateset_agents.algorithms.memory import (
     training_memory,
 )
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "memory.md"
-PICTURE = PAGE.parent / "images" / "memory.svg"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "evidence" / "planned-bytes.md"
+PICTURE = PAGE.parents[1] / "images" / "memory.svg"
 WITH_GRADIENTS = BytesPerParameter(weights=1, gradients=1, master=0, moments=2, frozen=1)
 
 

@@ -1,7 +1,7 @@
-"""The plans of docs/memory.md: Qwen3's shapes on GPUs of 24 and 80 GB.
+"""The plans of docs/evidence/planned-bytes.md: Qwen3's shapes on GPUs of 24 and 80 GB.
 
     OMP_NUM_THREADS=1 python -m scripts.memory_plans            print the table, about five minutes
-    OMP_NUM_THREADS=1 python -m scripts.memory_plans --write    put it into docs/memory.md
+    OMP_NUM_THREADS=1 python -m scripts.memory_plans --write    put it into that page
 
 Nothing is loaded and no GPU is needed.
 """
@@ -70,8 +70,8 @@ def table() -> Iterator[str]:
 def main() -> None:
     """Print the table, or write it into the page."""
     parser = argparse.ArgumentParser(description="Plans of the memory of Qwen3's shapes.")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/memory.md")
-    print_table("memory.md", "memory-plans", table(), write=parser.parse_args().write)
+    parser.add_argument("--write", action="store_true", help="put the table into its page")
+    print_table("evidence/planned-bytes.md", "memory-plans", table(), write=parser.parse_args().write)
 
 
 if __name__ == "__main__":

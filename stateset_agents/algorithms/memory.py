@@ -3,8 +3,8 @@
     training_memory(7e9, critic=7e9, reference=7e9).total     # 238e9 bytes: PPO
     training_memory(7e9, reference=7e9).total                 # 126e9: GRPO has no critic
 
-`scripts/memory_page.py` makes docs/memory.md of it. Not counted, since it depends on what is forwarded:
-activations, logits, keys and values of the rollouts, buffers of the libraries.
+`scripts/memory_page.py` makes docs/evidence/planned-bytes.md of it. Not counted, since it depends on what is
+forwarded: activations, logits, keys and values of the rollouts, buffers of the libraries.
 """
 
 from __future__ import annotations

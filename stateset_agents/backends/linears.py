@@ -307,8 +307,8 @@ def _units(module: nn.Module) -> Iterator[nn.Module]:
 # --- what `auto` means, of weights and of autocast
 #
 # bf16 where a model of this size is known to be faster in it: on a CPU with bf16 matrix units (AMX), models
-# of 135 million parameters took half the time for a GRPO step (docs/performance.md). One of 6 million gained
-# an eighth.
+# of 135 million parameters took half the time for a GRPO step (docs/evidence/step-times.md). One of 6 million
+# gained an eighth.
 
 _LEAST_PARAMETERS = 100_000_000
 

@@ -2,7 +2,7 @@
 
 A model's layer in bf16 on a CPU is hundreds of short operations. Spread over several threads, each of them
 ends with a wait. Two passes that have half of the threads each wait for nothing but one another's gradients:
-docs/performance.md has the times.
+docs/evidence/step-times.md has the times.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The benchmarks' own arithmetic, and that docs/performance.md says what results.json holds."""
+"""The benchmarks' own arithmetic, and that the pages say what results.json holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The desk's gradient under half-precision rollouts, as docs/overlap.md has it, on fewer conversations."""
+"""The desk's gradient under half-precision rollouts, as evidence/stale-rollouts.md has it, on fewer talks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of docs/overlap.md: its expectations are exact, and `auto` keeps what it promises."""
+"""The table of evidence/stale-rollouts.md: its expectations are exact, and `auto` keeps what it promises."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_tokens_weights_leave_little_of_long_conversations_gaps() -> None:
 
 
 def test_the_page_has_a_line_for_each_size_and_length() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "overlap.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs/evidence/stale-rollouts.md").read_text(encoding="utf-8")
     block = page.partition("<!-- importance-weights -->")[2].partition("<!-- /importance-weights -->")[0]
     rows = [line.split("|")[1:4] for line in block.splitlines() if line.startswith("| 0.")]
     assert [tuple(cell.strip() for cell in row) for row in rows] == [

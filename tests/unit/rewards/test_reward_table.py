@@ -1,4 +1,4 @@
-"""What the ready rewards pay good and bad agents; docs/rewards.md holds the same tables.
+"""What the ready rewards pay good and bad agents; docs/evidence/reward-audits.md holds the same tables.
 
 `python tests/unit/rewards/test_reward_table.py` (with `tests/helpers` on PYTHONPATH) writes them there anew.
 """
@@ -33,7 +33,7 @@ from stateset_agents.rewards.verifiable import (
 from stateset_agents.types.messages import Message
 from stateset_agents.types.trajectory import Trajectory
 
-DOCUMENT = ROOT / "docs" / "rewards.md"
+DOCUMENT = ROOT / "docs" / "evidence" / "reward-audits.md"
 SYSTEM = (
     "You answer for a small shop that sells lamps. Look up each order before you promise anything, keep to "
     "the policy, and end with 'Answer: ' and the figure or word that was asked for."

@@ -39,7 +39,7 @@ def test_the_tables_hold_what_was_asked_for() -> None:
 
 
 def _case(group: str, answer: Answer) -> ParameterSet:
-    missed = pytest.mark.xfail(reason="beyond the grammar: docs/rewards.md says so", strict=True)
+    missed = pytest.mark.xfail(reason="beyond the grammar: evidence/fact-grammar.md says so", strict=True)
     return pytest.param(group, answer, marks=[missed] if answer.missed else [])
 
 

@@ -1,7 +1,7 @@
 """How often a deployment decides wrongly, and how fast rightly: simulated deployments with a known truth.
 
-    .venv/bin/python scripts/deployment_error_rates.py            print docs/evidence/deployment-decisions.md's tables
-    .venv/bin/python scripts/deployment_error_rates.py --write    put them there
+    .venv/bin/python scripts/deployment_error_rates.py            print the tables
+    .venv/bin/python scripts/deployment_error_rates.py --write    into docs/evidence/deployment-decisions.md
 
 Each deployment has 8,000 conversations and a ramp of 5 %, 25 % from conversation 501 and 50 % from 1,501, and
 every rule looks after every conversation. `decisions` and `brake_actions` are twins of the package's steps

@@ -1,7 +1,7 @@
 """How often a deployment decides wrongly, and how fast rightly: simulated deployments with a known truth.
 
-    .venv/bin/python scripts/deployment_error_rates.py            print the tables of docs/deployment.md
-    .venv/bin/python scripts/deployment_error_rates.py --write    put them there
+    .venv/bin/python scripts/deployment_error_rates.py            print the tables
+    .venv/bin/python scripts/deployment_error_rates.py --write    into docs/evidence/deployment-decisions.md
 
 Each deployment has 8,000 conversations and a ramp of 5 %, 25 % from conversation 501 and 50 % from 1,501, and
 every rule looks after every conversation. `decisions` and `brake_actions` are twins of the package's steps
@@ -25,7 +25,7 @@ from stateset_agents.deployment.guards import rate_bets
 from stateset_agents.deployment.plan import DeploymentPlan
 from stateset_agents.deployment.sequential import BETS, MIN_OUTCOMES, SEQUENCE_PRIOR
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "deployment.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "evidence" / "deployment-decisions.md"
 BEGIN, END = "<!-- scripts/deployment_error_rates.py --write -->\n", "<!-- end -->\n"
 CONVERSATIONS, ACTIONS = 8_000, 10_000
 MARGIN, ALPHA = 0.02, 0.05
@@ -344,7 +344,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--deployments", type=int, default=2000)
-    parser.add_argument("--write", action="store_true", help="into docs/deployment.md")
+    parser.add_argument("--write", action="store_true", help="into docs/evidence/deployment-decisions.md")
     args = parser.parse_args()
     text = section(args.deployments)
     print(text)

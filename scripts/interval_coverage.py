@@ -1,6 +1,6 @@
 """How often does each interval of the package hold the truth, and how often are equal agents told apart?
 
-Simulations with known answers. The tables of docs/measuring.md are made by
+Simulations with known answers. The tables of docs/evidence/interval-coverage.md are made by
 
     .venv/bin/python scripts/interval_coverage.py --write    # 2 minutes on a core
 
@@ -32,7 +32,7 @@ from stateset_agents.algorithms.intervals import (
 from stateset_agents.algorithms.paired import paired_rewards, paired_shares, sign_flip_p
 from stateset_agents.rewards.judge import kappa_interval
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "measuring.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "evidence" / "interval-coverage.md"
 SIZES = (6, 12, 60)
 """Scenarios."""
 VERDICT_SIZES = (6, 12, 20, 60)
@@ -482,7 +482,7 @@ def coverage_table(experiments: int) -> list[str]:
     return lines
 
 
-TITLE, BEFORE = "### How sure the intervals are", "## What does the reward pay cheats?"
+TITLE, BEFORE = "## Simulations with known answers", "## The rules of a verdict"
 """The section of the page, and the one that it stands before."""
 INTRODUCTION = """\
 `.venv/bin/python scripts/interval_coverage.py --write` makes this section: {experiments:,} experiments
@@ -534,7 +534,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--experiments", type=int, default=2000)
-    parser.add_argument("--write", action="store_true", help="into docs/measuring.md")
+    parser.add_argument("--write", action="store_true", help="into docs/evidence/interval-coverage.md")
     args = parser.parse_args()
     text = section(args.experiments)
     print(text)

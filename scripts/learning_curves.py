@@ -59,7 +59,7 @@ COMPARISONS: Mapping[str, Comparison] = {
         steps=60,
         every=10,
         looks=(20, 40),
-        page="results.md",
+        page="evidence/desk-trainings.md",
         title="Success on the desk's validation scenarios",
     ),
     "curricula": Comparison(

@@ -1,6 +1,7 @@
 """Confidence intervals of shares, means and interquartile means; pass@k and pass^k.
 
-scripts/interval_coverage.py measures how often each interval holds the truth: see docs/measuring.md.
+scripts/interval_coverage.py measures how often each interval holds the truth:
+docs/evidence/interval-coverage.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A *guard* looks at one action: `check` gives a `Violation` or None, and a guard that raises is a violation. A
 *brake* counts actions with violations and says when to stop: `WindowGuard` quickly and often without cause,
-`RateGuard` with a stated error rate (docs/deployment.md).
+`RateGuard` with a stated error rate (docs/evidence/deployment-decisions.md).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ A bettor who stakes the share b of the wealth w on v has w (1 + b v) afterwards.
 every step, the wealth is a nonnegative supermartingale, so it ever reaches 1/alpha with probability alpha at
 most, however often one looks (Ville's inequality; Waudby-Smith and Ramdas, https://arxiv.org/abs/2010.09686).
 So is the mean wealth of several bettors, of whom one is nearly right.
-scripts/deployment_error_rates.py measures the error rates: docs/deployment.md.
+scripts/deployment_error_rates.py measures the error rates: docs/evidence/deployment-decisions.md.
 """
 
 from __future__ import annotations

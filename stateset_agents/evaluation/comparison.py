@@ -1,6 +1,7 @@
 """Compares two agents on the same scenarios with the same users, pair by pair.
 
-How often equal agents are told apart is measured by scripts/interval_coverage.py; docs/measuring.md has it.
+How often equal agents are told apart is measured by scripts/interval_coverage.py:
+see docs/evidence/interval-coverage.md.
 """
 
 from __future__ import annotations

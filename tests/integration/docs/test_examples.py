@@ -189,7 +189,7 @@ def test_two_checkpoints_are_compared_scenario_by_scenario(tmp_path: Path) -> No
 
 def test_the_table_of_scripted_agents_is_as_documented(tmp_path: Path) -> None:
     printed = run_script("scripts/desk_agents.py", "--families", "learnable", folder=tmp_path)
-    results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    results = (ROOT / "docs" / "evidence" / "desk-trainings.md").read_text(encoding="utf-8")
     after = printed.partition("the right answer is no for")[2].splitlines()[1:]
     rows = [line.partition("both twins right")[0].rsplit(maxsplit=2) for line in after]
     assert len(rows) == 8

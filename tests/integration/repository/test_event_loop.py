@@ -1,4 +1,4 @@
-"""The measurement of docs/results.md, small: an application answers while it trains."""
+"""The measurement of docs/evidence/desk-trainings.md, small: an application answers while it trains."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ BELOW = {
     "mean reward": 0.88,  # lognormal, 6 scenarios
     "2 training runs (crossed_interval)": 0.82,
 }
-"""The least share of intervals that hold the truth, where that is below .92; docs/measuring.md says so."""
+"""The least share of intervals that hold the truth, where that is below .92 (see the page)."""
 
 
 def case(interval: str, population: str) -> Case:

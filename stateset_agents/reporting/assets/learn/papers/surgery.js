@@ -129,7 +129,7 @@ pitfalls("4. Pitfalls", [
     here: () => { const [one, other] = orders(); return ["cut by g₂ and then by a third gradient at ", num("pit-third", view.third, 0), "°, g₁ is (", num("pit-order-x", one[0]), ", ", num("pit-order-y", one[1]), "), the other way round (", num("pit-other-x", other[0]), ", ", num("pit-other-y", other[1]), "); with g₂ the first still has ", num("pit-again", dot(one, view.second)), "."]; }, knobs: slider("third", "Third gradient", { min: 0, max: 360, step: 5, text: (value) => `${value}°` }),
     cure: ["take the others in a new random order each time, as the paper does."] },
   { wrong: "Often there is no conflict to cut.", show: { first: [1.5, 0], second: [-0.075, 1.5] },
-    here: () => ["at a cosine of ", num("pit-cosine", cosine()), " PCGrad takes ", share("pit-taken", conflict() ? 1 - Math.sqrt(1 - cosine() ** 2) : 0), " of g₁'s length. Our mix of CartPole and Acrobot has cosines of −.02 to .05 (docs/studies.md)."],
+    here: () => ["at a cosine of ", num("pit-cosine", cosine()), " PCGrad takes ", share("pit-taken", conflict() ? 1 - Math.sqrt(1 - cosine() ** 2) : 0), " of g₁'s length. Our mix of CartPole and Acrobot has cosines of −.02 to .05 (docs/evidence/ppo-and-parts.md)."],
     cure: ["measure before you cut: ", h("code", {}, "gradient_cosines_every"), " writes them to the metrics, and tasks.html shows them. The trainer has no PCGrad."] },
 ]);
 document.getElementById("foot").append(text("The projection is gradient surgery's algorithm 1 (toys.pcgrad in Python). A test compares the numbers."));

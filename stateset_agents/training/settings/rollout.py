@@ -119,7 +119,7 @@ class ScheduleSettings(Settings):
     max_steps: int | None = Field(default=None, ge=1)
     """Optimiser steps; overrides num_episodes."""
     per_device_train_batch_size: int = Field(default=1, ge=1)
-    """Episodes of one forward-backward pass of one process."""
+    """Scenarios of one forward-backward pass of one process, each with `num_generations` conversations."""
     gradient_accumulation_steps: int = Field(default=4, ge=1)
     """Passes summed into one optimiser step."""
     num_processes: int = Field(default=1, ge=1)

@@ -142,9 +142,10 @@ test-textarena: setup  ## TextArena's games by its own loop and by ours, in .ven
 	@.venv/bin/python scripts/beside.py .venv-textarena textarena==0.7.4
 	@.venv-textarena/bin/python -m pytest -n 0 -m textarena tests/integration/porting/test_textarena.py $(PYTEST_ARGS)
 
-test-evaluations: setup  ## A task of Inspect as an environment, and an agent as its model, in .venv-inspect
+test-evaluations: setup  ## Tasks of Inspect and of verifiers as environments, in .venv-inspect and .venv-verifiers
 	@.venv/bin/python scripts/beside.py --alone .venv-inspect inspect-ai==0.3.285 "openai>=2.54"
-	@.venv/bin/python -m pytest -n 0 -s -m evaluations tests/integration/porting/test_evaluations.py $(PYTEST_ARGS)
+	@.venv/bin/python scripts/beside.py --alone .venv-verifiers verifiers==0.4.0 uv
+	@.venv/bin/python -m pytest -n 0 -s -m evaluations tests/integration/porting/test_evaluations.py tests/integration/porting/test_verifiers.py $(PYTEST_ARGS)
 
 test-gepa: setup  ## System prompts by gepa, between two models behind an endpoint, in .venv-gepa
 	@.venv/bin/python scripts/beside.py .venv-gepa gepa==0.1.4

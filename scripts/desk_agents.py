@@ -1,5 +1,5 @@
 """Print what scripted agents earn on the retail desk's held-out scenarios (tables of docs/results.md and
-docs/retail-desk.md): every family by the honest agent, and what each agent that cheats gets."""
+docs/evidence/desk-cheats.md): every family by the honest agent, and what each agent that cheats gets."""
 
 from __future__ import annotations
 

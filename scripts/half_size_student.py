@@ -204,7 +204,7 @@ def main() -> None:
     parser.add_argument("--sft-steps", type=int, default=1200, help="of 32 traces")
     parser.add_argument("--student-steps", type=int, default=2800, help="of the student's own warm start")
     parser.add_argument("--folder", type=Path, default=Path("runs/half-size-student"))
-    parser.add_argument("--write", action="store_true", help="write the table into docs/evidence/half-size-student.md")
+    parser.add_argument("--write", action="store_true", help="write the table into its page of docs/evidence")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)

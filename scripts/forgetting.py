@@ -2,7 +2,7 @@
 
     python -m scripts.forgetting --second equations
     python -m scripts.forgetting --second at-once
-    python -m scripts.forgetting --second at-once --write  # its table in docs/continual.md too
+    python -m scripts.forgetting --second at-once --write  # its table in docs/evidence, too
 
 A network as small as `embedded:reasoner` is shown how problems of both domains are solved in writing, and
 then, as that model is, bad habits in both. GRPO teaches it expressions; from there it learns the second
@@ -187,7 +187,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200, help="of each training")
     parser.add_argument("--episodes", type=int, default=100, help="held-out problems of each domain")
     parser.add_argument("--folder", type=Path, help="runs/forgetting/SECOND when absent")
-    parser.add_argument("--write", action="store_true", help="write the table into docs/continual.md")
+    parser.add_argument("--write", action="store_true", help="write the table into its page of docs/evidence")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
@@ -207,7 +207,7 @@ def main() -> None:
     made = table(chosen.second, records)
     print(made)
     if chosen.write:
-        write_table("continual.md", f"forgetting-{chosen.second}", made)
+        write_table("evidence/forgotten-domains.md", f"forgetting-{chosen.second}", made)
 
 
 if __name__ == "__main__":

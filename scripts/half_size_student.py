@@ -1,7 +1,7 @@
 """A student of half the teacher's size: by imitation, by the teacher's word on its own, by reinforcement.
 
     python -m scripts.half_size_student
-    python -m scripts.half_size_student --write  # the table of docs/distillation.md too
+    python -m scripts.half_size_student --write  # the table of docs/evidence/half-size-student.md too
 
 The teacher is `embedded:reasoner` after 300 steps of examples/reason.yaml. The student has two layers of
 a third of the inner width, and the same recipe: it can compute a little, and has the same bad habits. From
@@ -204,7 +204,7 @@ def main() -> None:
     parser.add_argument("--sft-steps", type=int, default=1200, help="of 32 traces")
     parser.add_argument("--student-steps", type=int, default=2800, help="of the student's own warm start")
     parser.add_argument("--folder", type=Path, default=Path("runs/half-size-student"))
-    parser.add_argument("--write", action="store_true", help="write the table into docs/distillation.md")
+    parser.add_argument("--write", action="store_true", help="write the table into its page of docs/evidence")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
@@ -218,7 +218,7 @@ def main() -> None:
     made = table(records)
     print(made)
     if chosen.write:
-        write_table("distillation.md", "half-size", made)
+        write_table("evidence/half-size-student.md", "half-size", made)
 
 
 if __name__ == "__main__":

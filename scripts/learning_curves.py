@@ -77,7 +77,7 @@ COMPARISONS: Mapping[str, Comparison] = {
         steps=150,
         every=25,
         looks=(50, 100),
-        page="curriculum.md",
+        page="evidence/curricula.md",
         title="Success on the reasoner's validation problems",
     ),
 }

@@ -85,7 +85,7 @@ async def test_tools_need_the_built_in_template() -> None:
 
 
 def test_it_loads_in_seconds() -> None:
-    """The process, imports and all; the figure of docs/gguf.md is printed by -s."""
+    """The process, imports and all; the figure of docs/evidence/gguf-loading.md is printed by -s."""
     program = f"from stateset_agents.backends.pretrained.loading import *; load_model_and_tokenizer({NAME!r})"
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)

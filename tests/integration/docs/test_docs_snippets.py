@@ -13,7 +13,7 @@ import pytest
 from repository_paths import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "skills").rglob("*.md"))]
-ELSEWHERE = {"trackers.md", "gguf.md", "tau2.md", "optimize-prompt.md"}
+ELSEWHERE = {"trackers.md", "gguf.md", "tau2.md", "tau2-tasks.md", "optimize-prompt.md"}
 """Pages that need libraries which .venv lacks, or a big model: test_trackers, test_smollm2, test_tau2
 and test_optimize_prompt run these."""
 WITH_PROGRAMS = [

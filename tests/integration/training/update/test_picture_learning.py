@@ -1,4 +1,4 @@
-"""The picture example in full: the figures of docs/multimodal.md."""
+"""The picture example in full: the figures of docs/evidence/drawn-digits.md."""
 
 from __future__ import annotations
 

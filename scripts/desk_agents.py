@@ -1,5 +1,6 @@
-"""Print what scripted agents earn on the retail desk's held-out scenarios (tables of docs/evidence/desk-trainings.md and
-docs/evidence/desk-cheats.md): every family by the honest agent, and what each agent that cheats gets."""
+"""Print what scripted agents earn on the retail desk's held-out scenarios (tables of
+docs/evidence/desk-trainings.md and docs/evidence/desk-cheats.md): every family by the honest agent, and what
+each agent that cheats gets."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ import multiprocessing
 import runpy
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ from typing import Any
 from benchmarks.environments import commit
 from benchmarks.processors import this_processor
 from scripts.page_tables import write_table
+from stateset_agents.environments.retail_desk import RetailDesk
+from stateset_agents.types.scenario import Scenario
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "examples" / "desk_with_grammar.yaml"
@@ -44,20 +46,31 @@ EPISODES: Mapping[str, int] = {"grammar": 240, "free": 120}
 """Held-out scenarios of a measurement with the grammar, and without."""
 CHANGE: Mapping[str, Any] = {
     "training.run_name": "change",
-    "training.max_steps": 24,
+    "training.max_steps": 16,
     "training.per_device_train_batch_size": 8,
     "training.num_generations": 6,
     "training.advantage_clip": 3,
     "training.entropy_coef": 0.02,  # over the choices that the grammar leaves
-    "training.reward_weights": {"checked": 1, "acted": 3, "forbidden": 0.5, "tool_errors": 1},
+    "training.reward_weights": {"checked": 1, "acted": 3, "tool_errors": 2},
+    "environment.name": "scripts.desk_without_demonstrations:GrantedDesk",
     "environment.families": ["cancel", "address", "return", "lost_parcel"],
     "environment.tool_choice": "read, write",
     "environment.max_turns": 2,
 }
-"""The first stage, by what differs from the file: a look-up, then a change; the right ones are paid for."""
+"""The first stage, by what differs from the file: a look-up, then a change, of requests that are granted; the
+right ones are paid for."""
 CALL_BIAS: Mapping[str, Any] = {"training.call_bias": 4.0, "training.call_bias_steps": 16}
 """In whole conversations: how the second reply comes to call again."""
 STAGES: Mapping[str, Mapping[str, Any]] = {"change": CHANGE, "desk": {}}
+
+
+class GrantedDesk(RetailDesk):
+    """The desk's requests that are granted: where the second reply has to change something, a denial could
+    only be got wrong."""
+
+    def scenarios(self, split: str) -> Sequence[Scenario]:
+        """Those of the split whose right answer is no refusal."""
+        return [scenario for scenario in super().scenarios(split) if not self.is_denial(scenario)]
 
 
 @dataclass(frozen=True)
@@ -252,7 +265,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", choices=[row.name for row in rows(1)], metavar="ROW")
-    parser.add_argument("--steps", type=int, default=24, help="of whole conversations (default 24)")
+    parser.add_argument("--steps", type=int, default=18, help="of whole conversations (default 18)")
     parser.add_argument("--episodes", type=int, help="held-out scenarios, with the grammar and without")
     parser.add_argument("--output", type=Path, default=Path("runs/without-demonstrations"))
     parser.add_argument("--table", action="store_true", help="print the table, and make nothing")

@@ -34,7 +34,6 @@ from stateset_agents.environments.retail_desk.tools import (
     Desk,
     Result,
     call_tool,
-    example_call,
     normalised_arguments,
 )
 from stateset_agents.environments.retail_desk.user import Caller, ShortCaller
@@ -185,7 +184,7 @@ class RetailDesk:
     (`FAMILIES`, `FULL_FAMILIES`).
 
     `prompt="short"` gives one line, for the embedded model, which knows policy and tools by heart;
-    `prompt="named"` adds an example of each topic's look-up, for a model whose calls a grammar writes;
+    `prompt="named"` adds the name of each topic's look-up, for a model whose calls a grammar writes;
     `prompt="full"` gives the policy's text and the tools' schemas as well, for any other model; unset, the
     learnable calls have the short one, and the others the full one. `offer_tools` gives the schemas, or not,
     whatever the prompt: a model behind an endpoint calls only what it is offered. `max_turns` is 6 for the
@@ -267,7 +266,7 @@ class RetailDesk:
             text = f"{text}\npolicy:\n{policy}"
         elif self._prompt == "named":
             rules = FULL_RULES if isinstance(case, FullCase) else RULES
-            lines = (f"{rule.topic}: {example_call(rule.looks_up)}" for rule in rules.values())
+            lines = (f"{rule.topic}: {rule.looks_up}" for rule in rules.values())
             text = "\n".join([text, *lines])
         return DeskConversation(
             opening=(Message(role="system", content=text), Message(role="user", content=scenario.opening)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -355,22 +354,6 @@ def transfer_to_human(desk: Desk, order_id: str = "", summary: str = "") -> Resu
 
 
 SCHEMAS: tuple[Mapping[str, Any], ...] = tuple(tool.schema for tool in TOOLS.values())
-_EXAMPLES: Mapping[str, str] = {
-    "order_id": "K27",
-    "customer_id": "u07",
-    "email": "anna.7@mail.example",
-    "item": "blue mug",
-}
-"""Arguments of look-ups."""
-
-
-def example_call(name: str) -> str:
-    """A call of a tool as a prompt shows one: `{"name": "get_order", "arguments": {"order_id": "K27"}}`."""
-    tool = TOOLS[name]
-    assert isinstance(tool.arguments, Mapping)  # a schema, of `_tool`
-    shown = tool.arguments["required"] or list(tool.arguments["properties"])[:1]
-    arguments = {parameter: _EXAMPLES[parameter] for parameter in shown}
-    return json.dumps({"name": name, "arguments": arguments})
 
 
 def normalised_arguments(arguments: Mapping[str, Any]) -> dict[str, str]:

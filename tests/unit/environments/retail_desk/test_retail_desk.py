@@ -312,12 +312,12 @@ async def test_the_named_prompt_shows_the_look_up_of_each_topic_and_offers_no_sc
     conversation = await RetailDesk(prompt="named").start(scenario_of("return"), 0)
     first, *lines = conversation.opening[0].content.splitlines()
     assert first.endswith("is signed in.")
-    assert 'exchange: {"name": "get_product", "arguments": {"item": "blue mug"}}' in lines
+    assert "exchange: get_product" in lines
     assert len(lines) == len(FAMILIES)
     assert conversation.tools == ()
     full = RetailDesk(families="full", prompt="named")
     opening = (await full.start(full.scenarios("test")[0], 0)).opening[0].content
-    assert 'identity: {"name": "find_customer", "arguments": {"email": "anna.7@mail.example"}}' in opening
+    assert "identity: find_customer" in opening.splitlines()
 
 
 async def test_tools_are_offered_or_not_whatever_the_prompt():

@@ -26,11 +26,12 @@ INTRODUCTION = """# Configuration
 
 <!-- Written by scripts/configuration_reference.py from the settings models; edit those. -->
 
-## Twelve that matter
+## Thirteen that matter
 
-All of them stand in `training`; most trainings need no other.
+All of them stand in `training`; most trainings need no other. How many members and scenarios a step:
+[getting-started.md](getting-started.md#6-train).
 
-TWELVE
+THIRTEEN
 `stateset-agents train FILE --explain` says for every setting what it is in that training and who set it: you,
 the model's card, the loss, a teacher, the estimator, the profile, or the field's default.
 
@@ -51,7 +52,13 @@ A file with the line `kind: control` trains a numeric policy and has the section
 """
 
 WANTED: Mapping[str, tuple[str, ...]] = {
-    "learn faster": ("learning_rate", "num_generations", "per_device_train_batch_size", "num_iterations"),
+    "learn faster": (
+        "learning_rate",
+        "num_generations",
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "num_iterations",
+    ),
     "stay near the model you began with": ("beta", "clip_ratio", "max_grad_norm"),
     "fit in memory": ("lora", "micro_batch_tokens", "gradient_checkpointing"),
     "get the same run again": ("seed", "scheduling"),
@@ -61,7 +68,7 @@ WANTED: Mapping[str, tuple[str, ...]] = {
 
 def reference() -> str:
     """The whole page."""
-    parts = [INTRODUCTION.replace("TWELVE\n", _twelve())]
+    parts = [INTRODUCTION.replace("THIRTEEN\n", _thirteen())]
     for title, model in (
         ("The file", ExperimentConfig),
         ("`agent`", AgentConfig),
@@ -82,7 +89,7 @@ def reference() -> str:
     return "\n".join(parts)
 
 
-def _twelve() -> str:
+def _thirteen() -> str:
     rows = ["| to | setting | default | what it does |", "|---|---|---|---|"]
     for aim, names in WANTED.items():
         for name, row in zip(names, _rows(TrainingConfig, names), strict=True):

@@ -121,11 +121,12 @@ class PassSettings(Settings):
     """Passes of an update's rows through the model, and the part of it that trains."""
 
     micro_batch_tokens: int | None = Field(default=None, ge=1)
-    """Most tokens, padding included, in one forward; longer passes are split. Two passes side by side, as
-    bf16 has them on several threads of a CPU, have no more together. None: 16384 on a GPU; on a CPU as many
-    as keep a gigabyte of activations, from 512 to 2048, and eight times that where rows of one conversation
-    share them. A row that is longer goes alone, and so does a conversation whose loss takes one ratio of all
-    its rows."""
+    """Most tokens, padding included, in one forward; longer passes are split. Two passes run side by side, as
+    in bf16 on several threads of a CPU, only where both together have no more. None: on a GPU as many as the
+    plan of its memory has room for, at most 32768 (docs/memory.md), or 16384 where no plan is made; on a CPU
+    as many as keep a gigabyte of activations, from 512 to 2048, and up to eight times that where rows of one
+    conversation share a beginning. A longer row is a pass by itself; so is a longer conversation where the
+    loss or the importance weights need one ratio of the whole conversation."""
     row_layout: Literal["auto", "packed", "padded"] = "auto"
     """Layout of conversations in an update's forward: packed behind one another, what several rows begin with
     computed once, or padded side by side. auto packs where the model, tried at the start, gives the same

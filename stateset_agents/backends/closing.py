@@ -71,9 +71,10 @@ class Closer:
     """The ways to the end of one grammar's replies."""
 
     def __init__(
-        self, constraint: Constraint, texts: TokenTexts, encode: Callable[[str], list[int]], matcher: Any
+        self, constraint: Constraint, texts: TokenTexts, encode: Callable[[str], list[int]], calls: Any
     ) -> None:
-        """`encode`: text as tokens; `matcher`: before a reply."""
+        """`encode`: text as tokens; `calls`: a matcher of nothing but calls; None where none is begun by a
+        fixed text."""
         self.stop_ids = constraint.stop_ids
         self._texts = texts
         self.pieces = pieces = texts.pieces
@@ -86,11 +87,13 @@ class Closer:
         ends += [_unescaped(text) for text in re.findall(_EXCLUDED, constraint.grammar)]
         self._ends_of_text = [tuple(encode(text)) for text in dict.fromkeys(ends)]
         self._kept: dict[tuple[bytes, bytes], dict[int, Way]] = {}
+        search = None if calls is None else _Search(self, calls, (len(pieces) + 31) // 32)
+        way = (None if search is None else search.shortest(b"", _FAR)) or ()
         self.call_length = _FAR
         """Tokens of the shortest call behind its opener."""
-        if opener and matcher.try_consume_tokens(list(opener)) == len(opener):
-            way = _Search(self, matcher, (len(pieces) + 31) // 32).shortest(b"", _FAR)
-            self.call_length = _FAR if way is None else len(way)
+        for count in range(len(way), 0, -1):
+            if self.opener in self.text_of(way[:count]):
+                self.call_length = len(way) - count
 
     def is_free(self, mask: Packed) -> bool:
         """True in free text: after any plain token the reply can end as before it."""

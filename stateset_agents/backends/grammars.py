@@ -36,7 +36,7 @@ def llguidance() -> Any:
         import llguidance as library
     except ImportError as error:
         raise ConfigurationError(
-            'constrained decoding needs llguidance. Install it with: pip install "stateset-agents[grammar]"'
+            'constrained decoding needs llguidance. Install it with: pip install "llguidance>=1.9,<2"'
         ) from error
     return library
 
@@ -227,8 +227,13 @@ class Grammars:
         from stateset_agents.backends.closing import Closer
 
         encode = getattr(self._tokenizer, "encode_markup", self._tokenizer.encode)
-        matcher = self._compile(constraint)[0].deep_copy()
-        return Closer(constraint, self._texts(constraint.stop_ids), encode, matcher)
+        calls = None
+        if constraint.opener:
+            _, _, rules = constraint.grammar.partition(
+                "\n"
+            )  # of `reply_grammar`, whose first rule is the start
+            calls = self._compile(replace(constraint, grammar=f"start: calls\n{rules}"))[0].deep_copy()
+        return Closer(constraint, self._texts(constraint.stop_ids), encode, calls)
 
     def _new_texts(self, stop_ids: tuple[int, ...]) -> TokenTexts:
         from stateset_agents.backends.closing import TokenTexts

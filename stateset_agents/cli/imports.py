@@ -9,10 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stateset_agents.cli.output import check_writable
+from stateset_agents.cli.output import check_new
 from stateset_agents.tracking.run_folder import replace_file
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import shown_line
+from stateset_agents.types.settings import expect_that
+
+_OTHER_SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".gz", ".eval")
+"""Of files that would be read as something else than JSON lines."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -27,7 +31,9 @@ def run(args: argparse.Namespace) -> int:
     form = args.form
     if args.output is not None and form == "auto":
         raise ConfigurationError(f"say what {args.output} is to hold: --as {' or '.join(FORMS)}")
-    check_writable(args.output)
+    suffix = Path(args.output or "").suffix.lower()
+    expect_that(suffix not in _OTHER_SUFFIXES, "--output", "name JSON lines, ROWS.jsonl", args.output)
+    check_new(args.output)
     imported = read_import(args.file, redacts=args.redact)
     forms = {name: convert(imported.rows, name) for name in (FORMS if form == "auto" else [form])}
     left_out = imported.left_out + ([] if form == "auto" else forms[form][1])

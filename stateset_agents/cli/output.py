@@ -124,6 +124,13 @@ def check_writable(file: str | None) -> None:
         raise ConfigurationError(f"cannot write {file!r}: give a file in a folder that you may write to")
 
 
+def check_new(file: str | None) -> None:
+    """As `check_writable`; a file that is there stays as it is, too."""
+    check_writable(file)
+    if file is not None and Path(file).is_file():
+        raise ConfigurationError(f"{file} exists: give another file, or remove it")
+
+
 def print_result(result: Mapping[str, Any], args: argparse.Namespace, text: str) -> None:
     """Print `result`, as JSON with `--json`, else as `text`, and write its JSON to `--out`."""
     as_json = json.dumps(result, indent=2)

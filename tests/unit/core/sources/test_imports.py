@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ def written(folder: Path, rows: list[dict[str, Any]], name: str = "rows.jsonl") 
 def imported(source: Path, form: str, folder: Path, *more: str) -> Path:
     option = "--to" if form in ("openai", "trl") else "--as"
     output = folder / f"{form}.jsonl"
+    output.unlink(missing_ok=True)
     assert main(["import", str(source), option, form, "--output", str(output), *more]) == 0
     return output
 
@@ -164,6 +166,28 @@ def test_what_gives_nothing_is_an_error(tmp_path: Path, capsys: pytest.CaptureFi
     assert "go together" in capsys.readouterr().err
     assert main(["import", str(source), "--as", "scenarios"]) == 0  # nothing is written
     assert [file.name for file in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("rows.jsonl", "rows.jsonl exists: give another file, or remove it"),
+        ("new.csv", "--output must name JSON lines, ROWS.jsonl, got"),
+        ("new.jsonl.gz", "--output must name JSON lines, ROWS.jsonl, got"),
+        ("pipe", "pipe: it is a pipe or a device; name a file"),
+    ],
+)
+def test_no_file_is_overwritten_or_has_another_s_name(
+    name: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = written(tmp_path, [{"prompt": "Where is K27?"}])
+    os.mkfifo(tmp_path / "pipe")
+    before = source.read_text()
+    assert main(["import", str(source), "--as", "scenarios", "--output", str(tmp_path / name)]) == 1
+    assert said in capsys.readouterr().err
+    assert source.read_text() == before
+    assert {file.name for file in tmp_path.iterdir()} == {"rows.jsonl", "pipe"}
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_personal_text_is_taken_out_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

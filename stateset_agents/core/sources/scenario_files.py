@@ -152,14 +152,13 @@ def _expect_subject(row: Mapping[str, Any]) -> None:
     spoken = next((key for key in names if key in _SPEAKS), None)
     spoken = spoken or next((key for key in OPENING_COLUMNS if inner.get(key)), None)
     has_subject = any(row.get(key) for key in ("topic", "family")) or context not in (None, "")
-    others = [str(key) for key in names if key not in _OURS]
-    if spoken is None and (has_subject or not others):
+    if spoken is None and has_subject:
         return
-    column = spoken or others[0]
+    column = spoken or next((key for key in names if key not in _OURS), "COLUMN")
     raise ConfigurationError(
         f"which column is the user's first message? The row has no opening; there are "
-        f"{', '.join(map(str, names))}: name it `opening`, or map it, scenarios: {{dataset: FILE, columns: "
-        f"{{opening: {column}}}}}"
+        f"{', '.join(map(str, names)) or 'no others'}: name it `opening`, or map it, scenarios: {{dataset: "
+        f"FILE, columns: {{opening: {column}}}}}"
     )
 
 

@@ -57,6 +57,8 @@ def talk(*replies: dict[str, Any], **more: Any) -> dict[str, Any]:
         ({"utterance": "hi"}, "which column is the user's first message.*opening: utterance"),
         ({"topic": "refund", "dialogue": "hi"}, "which column .*opening: dialogue"),
         ({"topic": "refund", "context": {"question": "hi?"}}, "which column .*opening: question"),
+        ({}, "which column .*there are no others: name it `opening`"),
+        ({"id": "a", "split": "test"}, "which column .*there are id, split: name it"),
         ({"opening": None, "order_id": "K1"}, "which column .*opening: order_id"),
         ({"topic": "refund", "question": ""}, "column 'question' is empty"),
         ({"prompt": 5}, "column 'prompt' must be text, got int 5"),

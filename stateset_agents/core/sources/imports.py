@@ -140,7 +140,7 @@ _CHECKS = ("recorded", "answer", "expected_facts", "ground_truth", "solution", "
 
 def _evaluation(row: Row, scenario: Scenario) -> dict[str, Any]:
     """A scenario of the split test that something can be checked by."""
-    if not any(scenario.context.get(key) for key in _CHECKS):
+    if all(scenario.context.get(key) in (None, "", [], {}) for key in _CHECKS):
         raise ConfigurationError(f"nothing in it says what is right: no {', '.join(_CHECKS)}")
     return {**_scenario(row, scenario), "split": "test"}
 

@@ -155,6 +155,12 @@ def test_rows_that_a_form_cannot_have_are_counted_by_their_reason(
         assert reason in out
 
 
+def test_an_answer_of_nought_is_one_to_check_by(tmp_path: Path) -> None:
+    rows = [{"question": f"{answer!r}?", "answer": answer} for answer in (0, False, "", [])]
+    made = lines(imported(written(tmp_path, rows), "evaluation", tmp_path))
+    assert [row["answer"] for row in made] == [0, False]
+
+
 def test_what_gives_nothing_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = written(tmp_path, [{"prompt": "Where is K27?"}])
     assert main(["import", str(source), "--as", "sft", "--output", str(tmp_path / "out.jsonl")]) == 1

@@ -169,7 +169,7 @@ def _example(row: Row, scenario: Scenario) -> dict[str, Any]:
     """A conversation to imitate: one that nobody called a failure, up to its last reply."""
     chat, messages, beside = _chat(row, scenario)
     expect_reply(chat, beside)
-    if beside.get("success") is False or (chat.shape == "tau-bench" and beside.get("reward") == 0):
+    if chat.is_failure:
         raise ConfigurationError("it was reported as a failure")
     while messages[-1]["role"] != "assistant":
         messages.pop()

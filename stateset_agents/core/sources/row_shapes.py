@@ -374,7 +374,14 @@ class DataRow:
     unread: tuple[str, ...] = ()
     """Keys of its messages that have a value and no place here, one for each time."""
 
+    @property
+    def is_failure(self) -> bool:
+        """True if somebody called it one, in a cell of text, too."""
+        verdicts = [self.rest.get("success"), self.rest.get("reward") if self.shape == "tau-bench" else None]
+        return any(str(verdict).lower() in _NO for verdict in verdicts)
 
+
+_NO = ("false", "0", "0.0")
 _GSM8K = re.compile(r"\n####\s*(.*\S)\s*$")
 _TOOLS = ("tools", "functions")
 _SYSTEM = ("system", "system_prompt")
@@ -486,7 +493,7 @@ def expect_chat(row: Any) -> DataRow:
 
 def expect_reply(row: DataRow, columns: Iterable[str]) -> None:
     """Raises ConfigurationError for a row of which nothing can be imitated, or not as it stands."""
-    if row.shape == "TRL" and str(row.rest.get("label")).lower() in ("false", "0"):
+    if row.shape == "TRL" and str(row.rest.get("label")).lower() in _NO:
         raise ConfigurationError(
             "its label is false: it shows what not to say; leave it out, or name the column otherwise"
         )

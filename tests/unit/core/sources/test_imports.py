@@ -161,6 +161,20 @@ def test_an_answer_of_nought_is_one_to_check_by(tmp_path: Path) -> None:
     assert [row["answer"] for row in made] == [0, False]
 
 
+async def test_failures_are_left_out_however_they_are_written_and_told_by_sft(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    verdicts = [True, None, 1, "yes", False, 0, "false", "0"]
+    rows = [{"prompt": f"{n}?", "completion": "Yes.", "success": v} for n, v in enumerate(verdicts)]
+    source = written(tmp_path, rows)
+    assert [row["id"] for row in lines(imported(source, "sft", tmp_path))] == [
+        row["id"] for row in lines(imported(source, "replay", tmp_path))[:4]
+    ]
+    async with await scripted("Bye.") as agent:
+        assert len(load_demonstrations(agent, source).train) == 8
+    assert "4 of 8 conversations were reported as failures and are imitated, too" in caplog.text
+
+
 def test_what_gives_nothing_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = written(tmp_path, [{"prompt": "Where is K27?"}])
     assert main(["import", str(source), "--as", "sft", "--output", str(tmp_path / "out.jsonl")]) == 1

@@ -59,7 +59,8 @@ def add_verb(subparsers: Any, verb: str, run: Callable[[argparse.Namespace], int
     )
     parser.set_defaults(run=run)
     if alternatives:
-        add_arguments(parser.add_mutually_exclusive_group(required=True), alternatives)
+        needs_one = not any("default" in settings for settings in alternatives.values())
+        add_arguments(parser.add_mutually_exclusive_group(required=needs_one), alternatives)
     add_arguments(parser, arguments)
     return parser
 

@@ -175,6 +175,12 @@ async def test_failures_are_left_out_however_they_are_written_and_told_by_sft(
     assert "4 of 8 conversations were reported as failures and are imitated, too" in caplog.text
 
 
+def test_one_form_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["import", "rows.jsonl", "--as", "sft", "--to", "openai"])
+    assert "--to: not allowed with argument --as" in capsys.readouterr().err
+
+
 def test_what_gives_nothing_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = written(tmp_path, [{"prompt": "Where is K27?"}])
     assert main(["import", str(source), "--as", "sft", "--output", str(tmp_path / "out.jsonl")]) == 1

@@ -202,13 +202,9 @@ def _for_openai(row: Row, scenario: Scenario) -> dict[str, Any]:
     messages, tools = made["messages"], made.get("tools") or []
     names = [tool["function"]["name"] for tool in tools]
     calls = [call for message in messages for call in message.get("tool_calls", ())]
-    answered = {message.get("tool_call_id") for message in messages}
-    answered |= {call["id"] for call in messages[-1].get("tool_calls", ())}
     for name in (call["function"]["name"] for call in calls):
         if name not in names or not re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", name):
             raise ConfigurationError(f"OpenAI takes no call of {name!r}: no tool of the row, or no name")
-    if not answered.issuperset(call["id"] for call in calls):
-        raise ConfigurationError("OpenAI takes no call without a result")
     if not {message.get("weight", 1) for message in messages} <= {0, 1}:
         raise ConfigurationError("OpenAI takes the weights 0 and 1 alone")
     offers = ("tools", "parallel_tool_calls") if tools else ()

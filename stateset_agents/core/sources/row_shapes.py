@@ -450,6 +450,7 @@ def read_row(row: Any) -> DataRow | None:
     tools_column = _only(row, _TOOLS)
     tools = None if tools_column is None else read_schemas(row[tools_column])
     before, after = _parts(row, shape, tools or ())
+    _expect_calls((*before.messages, *after.messages))
     completion = next((column for column in shape.completions if row.get(column) is not None), None)
     detail = shape.detail if row.get(shape.detail or "") else None
     columns = tuple(column for column in (shape.prompt, detail, completion) if column is not None)
@@ -502,11 +503,14 @@ def expect_reply(row: DataRow, columns: Iterable[str]) -> None:
             "it shows no reply to imitate: give a completion, or messages that end with the assistant's; "
             f"there are {', '.join(map(str, columns))}"
         )
-    number, before = 0, None
+    number, before, left = 0, None, 0
     for message, weight in zip(row.completion, row.weights, strict=True):
         if message.role == before == "assistant":
             raise ConfigurationError("two replies stand behind one another: make them one")
+        if message.role != "tool" and left > 0:
+            raise ConfigurationError("a call has no result: add it, or leave the row out")
         before = message.role
+        left = left - 1 if message.role == "tool" else len(message.readable_calls)
         number += message.role == "assistant"
         if message.role == "assistant" and weight:
             _expect_example(message, number)
@@ -555,6 +559,23 @@ def _parts(row: Mapping[str, Any], shape: Shape, tools: Sequence[Mapping[str, An
         return before, after
     # a number or a list of answers is there to check by: no reply
     return before, _one(read_reply(answer)) if isinstance(answer, str) and answer.strip() else Chat()
+
+
+def _expect_calls(messages: Iterable[Message]) -> None:
+    """Raises ConfigurationError for a result that answers no call of the reply before it."""
+    ids: list[str] = []
+    left = 0
+    for message in messages:
+        if message.role != "tool":
+            ids = [call.id for call in message.tool_calls]
+            left = len(ids)
+            continue
+        left -= 1
+        if left < 0 or (message.tool_call_id and all(ids) and message.tool_call_id not in ids):
+            raise ConfigurationError(
+                f"the result {message.content[:40]!r} with tool_call_id {message.tool_call_id!r} answers no "
+                f"call before it, whose ids are {', '.join(ids) or 'none'}: mend it, or leave the row out"
+            )
 
 
 def _one(message: Message) -> Chat:

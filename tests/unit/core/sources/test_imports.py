@@ -381,7 +381,7 @@ def test_openai_gets_ids_weights_and_no_thoughts(tmp_path: Path, capsys: pytest.
     out = capsys.readouterr().out
     for reason in (
         "two replies stand behind one another",
-        "OpenAI takes no call without a result",
+        "a call has no result: add it, or leave the row out",
         "OpenAI takes no call of 'track'",
         "OpenAI takes the weights 0 and 1 alone",
     ):

@@ -400,7 +400,7 @@ def test_an_id_that_two_calls_have_pairs_them_with_their_results_in_order() -> N
         },
         *(result("of C", "y"), result("of A", "x"), result("of B", "x")),
         {"role": "assistant", "content": None, "tool_calls": [call("D", "x"), call("E", "z"), call("F", "")]},
-        *(result("of D", None), result("of E", "z"), result("of F", "unknown"), result("more", "z")),
+        *(result("of D", None), result("of E", "z"), result("of F", "unknown")),
     ]
     recorded = chat_scenarios([{"messages": messages}])[0].context["recorded"]
     assert {entry["arguments"]["at"]: entry["content"] for entry in recorded} == {

@@ -219,6 +219,32 @@ def test_results_that_stand_in_one_message_are_given_to_their_calls() -> None:
     assert [call["content"] for call in scenario.context["recorded"]] == ["a", "b"]
 
 
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        (
+            [{"role": "tool", "tool_call_id": "99", "content": "x"}],
+            "'x' with tool_call_id '99' answers no call",
+        ),
+        ([{"role": "tool", "content": "x"}] * 2, "'x' with tool_call_id None answers no call .* ids are 1"),
+    ],
+)
+def test_a_result_of_no_call_is_refused(told: list[dict[str, Any]], said: str) -> None:
+    call = {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": {}}}]}
+    with pytest.raises(ConfigurationError, match=said):
+        chat_scenarios([talk(call, *told, {"content": "a"})])
+    with pytest.raises(ConfigurationError, match="ids are none"):
+        chat_scenarios([talk(*told, {"content": "a"})])
+
+
+async def test_a_call_without_a_result_is_no_example() -> None:
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    asked = {"role": "user", "content": "And?"}
+    with pytest.raises(ConfigurationError, match="a call has no result: add it, or leave the row out"):
+        load_demonstrations(await scripted(""), [talk(call, asked, {"content": "a"})])
+    assert load_demonstrations(await scripted(""), [talk(call)]).train
+
+
 def test_a_refusal_is_what_was_said() -> None:
     row = expect_chat(talk({"content": None, "refusal": "I can't."}))
     assert [message.content for message in row.completion] == ["I can't."]

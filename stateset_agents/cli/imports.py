@@ -36,8 +36,13 @@ def run(args: argparse.Namespace) -> int:
     check_new(args.output)
     imported = read_import(args.file, redacts=args.redact)
     forms = {name: convert(imported.rows, name) for name in (FORMS if form == "auto" else [form])}
-    left_out = imported.left_out + ([] if form == "auto" else forms[form][1])
-    lines = [*imported.summary(), *(f"left out: {line}" for line in reason_lines(left_out))]
+    reasons: dict[str, list[str]] = {}
+    for name, (_, left_out) in forms.items():
+        for line in reason_lines(imported.left_out + left_out):
+            reasons.setdefault(line, []).append(name)
+    lines = imported.summary()
+    for line, of in reasons.items():
+        lines.append(f"left out{'' if len(of) == len(forms) else ' of ' + ', '.join(of)}: {line}")
     if args.redact:
         lines.append(f"personal text taken out: {_counted(imported.removed) or 'none'}")
     counts = ", ".join(f"{len(rows)} {name}" for name, (rows, _) in forms.items())

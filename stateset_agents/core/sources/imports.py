@@ -45,20 +45,22 @@ class Imported:
     """Number of replacements by kind of personal text."""
 
     def summary(self) -> list[str]:
-        """What was found: a line each for format, tools and system prompts."""
-        chats = [row for _, row in self.rows if isinstance(row, DataRow)]
+        """What was found: a line each for format, tools and system prompts, and for what was read how."""
+        counts = RowCounts()
+        chats = [counts.add(row) for _, row in self.rows if isinstance(row, DataRow)]
         messages = [message for row in chats for message in (*row.prompt, *row.completion)]
         shapes = Counter([*(row.shape for row in chats), *["scenario"] * (len(self.rows) - len(chats))])
         format = f"{', '.join(shapes) or 'none that is known'}, {self.num_records} rows"
         if (of := self.traces) is not None:
-            counts = f"{of.num_calls} calls of models, {len(of.rows)} conversations"
-            format = f"{of.platform}, {self.num_records} records, {counts}"
+            format = f"{of.platform}, {self.num_records} records, "
+            format += f"{of.num_calls} calls of models, {len(of.rows)} conversations"
         calls = Counter(call.name for message in messages for call in message.tool_calls)
         offered = [tool["function"]["name"] for row in chats for tool in row.tools or ()]
         tools = ", ".join(f"{name} (calls: {calls[name]})" for name in dict.fromkeys((*offered, *calls)))
         systems = Counter(message.content for message in messages if message.role == "system")
         prompts = "".join(f"; {text[:60]!r} (rows: {count})" for text, count in systems.most_common(3))
-        return [f"format: {format}", f"tools: {tools or 'none'}", f"system prompts: {len(systems)}{prompts}"]
+        found = [f"format: {format}", f"tools: {tools or 'none'}", f"system prompts: {len(systems)}{prompts}"]
+        return [*found, *counts.lines()]
 
 
 def read_import(path: str | Path, *, redacts: bool = False) -> Imported:

@@ -181,6 +181,26 @@ def test_one_form_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--to: not allowed with argument --as" in capsys.readouterr().err
 
 
+def test_auto_says_what_each_form_leaves_out_and_what_was_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    splits = ["train", "dev", "Train", "dev", "dEv"]
+    rows = [{"prompt": f"{n}?", "question": "Who?", "split": split} for n, split in enumerate(splits)]
+    assert main(["import", str(written(tmp_path, rows))]) == 0
+    out = capsys.readouterr().out
+    for line in (
+        "'prompt' is read as what is asked, 'question' is not (shape TRL, rows: 5)\n",
+        "got 'dev' (first: line 2); also 'Train', 'dEv'\n",
+        "left out of replay, sft, openai, trl: 1: it shows no reply (first: line 1)\n",
+        "left out of evaluation: 1: nothing in it says what is right",
+        "rows that it gives: 1 scenarios, 0 replay",
+    ):
+        assert line in out
+    assert len([line for line in out.splitlines() if line.startswith("left out: 4: ")]) == 1
+    assert main(["import", str(written(tmp_path, [{"colour": "red"}]))]) == 1
+    assert "left out: 1: which column is the user's first message?" in capsys.readouterr().out
+
+
 def test_what_gives_nothing_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = written(tmp_path, [{"prompt": "Where is K27?"}])
     assert main(["import", str(source), "--as", "sft", "--output", str(tmp_path / "out.jsonl")]) == 1

@@ -18,7 +18,7 @@ from typing import Any
 
 from stateset_agents.core.sources.files import read_records
 from stateset_agents.core.sources.personal_text import Redactor
-from stateset_agents.core.sources.row_shapes import DataRow, expect_reply, read_row
+from stateset_agents.core.sources.row_shapes import DataRow, as_json, expect_reply, read_row
 from stateset_agents.core.sources.scenario_files import RowCounts, replayed, scenario_of
 from stateset_agents.core.sources.served_conversations import redacted
 from stateset_agents.core.sources.trace_rows import Traces, read_traces
@@ -106,14 +106,21 @@ def _hashed(data: dict[str, Any]) -> dict[str, Any]:
 
 def convert(rows: Iterable[tuple[str, Row]], form: str) -> tuple[list[dict[str, Any]], LeftOut]:
     """The rows in one of `FORMS`, and those that it cannot have. Ids are unique."""
-    made, left_out, ids = list[dict[str, Any]](), LeftOut(), set[str]()
+    made, left_out, ids, said = list[dict[str, Any]](), LeftOut(), set[str](), set[str]()
     for where, row in rows:
         try:
             scenario = replayed(row) if isinstance(row, DataRow) else scenario_of(row, RowCounts(), True)
+            new = list(FORMS[form](row, scenario))
+            columns = (column for each in new for column in each.items())
+            texts = [(key, as_json(value, f"the values of {key!r}")) for key, value in columns]
+            text = str(sorted(column for column in texts if column[0] not in ("id", "split")))
+            if text in said:
+                raise ConfigurationError("all that it says stands in an earlier row")
             if scenario.id in ids:
-                raise ConfigurationError("its id, or all that it says, stands in an earlier row")
-            made += FORMS[form](row, scenario)
+                raise ConfigurationError(f"its id {scenario.id!r} is an earlier row's: give it another")
+            made += new
             ids.add(scenario.id)
+            said.add(text)
         except ConfigurationError as error:
             left_out.append((where, str(error)))
     return made, left_out

@@ -20,7 +20,7 @@ from stateset_agents.core.chat.escaping import encodable
 from stateset_agents.core.chat.replies.parsing import parse_reply
 from stateset_agents.runtime.yaml_files import read_yaml
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.messages import MAX_NESTING, Message, ToolCall, is_nested_deeper
+from stateset_agents.types.messages import MAX_NESTING, Message, is_nested_deeper
 from stateset_agents.types.scenario import OPENING_COLUMNS
 from stateset_agents.types.schemas import parameters_of, without_members, without_nulls
 
@@ -56,8 +56,9 @@ def read_messages(value: Any, column: str, tools: Sequence[Mapping[str, Any]] = 
         weight = _weight(data)
         for message in _read(data, messages, tools):
             if message.role == "user" and not message.content.strip():
+                words = "value" if "from" in item else "content"
                 raise ConfigurationError(
-                    f"message {number} of {column} is the user's and has no words: give it `content`, or "
+                    f"message {number} of {column} is the user's and has no words: give it `{words}`, or "
                     f"leave the row out (it has {', '.join(map(str, item))})"
                 )
             messages.append(message)
@@ -117,7 +118,10 @@ def as_openai(item: Any) -> Iterator[Mapping[str, Any]]:
 def _of_sharegpt(item: Mapping[str, Any]) -> Mapping[str, Any]:
     name, value = item["from"], item.get("value")
     data = {key: given for key, given in item.items() if key not in ("from", "value")}
-    data["role"] = tables()["sharegpt_roles"].get(name, name) if isinstance(name, str) else name
+    roles = tables()["sharegpt_roles"]
+    if name not in list(roles):
+        raise ConfigurationError(f"a message's `from` must be one of {', '.join(roles)}, got {name!r:.60}")
+    data["role"] = roles[name]
     if name == "function_call":
         calls = from_json_text(value, "a function_call")
         data["tool_calls"] = calls if isinstance(calls, list) else [calls]
@@ -165,7 +169,7 @@ def _read(
     if message.role == "assistant" and message.images:
         raise ConfigurationError("a reply has a picture, which no agent here can give: leave the row out")
     for call in message.tool_calls:
-        _expect_json(call)
+        as_json(dict(call.arguments), f"the arguments of tool call {call.name!r}")
     if message.tool_calls and message.role != "assistant":
         raise ConfigurationError(
             f"a message of the {message.role} calls {message.tool_calls[0].name!r}: only an assistant's "
@@ -197,13 +201,12 @@ def _read(
         yield replace(message, content=text)
 
 
-def _expect_json(call: ToolCall) -> None:
+def as_json(value: Any, of: str) -> str:
+    """The JSON text. Raises ConfigurationError for what has none, NaN among it; `of` names the value."""
     try:
-        json.dumps(dict(call.arguments), allow_nan=False)
+        return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(
-            f"the arguments of tool call {call.name!r} are no JSON ({error}): write them as JSON text"
-        ) from error
+        raise ConfigurationError(f"{of} are no JSON ({error}): write them as JSON text") from error
 
 
 def _without_nulls(call: Any, tools: Sequence[Mapping[str, Any]]) -> Any:

@@ -146,7 +146,7 @@ def test_rows_that_a_form_cannot_have_are_counted_by_their_reason(
     out = capsys.readouterr().out
     for reason in (
         "left out: 2: message 1 of messages is the user's and has no words",
-        "left out: 1: its id, or all that it says, stands in an earlier row (first: line 2)",
+        "left out: 1: all that it says stands in an earlier row (first: line 2)",
         "left out: 1: it was reported as a failure (first: line 3)",
         "left out: 1: reply 1 is empty",
         "left out: 1: it shows no reply (first: line 5)",
@@ -199,6 +199,29 @@ def test_auto_says_what_each_form_leaves_out_and_what_was_read(
     assert len([line for line in out.splitlines() if line.startswith("left out: 4: ")]) == 1
     assert main(["import", str(written(tmp_path, [{"colour": "red"}]))]) == 1
     assert "left out: 1: which column is the user's first message?" in capsys.readouterr().out
+
+
+def test_what_repeats_has_an_id_twice_or_no_json_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = {"prompt": "Who?", "completion": "Ann."}
+    rows = [
+        {"id": "a", **one},
+        {"id": "b", **one, "split": "test"},
+        {"id": "c", **one, "level": 1},
+        {"id": "a", **one, "level": 2},
+        {"id": "d", **one, "level": float("nan")},
+    ]
+    source = written(tmp_path, rows)
+    for form in ("scenarios", "replay", "sft", "evaluation", "trl"):
+        assert [row["id"] for row in lines(imported(source, form, tmp_path))] == ["a", "c"]
+        out = capsys.readouterr().out
+        for reason in (
+            "all that it says stands in an earlier row (first: line 2)",
+            "its id 'a' is an earlier row's: give it another (first: line 4)",
+            "the values of 'level' are no JSON (Out of range float",
+        ):
+            assert f"left out: 1: {reason}" in out
 
 
 def test_what_gives_nothing_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,6 +78,8 @@ def talk(*replies: dict[str, Any], **more: Any) -> dict[str, Any]:
             "message 1 of messages is the user's .*it has role, v",
         ),
         ({"conversations": [{"from": "human", "value": None}]}, "message 1 of conversations is the user's"),
+        ({"conversations": [{"from": "human", "value": " "}]}, "give it `value`, or leave the row out"),
+        ({"conversations": [{"from": "bing", "value": "a"}]}, "`from` must be one of human, gpt.* 'bing'"),
         ({"instruction": "and?", "history": [["2?", "3"]]}, "has 'history' beside 'instruction'"),
         ({"prompt": "a", "system": "b", "system_prompt": "c"}, "'system' and 'system_prompt', which differ"),
         ({"messages": ["hi"]}, "a message must be a mapping, got str 'hi'"),

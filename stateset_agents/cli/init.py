@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         _ask(args)
     tools, stubs = _tools(args.tools)
     rows = _rows(args.data) if args.data else []
-    verdict = _verdict(rows) if args.data else "example"
+    verdict = _verdict(rows, args.data) if args.data else "example"
     model = args.model or "embedded:desk"
     is_embedded = model.startswith("embedded:")
     prompt = args.domain or (None if args.data else _EXAMPLE_PROMPT)
@@ -126,13 +126,25 @@ def _rows(file: str) -> list[dict[str, Any]]:
             row["split"] = scenario.split
         num_drawn = sum(row["split"] == "test" for row in train_rows)
         print(f"held out as test, drawn by a hash: {num_drawn} of {len(train_rows)}")
+    if missing := {"train", "test"} - {row.get("split") or "train" for row in rows}:
+        raise ConfigurationError(
+            f"{file} has too few rows: none is left for {' and '.join(missing)}, give at least two"
+        )
     return rows
 
 
-def _verdict(rows: list[dict[str, Any]]) -> str:
-    """The key of `_VERDICTS` for scenarios of a user's own."""
+def _verdict(rows: list[dict[str, Any]], file: str) -> str:
+    """The key of `_VERDICTS` for scenarios of a user's own. Raises ConfigurationError for an answer that the
+    reward cannot compare."""
+    from stateset_agents.rewards.verifiable import agreement
+
     columns = [{**row, **(row.get("context") or {})} for row in rows]
     if all(row.get("answer") is not None for row in columns):
+        for row in columns:
+            try:
+                agreement("", row["answer"])
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{file}, scenario {row['id']}: {error}") from error
         return "answer"
     return "calls" if all(row.get("recorded") for row in columns) else "unwritten"
 

@@ -566,12 +566,10 @@ def _parts(row: Mapping[str, Any], shape: Shape, tools: Sequence[Mapping[str, An
 
 def _expect_calls(messages: Iterable[Message]) -> None:
     """Raises ConfigurationError for a result that answers no call of the reply before it."""
-    ids: list[str] = []
-    left = 0
+    ids, left = list[str](), 0
     for message in messages:
         if message.role != "tool":
-            ids = [call.id for call in message.tool_calls]
-            left = len(ids)
+            ids, left = [call.id for call in message.tool_calls], len(message.tool_calls)
             continue
         left -= 1
         if left < 0 or (message.tool_call_id and all(ids) and message.tool_call_id not in ids):

@@ -93,7 +93,8 @@ class KeptConversations:
         Raises ConfigurationError where the file holds conversations of something else.
         """
         identity_now = {**self._identity, **_plain(identity)}
-        if self._first != identity_now and not self._known and not self.num_added:
+        is_empty = not self._known and not self.num_added
+        if self._first is None or (is_empty and self._first != identity_now):
             self._writer.write([{"identity": identity_now}])
             self._first = identity_now
             return

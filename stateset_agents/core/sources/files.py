@@ -59,11 +59,8 @@ def read_records(path: str | Path, *, of: str) -> list[Located]:
     if suffix in _DELIMITERS:
         return list(_table(path, text, _DELIMITERS[suffix]))
     if suffix == ".txt":
-        return [
-            (f"line {number}", {"text": line})
-            for number, line in enumerate(text.splitlines(), start=1)
-            if line.strip()
-        ]
+        lines = enumerate(text.splitlines(), start=1)
+        return [(f"line {number}", {"text": line}) for number, line in lines if line.strip()]
     # OpenTelemetry's SDK prints objects over several lines each, one behind another
     text, num_more = re.subn(r"^\}\s*^\{", "},\n{", text, flags=re.MULTILINE)
     text = f"[{text}]" if num_more else text
@@ -124,14 +121,10 @@ def _lines(path: Path, text: str) -> Iterator[Located]:
         if line.strip():
             try:
                 yield f"line {number}", json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ConfigurationError(
-                    f"{path}, line {number}: not JSON ({error.msg}): {line[:60]!r}"
-                ) from error
-            except (ValueError, RecursionError) as error:  # numbers or nesting beyond what Python reads
-                raise ConfigurationError(
-                    f"{path}, line {number}: cannot be read ({error}): {line[:60]!r}"
-                ) from error
+            except (ValueError, RecursionError) as error:  # the latter, and long numbers, Python cannot read
+                what = "not JSON" if isinstance(error, json.JSONDecodeError) else "cannot be read"
+                why = f"{what} ({getattr(error, 'msg', error)})"
+                raise ConfigurationError(f"{path}, line {number}: {why}: {line[:60]!r}") from error
 
 
 def _entries(data: Any, path: Path) -> list[Located]:

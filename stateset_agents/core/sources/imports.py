@@ -106,7 +106,7 @@ def _hashed(data: dict[str, Any]) -> dict[str, Any]:
 
 def convert(rows: Iterable[tuple[str, Row]], form: str) -> tuple[list[dict[str, Any]], LeftOut]:
     """The rows in one of `FORMS`, and those that it cannot have. Ids are unique."""
-    made, left_out, ids, said = list[dict[str, Any]](), LeftOut(), set[str](), set[str]()
+    made, left_out, seen = list[dict[str, Any]](), LeftOut(), set[str]()
     for where, row in rows:
         try:
             scenario = replayed(row) if isinstance(row, DataRow) else scenario_of(row, RowCounts(), True)
@@ -114,13 +114,12 @@ def convert(rows: Iterable[tuple[str, Row]], form: str) -> tuple[list[dict[str, 
             columns = (column for each in new for column in each.items())
             texts = [(key, as_json(value, f"the values of {key!r}")) for key, value in columns]
             text = str(sorted(column for column in texts if column[0] not in ("id", "split")))
-            if text in said:
+            if text in seen:
                 raise ConfigurationError("all that it says stands in an earlier row")
-            if scenario.id in ids:
+            if scenario.id in seen:
                 raise ConfigurationError(f"its id {scenario.id!r} is an earlier row's: give it another")
             made += new
-            ids.add(scenario.id)
-            said.add(text)
+            seen |= {scenario.id, text}
         except ConfigurationError as error:
             left_out.append((where, str(error)))
     return made, left_out

@@ -252,9 +252,9 @@ def test_rows_keep_the_splits_that_they_name(run: Run, capsys: pytest.CaptureFix
         (["new", "--tools", "class"], "--tools must be MODULE:FUNCTION or the name of a function to write"),
         (["new", "--tools", "nowhere:x"], "tool 'nowhere:x' cannot be imported: No module named 'nowhere'"),
         (["new", "--data", "none.csv"], "cannot read file none.csv: No such file"),
-        (["new", "--data", "one.jsonl"], "one.jsonl has too few rows: none is left for test, give at least"),
+        (["new", "--data", "one.jsonl"], "one.jsonl has too few rows, none is left for test: give at least"),
         (["new", "--data", "no.jsonl"], 'no.jsonl, scenario a: context["answer"] must be a number, a text'),
-        (["new", "--data", "empty.jsonl"], "gives no scenario: the lines above say why"),
+        (["new", "--data", "empty.jsonl"], "gives no row: the lines above say why"),
     ],
 )
 def test_what_cannot_work_is_one_line(

@@ -93,8 +93,7 @@ class KeptConversations:
         Raises ConfigurationError where the file holds conversations of something else.
         """
         identity_now = {**self._identity, **_plain(identity)}
-        is_empty = not self._known and not self.num_added
-        if self._first is None or (is_empty and self._first != identity_now):
+        if self._first is None or (self._first != identity_now and not (self._known or self.num_added)):
             self._writer.write([{"identity": identity_now}])
             self._first = identity_now
             return

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stateset_agents.cli.output import check_writable
 from stateset_agents.cli.run_settings import enclosing_run, overrides, settings_of_run
 from stateset_agents.runtime import event_loop
 from stateset_agents.runtime.named_code import imported
@@ -219,13 +220,11 @@ _MAX_REPLIES = 1_000_000
 def run(args: argparse.Namespace) -> int:
     """Exit code 0; an error of the options, or of a line from a pipe, travels."""
     from stateset_agents.core.agent import MultiTurnAgent
-    from stateset_agents.serving.saved_conversations import check_writable
 
     if args.model is None and args.environment is None and not args.load and not args.tools:
         args.environment = "retail_desk"
     options = _ChatOptions.of(args)
-    if args.save:
-        check_writable(args.save)
+    check_writable(args.save)
     with event_loop.runner() as runner:
         exit_stack = AsyncExitStack()
         terminal = Terminal()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from stateset_agents.cli import train
-from stateset_agents.cli.output import cancel_on_sigterm, check_writable, display_path
+from stateset_agents.cli.output import cancel_on_sigterm, check_new, display_path
 from stateset_agents.cli.rewards import named_environment
 from stateset_agents.cli.run_settings import overrides, settings_of_run
 from stateset_agents.runtime import event_loop
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 def run_demonstrate(args: argparse.Namespace) -> int:
     """Exit code 0 once the file is written."""
-    check_writable(args.out)
+    check_new(args.out)
     shown = event_loop.run(_demonstrated(args))
     lines = list(map(dump, shown.chats))
     Path(args.out).write_text("\n".join(lines) + "\n", encoding="utf-8")

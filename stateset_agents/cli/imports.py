@@ -5,14 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stateset_agents.cli.output import check_writable
+from stateset_agents.cli.output import check_new
 from stateset_agents.tracking.run_folder import replace_file
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import shown_line
+from stateset_agents.types.settings import expect_that
+
+_OTHER_SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".gz", ".eval")
+"""Of files that would be read as something else than JSON lines."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -21,27 +26,44 @@ def run(args: argparse.Namespace) -> int:
         return _import_served(args)
     if args.form == "served" or args.deployments is not None:
         raise ConfigurationError("--as served, --deployments FILE and --output FOLDER go together: give all")
-    from stateset_agents.core.sources.imports import FORMS, convert, read_import
-    from stateset_agents.core.sources.trace_rows import reason_lines
+    from stateset_agents.core.sources.imports import FORMS
 
-    form = args.form
-    if args.output is not None and form == "auto":
+    if args.output is not None and args.form == "auto":
         raise ConfigurationError(f"say what {args.output} is to hold: --as {' or '.join(FORMS)}")
-    check_writable(args.output)
-    imported = read_import(args.file, redacts=args.redact)
-    forms = {name: convert(imported.rows, name) for name in (FORMS if form == "auto" else [form])}
-    left_out = imported.left_out + ([] if form == "auto" else forms[form][1])
-    lines = [*imported.summary(), *(f"left out: {line}" for line in reason_lines(left_out))]
-    if args.redact:
-        lines.append(f"personal text taken out: {_counted(imported.removed) or 'none'}")
-    counts = ", ".join(f"{len(rows)} {name}" for name, (rows, _) in forms.items())
-    print("\n".join(map(shown_line, [*lines, f"rows that it gives: {counts}"])))
-    if not any(rows for rows, _ in forms.values()):
-        raise ConfigurationError(f"{args.file} gives no row: the lines above say why")
+    suffix = Path(args.output or "").suffix.lower()
+    expect_that(suffix not in _OTHER_SUFFIXES, "--output", "name JSON lines, ROWS.jsonl", args.output)
+    check_new(args.output)
+    forms = converted(args.file, list(FORMS) if args.form == "auto" else [args.form], redacts=args.redact)
     if args.output is not None:
-        write_rows(Path(args.output), forms[form][0])
+        write_rows(Path(args.output), forms[args.form])
         print(f"written: {args.output}")
     return 0
+
+
+def converted(file: str, names: Sequence[str], *, redacts: bool = False) -> dict[str, list[dict[str, Any]]]:
+    """The rows of a file in each of these forms. Prints what was found, and what each form leaves out.
+
+    Raises ConfigurationError where none of them has a row.
+    """
+    from stateset_agents.core.sources.imports import convert, read_import
+    from stateset_agents.core.sources.trace_rows import reason_lines
+
+    imported = read_import(file, redacts=redacts)
+    forms, reasons = dict[str, list[dict[str, Any]]](), dict[str, list[str]]()
+    for name in names:
+        forms[name], left_out = convert(imported.rows, name)
+        for line in reason_lines(imported.left_out + left_out):
+            reasons.setdefault(line, []).append(name)
+    lines = imported.summary()
+    for line, of in reasons.items():
+        lines.append(f"left out{'' if len(of) == len(forms) else ' of ' + ', '.join(of)}: {line}")
+    if redacts:
+        lines.append(f"personal text taken out: {_counted(imported.removed) or 'none'}")
+    counts = ", ".join(f"{len(rows)} {name}" for name, rows in forms.items())
+    print("\n".join(map(shown_line, [*lines, f"rows that it gives: {counts}"])))
+    if not any(forms.values()):
+        raise ConfigurationError(f"{file} gives no row: the lines above say why")
+    return forms
 
 
 def run_served(args: argparse.Namespace) -> int:
@@ -70,18 +92,14 @@ def _import_served(args: argparse.Namespace) -> int:
     folder = Path(args.output)
     write_rows(folder / "scenarios.jsonl", harvest.scenarios)
     write_rows(folder / "warm_start.jsonl", rows)
-    print(f"{len(harvest.scenarios)} scenarios in {folder / 'scenarios.jsonl'}: {_kinds(harvest.scenarios)}")
+    ends = Counter(scenario.get("success") for scenario in harvest.scenarios)
+    kinds = f"{ends[True]} succeeded, {ends[False]} failed, {ends[None]} unknown"
+    print(f"{len(harvest.scenarios)} scenarios in {folder / 'scenarios.jsonl'}: {kinds}")
     print(f"{len(rows)} examples in {folder / 'warm_start.jsonl'}")
     print(f"personal text taken out: {_counted(harvest.removed) or 'none'}")
     if left_out:
         print(f"left out: {left_out}")
     return 0
-
-
-def _kinds(scenarios: Sequence[Mapping[str, Any]]) -> str:
-    succeeded = sum(scenario.get("success") is True for scenario in scenarios)
-    failed = sum(scenario.get("success") is False for scenario in scenarios)
-    return f"{succeeded} succeeded, {failed} failed, {len(scenarios) - succeeded - failed} unknown"
 
 
 def _counted(counts: Mapping[str, int]) -> str:

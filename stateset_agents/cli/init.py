@@ -11,10 +11,9 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from stateset_agents.cli.imports import write_rows
+from stateset_agents.cli.imports import converted, write_rows
 from stateset_agents.tracking.run_folder import replace_file
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.logs import shown_line
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.settings import expect_that
 
@@ -51,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         _ask(args)
     tools, stubs = _tools(args.tools)
     rows = _rows(args.data) if args.data else []
-    verdict = _verdict(rows) if args.data else "example"
+    verdict = _verdict(rows, args.data) if args.data else "example"
     model = args.model or "embedded:desk"
     is_embedded = model.startswith("embedded:")
     prompt = args.domain or (None if args.data else _EXAMPLE_PROMPT)
@@ -110,15 +109,8 @@ def _rows(file: str) -> list[dict[str, Any]]:
     Raises ConfigurationError for a file that gives none.
     """
     from stateset_agents.core.sources.datasets import with_drawn_split
-    from stateset_agents.core.sources.imports import convert, read_import
-    from stateset_agents.core.sources.trace_rows import reason_lines
 
-    imported = read_import(file)
-    rows, left_out = convert(imported.rows, "scenarios")
-    reasons = reason_lines([*imported.left_out, *left_out])
-    print("\n".join(map(shown_line, [*imported.summary(), *(f"left out: {line}" for line in reasons)])))
-    if not rows:
-        raise ConfigurationError(f"{file} gives no scenario: the lines above say why")
+    rows = converted(file, ["scenarios"])["scenarios"]
     if not any(row.get("split") == "test" for row in rows):
         train_rows = [row for row in rows if row.get("split") in (None, "", "train")]
         scenarios = with_drawn_split([Scenario(id=row["id"]) for row in train_rows], "test")
@@ -126,13 +118,24 @@ def _rows(file: str) -> list[dict[str, Any]]:
             row["split"] = scenario.split
         num_drawn = sum(row["split"] == "test" for row in train_rows)
         print(f"held out as test, drawn by a hash: {num_drawn} of {len(train_rows)}")
+    if missing := {"train", "test"} - {row.get("split") or "train" for row in rows}:
+        none = f"none is left for {' and '.join(sorted(missing))}"
+        raise ConfigurationError(f"{file} has too few rows, {none}: give at least two")
     return rows
 
 
-def _verdict(rows: list[dict[str, Any]]) -> str:
-    """The key of `_VERDICTS` for scenarios of a user's own."""
+def _verdict(rows: list[dict[str, Any]], file: str) -> str:
+    """The key of `_VERDICTS` for scenarios of a user's own. Raises ConfigurationError for an answer that the
+    reward cannot compare."""
+    from stateset_agents.rewards.verifiable import agreement
+
     columns = [{**row, **(row.get("context") or {})} for row in rows]
     if all(row.get("answer") is not None for row in columns):
+        for row in columns:
+            try:
+                agreement("", row["answer"])
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{file}, scenario {row['id']}: {error}") from error
         return "answer"
     return "calls" if all(row.get("recorded") for row in columns) else "unwritten"
 

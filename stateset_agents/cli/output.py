@@ -59,7 +59,8 @@ def add_verb(subparsers: Any, verb: str, run: Callable[[argparse.Namespace], int
     )
     parser.set_defaults(run=run)
     if alternatives:
-        add_arguments(parser.add_mutually_exclusive_group(required=True), alternatives)
+        needs_one = not any("default" in settings for settings in alternatives.values())
+        add_arguments(parser.add_mutually_exclusive_group(required=needs_one), alternatives)
     add_arguments(parser, arguments)
     return parser
 
@@ -122,6 +123,13 @@ def check_writable(file: str | None) -> None:
     path = Path(file)
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ConfigurationError(f"cannot write {file!r}: give a file in a folder that you may write to")
+
+
+def check_new(file: str | None) -> None:
+    """As `check_writable`; a file that is there stays as it is, too."""
+    check_writable(file)
+    if file is not None and Path(file).is_file():
+        raise ConfigurationError(f"{file} exists: give another file, or remove it")
 
 
 def print_result(result: Mapping[str, Any], args: argparse.Namespace, text: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stateset_agents.cli import evaluate
-from stateset_agents.cli.output import check_writable, print_result
+from stateset_agents.cli.output import check_new, print_result
 from stateset_agents.runtime import event_loop
 from stateset_agents.runtime.named_code import library
 from stateset_agents.types.errors import ConfigurationError
@@ -31,9 +31,7 @@ def run(args: argparse.Namespace) -> int:
 
     vars(args).update(dict.fromkeys(("out", "conversations", "price_in", "price_out")), keeps=True)
     target, folder = Path(args.target), Path(f"{args.target}.gepa")
-    if target.exists():
-        raise ConfigurationError(f"{target} exists: give another file to --out, or remove it")
-    check_writable(args.target)
+    check_new(args.target)
     fits = 0 < args.scenarios < args.max_metric_calls
     expect_that(fits, "--scenarios", "be from 1 to below --max-metric-calls", args.scenarios)
     endpoint = evaluate.endpoint_of(args, args.model)

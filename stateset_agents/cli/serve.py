@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from stateset_agents.cli.deployment import last_record
-from stateset_agents.cli.output import OPTIONS, add_arguments
+from stateset_agents.cli.output import OPTIONS, add_arguments, check_writable
 from stateset_agents.cli.run_settings import overrides, settings_of_run
 from stateset_agents.runtime.http_guard import HttpGuard, read_api_keys
 from stateset_agents.serving.limits import Limits
@@ -53,8 +53,6 @@ def run(args: argparse.Namespace) -> int:
     if args.save_conversations is not None:
         if args.deployment is None:
             raise ConfigurationError("--save-conversations is for --deployment: add it, or leave it out")
-        from stateset_agents.serving.saved_conversations import check_writable
-
         check_writable(args.save_conversations)
     expect_that(0 <= args.port <= 65535, "--port", "be from 0 to 65535", args.port)
     return asyncio.run(_serve(args))

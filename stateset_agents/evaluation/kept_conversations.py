@@ -93,7 +93,7 @@ class KeptConversations:
         Raises ConfigurationError where the file holds conversations of something else.
         """
         identity_now = {**self._identity, **_plain(identity)}
-        if self._first is None:
+        if self._first is None or (self._first != identity_now and not (self._known or self.num_added)):
             self._writer.write([{"identity": identity_now}])
             self._first = identity_now
             return
@@ -153,7 +153,7 @@ class KeptConversations:
     def _read(self) -> None:
         for number, (_, record) in enumerate(read_lines(self.path)):
             with contextlib.suppress(KeyError, TypeError, AttributeError):
-                if number == 1:
+                if number == 1 or "identity" in record:
                     self._first = dict(record["identity"])
                 if number > 0 and "spent" in record:
                     self._spent_before += Usage(**record["spent"])

@@ -11,7 +11,6 @@ counts.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,13 +31,6 @@ class ServedConversation:
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     """Schemas, as the client sent them."""
-
-
-def check_writable(path: str | Path) -> None:
-    """Raises ConfigurationError if `save_conversation` could not write there; creates no file."""
-    path = Path(path)
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigurationError(f"cannot write conversations to {str(path)!r}: {_HINT}")
 
 
 def save_conversation(

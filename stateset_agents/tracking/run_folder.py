@@ -153,17 +153,21 @@ def _truncate_at(file: Path, is_first: Callable[[Mapping[str, Any]], bool]) -> N
 
 
 def replace_file(file: Path, text: str, hint: str = "free or choose another disk") -> None:
-    """Write a temporary file and rename it: readers find the old file or the new one, also after a kill.
+    """Write a temporary file and rename it: readers find the old file or the new one, also after a kill. A
+    link stays, and what it names is written.
 
-    Raises ConfigurationError, with the hint, if the folder cannot be written.
+    Raises ConfigurationError, with the hint, if the folder cannot be written, and for a pipe or device.
     """
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    target = Path(os.path.realpath(file))
+    if target.exists() and not (target.is_file() or target.is_dir()):
+        raise ConfigurationError(f"cannot write {file}: it is a pipe or a device; name a file")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         with temporary.open("w", encoding="utf-8") as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
-        temporary.replace(file)
+        temporary.replace(target)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()

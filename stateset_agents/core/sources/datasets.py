@@ -341,7 +341,8 @@ def _split_hash(scenario: Scenario) -> float:
 def with_shares(
     scenarios: Sequence[Scenario], shares: Mapping[str, float], named: Sequence[bool]
 ) -> list[Scenario]:
-    """The same scenarios, about these shares of them held out; those that are `named` keep their split."""
+    """The same scenarios, about these shares of them held out, equal conversations together; those that are
+    `named` keep their split."""
     for split, share in shares.items():
         if split not in _HELD_OUT:
             raise ConfigurationError(f"shares are of validation and test, got {split!r}")
@@ -351,9 +352,10 @@ def with_shares(
         raise ConfigurationError(
             f"the shares {dict(shares)} leave nothing to train on: take less than 1 in all"
         )
-    divided = []
+    divided, firsts = [], dict[str, Scenario]()
     for scenario, has_split in zip(scenarios, named, strict=True):
-        position = _split_hash(scenario)
+        said = [scenario.context.get(key) for key in ("script", "recorded", "reference")]
+        position = _split_hash(firsts.setdefault(repr((scenario.messages(), said)), scenario))
         below = 0.0
         for split in _HELD_OUT:
             share = shares.get(split, 0.0)

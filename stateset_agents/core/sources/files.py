@@ -17,6 +17,7 @@ from stateset_agents.core.sources.trace_rows import Located, read_traces, reason
 from stateset_agents.runtime.named_code import library
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
+from stateset_agents.types.scenario import OPENING_COLUMNS
 from stateset_agents.types.schemas import without_nulls
 
 _LISTS = ("simulations", "samples", "problems", "data", "rows", "runs")
@@ -54,25 +55,25 @@ def read_records(path: str | Path, *, of: str) -> list[Located]:
         raise ConfigurationError(
             f"{of} {path} is packed: `inspect log convert {path} --to json` writes it as JSON"
         )
-    # OpenTelemetry's SDK prints objects over several lines each, one behind another
-    text, num_more = re.subn(r"^\}\s*^\{", "},\n{", _text(path, of), flags=re.MULTILINE)
-    text = f"[{text}]" if num_more else text
+    text = _text(path, of)
     if suffix in _DELIMITERS:
         return list(_table(path, text, _DELIMITERS[suffix]))
     if suffix == ".txt":
-        return [
-            (f"line {number}", {"text": line})
-            for number, line in enumerate(text.splitlines(), start=1)
-            if line.strip()
-        ]
+        lines = enumerate(text.splitlines(), start=1)
+        return [(f"line {number}", {"text": line}) for number, line in lines if line.strip()]
+    # OpenTelemetry's SDK prints objects over several lines each, one behind another
+    text, num_more = re.subn(r"^\}\s*^\{", "},\n{", text, flags=re.MULTILINE)
+    text = f"[{text}]" if num_more else text
     if suffix == ".json" or text.lstrip()[:1] == "[":
         try:
-            return _entries(json.loads(text))
+            data = json.loads(text)
         except (ValueError, RecursionError) as error:
             is_lines = text.lstrip()[:1] == "[" or _is_json(text.lstrip().partition("\n")[0])
             if suffix == ".json" and not is_lines:
                 at = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
                 raise ConfigurationError(f"{path}{at}: not JSON ({error})") from error
+        else:
+            return _entries(data, path)
     return list(_lines(path, text))
 
 
@@ -120,20 +121,26 @@ def _lines(path: Path, text: str) -> Iterator[Located]:
         if line.strip():
             try:
                 yield f"line {number}", json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ConfigurationError(
-                    f"{path}, line {number}: not JSON ({error.msg}): {line[:60]!r}"
-                ) from error
-            except (ValueError, RecursionError) as error:  # numbers or nesting beyond what Python reads
-                raise ConfigurationError(
-                    f"{path}, line {number}: cannot be read ({error}): {line[:60]!r}"
-                ) from error
+            except (ValueError, RecursionError) as error:  # the latter, and long numbers, Python cannot read
+                what = "not JSON" if isinstance(error, json.JSONDecodeError) else "cannot be read"
+                why = f"{what} ({getattr(error, 'msg', error)})"
+                raise ConfigurationError(f"{path}, line {number}: {why}: {line[:60]!r}") from error
 
 
-def _entries(data: Any) -> list[Located]:
-    """The items of an array, or of the list under a known name in an object; else the object itself."""
+def _entries(data: Any, path: Path) -> list[Located]:
+    """The items of an array, or of the list under a known name in an object; else the object itself.
+
+    Raises ConfigurationError for an object that has such a list and could be a row.
+    """
     if isinstance(data, Mapping):
-        data = next((data[key] for key in _LISTS if isinstance(data.get(key), list)), [data])
+        lists = [key for key in _LISTS if isinstance(data.get(key), list)]
+        named = [*lists, *(key for key in ("opening", *OPENING_COLUMNS) if data.get(key) is not None)]
+        if lists and len(named) > 1:
+            raise ConfigurationError(
+                f"{path}: it has {' and '.join(map(repr, named))}, and nothing says which are its rows: "
+                "leave one, or write it as [{...}] if it is a row"
+            )
+        data = data[lists[0]] if lists else [data]
     items = data if isinstance(data, list) else [data]
     return [(f"entry {number}", item) for number, item in enumerate(items, start=1)]
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from stateset_agents.core.sources.files import read_records
 from stateset_agents.core.sources.personal_text import Redactor
-from stateset_agents.core.sources.row_shapes import DataRow, expect_reply, read_row
+from stateset_agents.core.sources.row_shapes import DataRow, as_json, expect_reply, read_row
 from stateset_agents.core.sources.scenario_files import RowCounts, replayed, scenario_of
 from stateset_agents.core.sources.served_conversations import redacted
 from stateset_agents.core.sources.trace_rows import Traces, read_traces
@@ -45,20 +45,22 @@ class Imported:
     """Number of replacements by kind of personal text."""
 
     def summary(self) -> list[str]:
-        """What was found: a line each for format, tools and system prompts."""
-        chats = [row for _, row in self.rows if isinstance(row, DataRow)]
+        """What was found: a line each for format, tools and system prompts, and for what was read how."""
+        counts = RowCounts()
+        chats = [counts.add(row) for _, row in self.rows if isinstance(row, DataRow)]
         messages = [message for row in chats for message in (*row.prompt, *row.completion)]
         shapes = Counter([*(row.shape for row in chats), *["scenario"] * (len(self.rows) - len(chats))])
         format = f"{', '.join(shapes) or 'none that is known'}, {self.num_records} rows"
         if (of := self.traces) is not None:
-            counts = f"{of.num_calls} calls of models, {len(of.rows)} conversations"
-            format = f"{of.platform}, {self.num_records} records, {counts}"
+            format = f"{of.platform}, {self.num_records} records, "
+            format += f"{of.num_calls} calls of models, {len(of.rows)} conversations"
         calls = Counter(call.name for message in messages for call in message.tool_calls)
         offered = [tool["function"]["name"] for row in chats for tool in row.tools or ()]
         tools = ", ".join(f"{name} (calls: {calls[name]})" for name in dict.fromkeys((*offered, *calls)))
         systems = Counter(message.content for message in messages if message.role == "system")
         prompts = "".join(f"; {text[:60]!r} (rows: {count})" for text, count in systems.most_common(3))
-        return [f"format: {format}", f"tools: {tools or 'none'}", f"system prompts: {len(systems)}{prompts}"]
+        found = [f"format: {format}", f"tools: {tools or 'none'}", f"system prompts: {len(systems)}{prompts}"]
+        return [*found, *counts.lines()]
 
 
 def read_import(path: str | Path, *, redacts: bool = False) -> Imported:
@@ -104,14 +106,20 @@ def _hashed(data: dict[str, Any]) -> dict[str, Any]:
 
 def convert(rows: Iterable[tuple[str, Row]], form: str) -> tuple[list[dict[str, Any]], LeftOut]:
     """The rows in one of `FORMS`, and those that it cannot have. Ids are unique."""
-    made, left_out, ids = list[dict[str, Any]](), LeftOut(), set[str]()
+    made, left_out, seen = list[dict[str, Any]](), LeftOut(), set[str]()
     for where, row in rows:
         try:
             scenario = replayed(row) if isinstance(row, DataRow) else scenario_of(row, RowCounts(), True)
-            if scenario.id in ids:
-                raise ConfigurationError("its id, or all that it says, stands in an earlier row")
-            made += FORMS[form](row, scenario)
-            ids.add(scenario.id)
+            new = list(FORMS[form](row, scenario))
+            columns = (column for each in new for column in each.items())
+            texts = [(key, as_json(value, f"the values of {key!r}")) for key, value in columns]
+            text = str(sorted(column for column in texts if column[0] not in ("id", "split")))
+            if text in seen:
+                raise ConfigurationError("all that it says stands in an earlier row")
+            if scenario.id in seen:
+                raise ConfigurationError(f"its id {scenario.id!r} is an earlier row's: give it another")
+            made += new
+            seen |= {scenario.id, text}
         except ConfigurationError as error:
             left_out.append((where, str(error)))
     return made, left_out
@@ -140,7 +148,7 @@ _CHECKS = ("recorded", "answer", "expected_facts", "ground_truth", "solution", "
 
 def _evaluation(row: Row, scenario: Scenario) -> dict[str, Any]:
     """A scenario of the split test that something can be checked by."""
-    if not any(scenario.context.get(key) for key in _CHECKS):
+    if all(scenario.context.get(key) in (None, "", [], {}) for key in _CHECKS):
         raise ConfigurationError(f"nothing in it says what is right: no {', '.join(_CHECKS)}")
     return {**_scenario(row, scenario), "split": "test"}
 
@@ -169,7 +177,7 @@ def _example(row: Row, scenario: Scenario) -> dict[str, Any]:
     """A conversation to imitate: one that nobody called a failure, up to its last reply."""
     chat, messages, beside = _chat(row, scenario)
     expect_reply(chat, beside)
-    if beside.get("success") is False or (chat.shape == "tau-bench" and beside.get("reward") == 0):
+    if chat.is_failure:
         raise ConfigurationError("it was reported as a failure")
     while messages[-1]["role"] != "assistant":
         messages.pop()
@@ -202,13 +210,9 @@ def _for_openai(row: Row, scenario: Scenario) -> dict[str, Any]:
     messages, tools = made["messages"], made.get("tools") or []
     names = [tool["function"]["name"] for tool in tools]
     calls = [call for message in messages for call in message.get("tool_calls", ())]
-    answered = {message.get("tool_call_id") for message in messages}
-    answered |= {call["id"] for call in messages[-1].get("tool_calls", ())}
     for name in (call["function"]["name"] for call in calls):
         if name not in names or not re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", name):
             raise ConfigurationError(f"OpenAI takes no call of {name!r}: no tool of the row, or no name")
-    if not answered.issuperset(call["id"] for call in calls):
-        raise ConfigurationError("OpenAI takes no call without a result")
     if not {message.get("weight", 1) for message in messages} <= {0, 1}:
         raise ConfigurationError("OpenAI takes the weights 0 and 1 alone")
     offers = ("tools", "parallel_tool_calls") if tools else ()

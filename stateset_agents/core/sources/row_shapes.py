@@ -20,7 +20,7 @@ from stateset_agents.core.chat.escaping import encodable
 from stateset_agents.core.chat.replies.parsing import parse_reply
 from stateset_agents.runtime.yaml_files import read_yaml
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.messages import MAX_NESTING, Message, ToolCall, is_nested_deeper
+from stateset_agents.types.messages import MAX_NESTING, Message, is_nested_deeper
 from stateset_agents.types.scenario import OPENING_COLUMNS
 from stateset_agents.types.schemas import parameters_of, without_members, without_nulls
 
@@ -56,8 +56,9 @@ def read_messages(value: Any, column: str, tools: Sequence[Mapping[str, Any]] = 
         weight = _weight(data)
         for message in _read(data, messages, tools):
             if message.role == "user" and not message.content.strip():
+                words = "value" if "from" in item else "content"
                 raise ConfigurationError(
-                    f"message {number} of {column} is the user's and has no words: give it `content`, or "
+                    f"message {number} of {column} is the user's and has no words: give it `{words}`, or "
                     f"leave the row out (it has {', '.join(map(str, item))})"
                 )
             messages.append(message)
@@ -117,7 +118,10 @@ def as_openai(item: Any) -> Iterator[Mapping[str, Any]]:
 def _of_sharegpt(item: Mapping[str, Any]) -> Mapping[str, Any]:
     name, value = item["from"], item.get("value")
     data = {key: given for key, given in item.items() if key not in ("from", "value")}
-    data["role"] = tables()["sharegpt_roles"].get(name, name) if isinstance(name, str) else name
+    roles = tables()["sharegpt_roles"]
+    if name not in list(roles):
+        raise ConfigurationError(f"a message's `from` must be one of {', '.join(roles)}, got {name!r:.60}")
+    data["role"] = roles[name]
     if name == "function_call":
         calls = from_json_text(value, "a function_call")
         data["tool_calls"] = calls if isinstance(calls, list) else [calls]
@@ -165,7 +169,7 @@ def _read(
     if message.role == "assistant" and message.images:
         raise ConfigurationError("a reply has a picture, which no agent here can give: leave the row out")
     for call in message.tool_calls:
-        _expect_json(call)
+        as_json(dict(call.arguments), f"the arguments of tool call {call.name!r}")
     if message.tool_calls and message.role != "assistant":
         raise ConfigurationError(
             f"a message of the {message.role} calls {message.tool_calls[0].name!r}: only an assistant's "
@@ -197,13 +201,12 @@ def _read(
         yield replace(message, content=text)
 
 
-def _expect_json(call: ToolCall) -> None:
+def as_json(value: Any, of: str) -> str:
+    """The JSON text. Raises ConfigurationError for what has none, NaN among it; `of` names the value."""
     try:
-        json.dumps(dict(call.arguments), allow_nan=False)
+        return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(
-            f"the arguments of tool call {call.name!r} are no JSON ({error}): write them as JSON text"
-        ) from error
+        raise ConfigurationError(f"{of} are no JSON ({error}): write them as JSON text") from error
 
 
 def _without_nulls(call: Any, tools: Sequence[Mapping[str, Any]]) -> Any:
@@ -374,7 +377,14 @@ class DataRow:
     unread: tuple[str, ...] = ()
     """Keys of its messages that have a value and no place here, one for each time."""
 
+    @property
+    def is_failure(self) -> bool:
+        """True if somebody called it one, in a cell of text, too."""
+        verdicts = [self.rest.get("success"), self.rest.get("reward") if self.shape == "tau-bench" else None]
+        return any(str(verdict).lower() in _NO for verdict in verdicts)
 
+
+_NO = ("false", "0", "0.0")
 _GSM8K = re.compile(r"\n####\s*(.*\S)\s*$")
 _TOOLS = ("tools", "functions")
 _SYSTEM = ("system", "system_prompt")
@@ -443,6 +453,7 @@ def read_row(row: Any) -> DataRow | None:
     tools_column = _only(row, _TOOLS)
     tools = None if tools_column is None else read_schemas(row[tools_column])
     before, after = _parts(row, shape, tools or ())
+    _expect_calls((*before.messages, *after.messages))
     completion = next((column for column in shape.completions if row.get(column) is not None), None)
     detail = shape.detail if row.get(shape.detail or "") else None
     columns = tuple(column for column in (shape.prompt, detail, completion) if column is not None)
@@ -486,7 +497,7 @@ def expect_chat(row: Any) -> DataRow:
 
 def expect_reply(row: DataRow, columns: Iterable[str]) -> None:
     """Raises ConfigurationError for a row of which nothing can be imitated, or not as it stands."""
-    if row.shape == "TRL" and str(row.rest.get("label")).lower() in ("false", "0"):
+    if row.shape == "TRL" and str(row.rest.get("label")).lower() in _NO:
         raise ConfigurationError(
             "its label is false: it shows what not to say; leave it out, or name the column otherwise"
         )
@@ -495,11 +506,14 @@ def expect_reply(row: DataRow, columns: Iterable[str]) -> None:
             "it shows no reply to imitate: give a completion, or messages that end with the assistant's; "
             f"there are {', '.join(map(str, columns))}"
         )
-    number, before = 0, None
+    number, before, left = 0, None, 0
     for message, weight in zip(row.completion, row.weights, strict=True):
         if message.role == before == "assistant":
             raise ConfigurationError("two replies stand behind one another: make them one")
+        if message.role != "tool" and left > 0:
+            raise ConfigurationError("a call has no result: add it, or leave the row out")
         before = message.role
+        left = left - 1 if message.role == "tool" else len(message.readable_calls)
         number += message.role == "assistant"
         if message.role == "assistant" and weight:
             _expect_example(message, number)
@@ -548,6 +562,21 @@ def _parts(row: Mapping[str, Any], shape: Shape, tools: Sequence[Mapping[str, An
         return before, after
     # a number or a list of answers is there to check by: no reply
     return before, _one(read_reply(answer)) if isinstance(answer, str) and answer.strip() else Chat()
+
+
+def _expect_calls(messages: Iterable[Message]) -> None:
+    """Raises ConfigurationError for a result that answers no call of the reply before it."""
+    ids, left = list[str](), 0
+    for message in messages:
+        if message.role != "tool":
+            ids, left = [call.id for call in message.tool_calls], len(message.tool_calls)
+            continue
+        left -= 1
+        if left < 0 or (message.tool_call_id and all(ids) and message.tool_call_id not in ids):
+            raise ConfigurationError(
+                f"the result {message.content[:40]!r} with tool_call_id {message.tool_call_id!r} answers no "
+                f"call before it, whose ids are {', '.join(ids) or 'none'}: mend it, or leave the row out"
+            )
 
 
 def _one(message: Message) -> Chat:

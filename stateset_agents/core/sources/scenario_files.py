@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -152,14 +152,13 @@ def _expect_subject(row: Mapping[str, Any]) -> None:
     spoken = next((key for key in names if key in _SPEAKS), None)
     spoken = spoken or next((key for key in OPENING_COLUMNS if inner.get(key)), None)
     has_subject = any(row.get(key) for key in ("topic", "family")) or context not in (None, "")
-    others = [str(key) for key in names if key not in _OURS]
-    if spoken is None and (has_subject or not others):
+    if spoken is None and has_subject:
         return
-    column = spoken or others[0]
+    column = spoken or next((key for key in names if key not in _OURS), "COLUMN")
     raise ConfigurationError(
         f"which column is the user's first message? The row has no opening; there are "
-        f"{', '.join(map(str, names))}: name it `opening`, or map it, scenarios: {{dataset: FILE, columns: "
-        f"{{opening: {column}}}}}"
+        f"{', '.join(map(str, names)) or 'no others'}: name it `opening`, or map it, scenarios: {{dataset: "
+        f"FILE, columns: {{opening: {column}}}}}"
     )
 
 
@@ -235,14 +234,18 @@ class RowCounts:
         return row
 
     def tell(self, of: str) -> None:
-        """A line for what somebody may have meant otherwise."""
+        """Log a line for what somebody may have meant otherwise."""
+        for line in self.lines():
+            _log.warning(f"{of}: {line}")
+
+    def lines(self) -> Iterator[str]:
         chats = {shape.name for shape in shapes() if not shape.completions}
         for (shape, (prompt, *others), passed), number in self.shapes.items():
             more = f", {' and '.join(map(repr, others))} beside it" if others else ""
             more += f", {' and '.join(map(repr, passed))} is not" if passed else ""
             role = "the conversation" if shape in chats else "what is asked"
-            _log.warning(f"{of}: {prompt!r} is read as {role}{more} (shape {shape}, rows: {number})")
+            yield f"{prompt!r} is read as {role}{more} (shape {shape}, rows: {number})"
         for key, number in self.unread.items():
-            _log.warning(f"{of}: the key {key!r} of messages is not read (messages with it: {number})")
+            yield f"the key {key!r} of messages is not read (messages with it: {number})"
         if self.num_made_up:
-            _log.warning(f"{of}: openings are made up of topic and context (rows: {self.num_made_up})")
+            yield f"openings are made up of topic and context (rows: {self.num_made_up})"

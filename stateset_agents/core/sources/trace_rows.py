@@ -57,11 +57,16 @@ def read_traces(located: Sequence[Located]) -> Traces | None:
 
 
 def reason_lines(left_out: Iterable[tuple[str, str]]) -> list[str]:
-    """A line for each reason, whatever values stand in it: how often, and where first."""
-    alike: dict[str, list[str]] = {}
+    """A line for each reason, whatever values stand in it: how often, where first, and with which others."""
+    alike: dict[str, list[tuple[str, str]]] = {}
     for where, reason in left_out:
-        alike.setdefault(re.sub(r"'[^']*'|\d+", "", reason), []).append(f"{reason} (first: {where})")
-    return [f"{len(reasons)}: {reasons[0]}" for reasons in alike.values()]
+        alike.setdefault(re.sub(r"'[^']*'|\d+", "", reason), []).append((where, reason))
+    lines = []
+    for [(where, first), *more] in alike.values():
+        values = (value for _, reason in more for value in re.findall(r"'[^']*'", reason))
+        others = ", ".join(dict.fromkeys(value for value in values if value not in first))
+        lines.append(f"{len(more) + 1}: {first} (first: {where})" + f"; also {others:.80}" * bool(others))
+    return lines
 
 
 def _conversations(located: Sequence[Located], platform: str, of: Mapping[str, Any]) -> Traces:

@@ -98,6 +98,11 @@ def load_demonstrations(
         raise ConfigurationError(
             f"all {len(read)} conversations are held out: give some to train, or a smaller validation_share"
         )
+    if num_failed := sum(chat.row.is_failure for chat in read):
+        _log.warning(
+            f"{num_failed} of {len(read)} conversations were reported as failures and are imitated, too: "
+            "`stateset-agents import FILE --as sft --output ROWS` leaves them out"
+        )
     if num_cut:
         _log.warning(
             f"{num_cut} of {len(read)} conversations are longer than the context of {agent.context_length} "

@@ -252,7 +252,9 @@ def test_rows_keep_the_splits_that_they_name(run: Run, capsys: pytest.CaptureFix
         (["new", "--tools", "class"], "--tools must be MODULE:FUNCTION or the name of a function to write"),
         (["new", "--tools", "nowhere:x"], "tool 'nowhere:x' cannot be imported: No module named 'nowhere'"),
         (["new", "--data", "none.csv"], "cannot read file none.csv: No such file"),
-        (["new", "--data", "empty.jsonl"], "gives no scenario: the lines above say why"),
+        (["new", "--data", "one.jsonl"], "one.jsonl has too few rows, none is left for test: give at least"),
+        (["new", "--data", "no.jsonl"], 'no.jsonl, scenario a: context["answer"] must be a number, a text'),
+        (["new", "--data", "empty.jsonl"], "gives no row: the lines above say why"),
     ],
 )
 def test_what_cannot_work_is_one_line(
@@ -265,6 +267,9 @@ def test_what_cannot_work_is_one_line(
     monkeypatch.chdir(tmp_path)
     Path("taken").mkdir()
     Path("taken/file").write_text("mine")
+    Path("one.jsonl").write_text('{"question": "2+2?", "answer": 4}\n')
+    answers = [{"id": id, "question": f"{id}?", "answer": said} for id, said in (("a", False), ("b", 4))]
+    Path("no.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in answers))
     Path("empty.jsonl").write_text('{"colour": "red"}\n')
     before = contents(tmp_path)
     assert message in the_line(main(["init", *options]), capsys.readouterr().err)

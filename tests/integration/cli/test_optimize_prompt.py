@@ -151,7 +151,7 @@ async def test_a_better_prompt_is_written_and_shown_to_be_better(shop: Path) -> 
         assert len(sent) == len(asked)  # none twice with the same seed
         num_requests = len(models.bodies)
         code, out, err = await ran(shop, words)
-        assert the_line(code, err) == "new/better.yaml exists: give another file to --out, or remove it"
+        assert the_line(code, err) == "new/better.yaml exists: give another file, or remove it"
         assert len(models.bodies) == num_requests
     assert b"sk-" not in b"".join(contents(shop).values())
 

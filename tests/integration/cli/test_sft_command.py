@@ -54,6 +54,8 @@ def test_what_fails_is_left_out_unless_it_is_asked_for(tmp_path, capsys):
     assert not file.exists()
     assert main([*silent, "--keep-failures"]) == 0
     assert len(file.read_text().splitlines()) == 6
+    code = main(["demonstrate", "retail_desk", "--episodes", "1", "--out", str(file)])
+    assert "silent.jsonl exists: give another file, or remove it" in the_line(code, capsys.readouterr().err)
 
 
 def test_columns_of_other_names_are_mapped_and_the_run_keeps_how(tmp_path: Path) -> None:

@@ -227,7 +227,8 @@ async def test_one_remote_user_among_local_ones_is_refused():
 
 
 def test_splits_never_stand_in_for_one_another():
-    environment = ConversationEnvironment([{"id": "a"}, {"id": "b", "split": "test"}, Scenario(id="c")])
+    rows = [{"id": "a", "topic": "x"}, {"id": "b", "topic": "x", "split": "test"}, Scenario(id="c")]
+    environment = ConversationEnvironment(rows)
     assert [scenario.id for scenario in environment.scenarios("train")] == ["a", "c"]
     assert [scenario.id for scenario in environment.scenarios("test")] == ["b"]
     assert environment.scenarios("validation") == []

@@ -188,6 +188,15 @@ async def test_another_environment_or_address_is_refused(tmp_path: Path) -> None
             await measured(server, file)
 
 
+def test_a_file_without_conversations_is_begun_anew(tmp_path: Path) -> None:
+    file = tmp_path / "kept.jsonl"
+    for url in ("http://wrong", "http://right", "http://right"):
+        with KeptConversations(file) as kept:
+            kept.begin({"url": url})
+    identities = [json.loads(line).get("identity") for line in file.read_text().splitlines()]
+    assert identities == [None, {"url": "http://wrong"}, {"url": "http://right"}]
+
+
 async def test_a_scenario_that_has_changed_is_refused(tmp_path: Path) -> None:
     changed = [Scenario(id="s0", family="family 0", context={"order": "K27"}), *scenarios(4)[1:]]
     async with ChatServer() as server:

@@ -140,7 +140,7 @@ def test_an_error_of_the_reflection_is_kept_for_the_stopper(loop: asyncio.Runner
             ["--max-metric-calls", "30"],
             "must be from 1 to below --max-metric-calls, got 30",
         ),
-        ({"system_prompt": "x"}, ["--out", "shop.yaml"], "shop.yaml exists: give another file to --out"),
+        ({"system_prompt": "x"}, ["--out", "shop.yaml"], "shop.yaml exists: give another file, or remove it"),
         ({"system_prompt": "x"}, ["--out", "no/b.yaml"], "cannot write 'no/b.yaml'"),
         (
             {"system_prompt": "x"},

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from full_disk import files_of_at_most
 
 from stateset_agents.tracking.jsonl import JsonlWriter, read_json, read_lines
-from stateset_agents.tracking.run_folder import RunFolder
+from stateset_agents.tracking.run_folder import RunFolder, replace_file
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.tracking.tracker import JsonlTracker
 from stateset_agents.types.errors import ConfigurationError
@@ -188,3 +189,16 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_written(tmp_path: Path) -> 
         assert folder.metrics.read_bytes() == before
         tracker.log_metrics(2, {"reward/mean": 0.7})
     assert [line.values["reward/mean"] for line in RunLog(folder).metrics()] == [0.5, 0.7]
+
+
+def test_a_link_is_written_through_and_a_pipe_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    link, pipe = tmp_path / "link", tmp_path / "pipe"
+    link.symlink_to("there/file")
+    replace_file(link, "new")
+    assert link.is_symlink()
+    assert (tmp_path / "there" / "file").read_text() == "new"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigurationError, match="pipe: it is a pipe or a device; name a file"):
+        replace_file(pipe, "new")
+    assert pipe.is_fifo()

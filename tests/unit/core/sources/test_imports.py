@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ def written(folder: Path, rows: list[dict[str, Any]], name: str = "rows.jsonl") 
 def imported(source: Path, form: str, folder: Path, *more: str) -> Path:
     option = "--to" if form in ("openai", "trl") else "--as"
     output = folder / f"{form}.jsonl"
+    output.unlink(missing_ok=True)
     assert main(["import", str(source), option, form, "--output", str(output), *more]) == 0
     return output
 
@@ -144,13 +146,82 @@ def test_rows_that_a_form_cannot_have_are_counted_by_their_reason(
     out = capsys.readouterr().out
     for reason in (
         "left out: 2: message 1 of messages is the user's and has no words",
-        "left out: 1: its id, or all that it says, stands in an earlier row (first: line 2)",
+        "left out: 1: all that it says stands in an earlier row (first: line 2)",
         "left out: 1: it was reported as a failure (first: line 3)",
         "left out: 1: reply 1 is empty",
         "left out: 1: it shows no reply (first: line 5)",
         "rows that it gives: 1 sft\n",
     ):
         assert reason in out
+
+
+def test_an_answer_of_nought_is_one_to_check_by(tmp_path: Path) -> None:
+    rows = [{"question": f"{answer!r}?", "answer": answer} for answer in (0, False, "", [])]
+    made = lines(imported(written(tmp_path, rows), "evaluation", tmp_path))
+    assert [row["answer"] for row in made] == [0, False]
+
+
+async def test_failures_are_left_out_however_they_are_written_and_told_by_sft(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    verdicts = [True, None, 1, "yes", False, 0, "false", "0"]
+    rows = [{"prompt": f"{n}?", "completion": "Yes.", "success": v} for n, v in enumerate(verdicts)]
+    source = written(tmp_path, rows)
+    assert [row["id"] for row in lines(imported(source, "sft", tmp_path))] == [
+        row["id"] for row in lines(imported(source, "replay", tmp_path))[:4]
+    ]
+    async with await scripted("Bye.") as agent:
+        assert len(load_demonstrations(agent, source).train) == 8
+    assert "4 of 8 conversations were reported as failures and are imitated, too" in caplog.text
+
+
+def test_one_form_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["import", "rows.jsonl", "--as", "sft", "--to", "openai"])
+    assert "--to: not allowed with argument --as" in capsys.readouterr().err
+
+
+def test_auto_says_what_each_form_leaves_out_and_what_was_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    splits = ["train", "dev", "Train", "dev", "dEv"]
+    rows = [{"prompt": f"{n}?", "question": "Who?", "split": split} for n, split in enumerate(splits)]
+    assert main(["import", str(written(tmp_path, rows))]) == 0
+    out = capsys.readouterr().out
+    for line in (
+        "'prompt' is read as what is asked, 'question' is not (shape TRL, rows: 5)\n",
+        "got 'dev' (first: line 2); also 'Train', 'dEv'\n",
+        "left out of replay, sft, openai, trl: 1: it shows no reply (first: line 1)\n",
+        "left out of evaluation: 1: nothing in it says what is right",
+        "rows that it gives: 1 scenarios, 0 replay",
+    ):
+        assert line in out
+    assert len([line for line in out.splitlines() if line.startswith("left out: 4: ")]) == 1
+    assert main(["import", str(written(tmp_path, [{"colour": "red"}]))]) == 1
+    assert "left out: 1: which column is the user's first message?" in capsys.readouterr().out
+
+
+def test_what_repeats_has_an_id_twice_or_no_json_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = {"prompt": "Who?", "completion": "Ann."}
+    rows = [
+        {"id": "a", **one},
+        {"id": "b", **one, "split": "test"},
+        {"id": "c", **one, "level": 1},
+        {"id": "a", **one, "level": 2},
+        {"id": "d", **one, "level": float("nan")},
+    ]
+    source = written(tmp_path, rows)
+    for form in ("scenarios", "replay", "sft", "evaluation", "trl"):
+        assert [row["id"] for row in lines(imported(source, form, tmp_path))] == ["a", "c"]
+        out = capsys.readouterr().out
+        for reason in (
+            "all that it says stands in an earlier row (first: line 2)",
+            "its id 'a' is an earlier row's: give it another (first: line 4)",
+            "the values of 'level' are no JSON (Out of range float",
+        ):
+            assert f"left out: 1: {reason}" in out
 
 
 def test_what_gives_nothing_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,6 +235,28 @@ def test_what_gives_nothing_is_an_error(tmp_path: Path, capsys: pytest.CaptureFi
     assert "go together" in capsys.readouterr().err
     assert main(["import", str(source), "--as", "scenarios"]) == 0  # nothing is written
     assert [file.name for file in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("rows.jsonl", "rows.jsonl exists: give another file, or remove it"),
+        ("new.csv", "--output must name JSON lines, ROWS.jsonl, got"),
+        ("new.jsonl.gz", "--output must name JSON lines, ROWS.jsonl, got"),
+        ("pipe", "pipe: it is a pipe or a device; name a file"),
+    ],
+)
+def test_no_file_is_overwritten_or_has_another_s_name(
+    name: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = written(tmp_path, [{"prompt": "Where is K27?"}])
+    os.mkfifo(tmp_path / "pipe")
+    before = source.read_text()
+    assert main(["import", str(source), "--as", "scenarios", "--output", str(tmp_path / name)]) == 1
+    assert said in capsys.readouterr().err
+    assert source.read_text() == before
+    assert {file.name for file in tmp_path.iterdir()} == {"rows.jsonl", "pipe"}
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_personal_text_is_taken_out_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -331,7 +424,7 @@ def test_openai_gets_ids_weights_and_no_thoughts(tmp_path: Path, capsys: pytest.
     out = capsys.readouterr().out
     for reason in (
         "two replies stand behind one another",
-        "OpenAI takes no call without a result",
+        "a call has no result: add it, or leave the row out",
         "OpenAI takes no call of 'track'",
         "OpenAI takes the weights 0 and 1 alone",
     ):

@@ -117,6 +117,14 @@ def test_shares_are_held_out_the_same_in_every_run() -> None:
         chat_scenarios(many(2), shares={"train": 0.5})
 
 
+def test_equal_logs_are_held_out_together() -> None:
+    found = chat_scenarios(
+        [row | {"id": f"{i}{n}"} for n in "ab" for i, row in enumerate(many(40))], shares={"test": 0.5}
+    )
+    assert [one.split for one in found[:40]] == [one.split for one in found[40:]]
+    assert {one.split for one in found} == {"train", "test"}
+
+
 async def test_a_log_is_played_again_its_tools_answer_as_they_did() -> None:
     environment = ChatLogs([CHAT])
     [scenario] = environment.scenarios("train")
@@ -400,7 +408,7 @@ def test_an_id_that_two_calls_have_pairs_them_with_their_results_in_order() -> N
         },
         *(result("of C", "y"), result("of A", "x"), result("of B", "x")),
         {"role": "assistant", "content": None, "tool_calls": [call("D", "x"), call("E", "z"), call("F", "")]},
-        *(result("of D", None), result("of E", "z"), result("of F", "unknown"), result("more", "z")),
+        *(result("of D", None), result("of E", "z"), result("of F", "unknown")),
     ]
     recorded = chat_scenarios([{"messages": messages}])[0].context["recorded"]
     assert {entry["arguments"]["at"]: entry["content"] for entry in recorded} == {

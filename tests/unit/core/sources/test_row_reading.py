@@ -57,6 +57,8 @@ def talk(*replies: dict[str, Any], **more: Any) -> dict[str, Any]:
         ({"utterance": "hi"}, "which column is the user's first message.*opening: utterance"),
         ({"topic": "refund", "dialogue": "hi"}, "which column .*opening: dialogue"),
         ({"topic": "refund", "context": {"question": "hi?"}}, "which column .*opening: question"),
+        ({}, "which column .*there are no others: name it `opening`"),
+        ({"id": "a", "split": "test"}, "which column .*there are id, split: name it"),
         ({"opening": None, "order_id": "K1"}, "which column .*opening: order_id"),
         ({"topic": "refund", "question": ""}, "column 'question' is empty"),
         ({"prompt": 5}, "column 'prompt' must be text, got int 5"),
@@ -76,6 +78,8 @@ def talk(*replies: dict[str, Any], **more: Any) -> dict[str, Any]:
             "message 1 of messages is the user's .*it has role, v",
         ),
         ({"conversations": [{"from": "human", "value": None}]}, "message 1 of conversations is the user's"),
+        ({"conversations": [{"from": "human", "value": " "}]}, "give it `value`, or leave the row out"),
+        ({"conversations": [{"from": "bing", "value": "a"}]}, "`from` must be one of human, gpt.* 'bing'"),
         ({"instruction": "and?", "history": [["2?", "3"]]}, "has 'history' beside 'instruction'"),
         ({"prompt": "a", "system": "b", "system_prompt": "c"}, "'system' and 'system_prompt', which differ"),
         ({"messages": ["hi"]}, "a message must be a mapping, got str 'hi'"),
@@ -215,6 +219,32 @@ def test_results_that_stand_in_one_message_are_given_to_their_calls() -> None:
     row["conversations"].append({"from": "tool", "value": told})
     [scenario] = chat_scenarios([row])
     assert [call["content"] for call in scenario.context["recorded"]] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        (
+            [{"role": "tool", "tool_call_id": "99", "content": "x"}],
+            "'x' with tool_call_id '99' answers no call",
+        ),
+        ([{"role": "tool", "content": "x"}] * 2, "'x' with tool_call_id None answers no call .* ids are 1"),
+    ],
+)
+def test_a_result_of_no_call_is_refused(told: list[dict[str, Any]], said: str) -> None:
+    call = {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": {}}}]}
+    with pytest.raises(ConfigurationError, match=said):
+        chat_scenarios([talk(call, *told, {"content": "a"})])
+    with pytest.raises(ConfigurationError, match="ids are none"):
+        chat_scenarios([talk(*told, {"content": "a"})])
+
+
+async def test_a_call_without_a_result_is_no_example() -> None:
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    asked = {"role": "user", "content": "And?"}
+    with pytest.raises(ConfigurationError, match="a call has no result: add it, or leave the row out"):
+        load_demonstrations(await scripted(""), [talk(call, asked, {"content": "a"})])
+    assert load_demonstrations(await scripted(""), [talk(call)]).train
 
 
 def test_a_refusal_is_what_was_said() -> None:
@@ -447,6 +477,25 @@ def test_lines_and_lists_are_told_apart_by_what_stands_in_them(tmp_path: Path) -
             assert [row for _, row in read_rows(tmp_path / name, of="rows")] == rows
     (tmp_path / "a.json").write_text(json.dumps({"info": 1, "simulations": rows}))
     assert [row for _, row in read_rows(tmp_path / "a.json", of="rows")] == rows
+
+
+def test_braces_in_cells_and_lines_of_text_stay(tmp_path: Path) -> None:
+    cell = "what is wrong\n}\n{\n here"
+    (tmp_path / "c.csv").write_text(f'id,question,answer\n7,"{cell}",4')
+    assert read_rows(tmp_path / "c.csv", of="file") == [
+        ("line 2", {"id": "7", "question": cell, "answer": "4"})
+    ]
+    (tmp_path / "c.txt").write_text("}\n{\n")
+    assert [row["text"] for _, row in read_rows(tmp_path / "c.txt", of="file")] == ["}", "{"]
+
+
+def test_an_object_that_could_be_a_row_and_holds_rows_is_refused(tmp_path: Path) -> None:
+    row = talk({"content": "a"}, data=[{"prompt": "z", "completion": "w"}])
+    (tmp_path / "one.json").write_text(json.dumps(row))
+    with pytest.raises(ConfigurationError, match=r"one\.json: .*'data' and 'messages'.*\[\{\.\.\.\}\]"):
+        read_rows(tmp_path / "one.json", of="file")
+    (tmp_path / "one.json").write_text(json.dumps([row]))
+    assert read_rows(tmp_path / "one.json", of="file") == [("entry 1", row)]
 
 
 def test_equal_rows_are_named_by_their_lines_and_kept_where_one_says_so(tmp_path: Path) -> None:

@@ -118,8 +118,6 @@ async def test_without_the_library_strict_tools_are_served_and_required_calls_ar
     assert await answer(client, tools=tools, max_tokens=5)
     named = {"type": "function", "function": {"name": "weather"}}
     for choice in ("required", named):
-        with pytest.raises(
-            openai.BadRequestError, match=r'pip install \\?"llguidance'
-        ) as caught:
+        with pytest.raises(openai.BadRequestError, match=r'pip install \\?"llguidance') as caught:
             await answer(client, tools=tools, tool_choice=choice)
         assert (caught.value.param, caught.value.code) == ("tool_choice", "unsupported_constraint")

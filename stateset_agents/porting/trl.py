@@ -108,6 +108,8 @@ class TrlReward(FunctionReward):
         parts = [dict(one.outcome.breakdown if one.outcome else {}) for one in trajectories]
 
         def log(column: str, values: Sequence[Any]) -> None:
+            is_free = column not in self._weights
+            expect_that(is_free, "log_extra and log_metric", "log what is no reward's name", column, "rename it")
             if not all(isinstance(value, int | float) for value in values):
                 self.warn_once(_log, "log_extra keeps numbers, others are left out", column=column)
                 return
@@ -126,7 +128,8 @@ class TrlReward(FunctionReward):
         for name, values in zip(self._functions, await gather_or_cancel(calls), strict=True):
             if len(values) != len(parts):
                 raise RewardFailure(f"{name} returned {len(values)} rewards for {len(parts)} completions")
-            log(name, [math.nan if value is None else float(value) for value in values])
+            for scored, value in zip(parts, values, strict=True):
+                scored[name] = math.nan if value is None else float(value)
         results = []
         for one in parts:
             said = {name: value for name, value in one.items() if not math.isnan(value)}

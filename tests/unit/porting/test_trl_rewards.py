@@ -92,6 +92,16 @@ async def test_a_text_that_log_extra_cannot_keep_is_said_once(caplog: pytest.Log
     assert "words" in record.getMessage()
 
 
+async def test_a_log_under_the_name_of_a_reward_is_refused() -> None:
+    def logged(completions: Any, log_metric: Any, **_: Any) -> list[float]:
+        log_metric("Shop", 50.0)
+        return [0.0] * len(completions)
+
+    line = "log_extra and log_metric must log what is no reward's name, got 'Shop': rename it"
+    with pytest.raises(ConfigurationError, match=line):
+        await scores(TrlReward(logged, environments=["Shop"]), members("4", "5"))
+
+
 async def test_too_few_rewards_leave_the_group_unscored() -> None:
     def one(**_: Any) -> list[float]:
         return [1.0]

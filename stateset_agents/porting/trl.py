@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,14 +18,14 @@ from stateset_agents.core.environment import Conversation, Observation, copy_sta
 from stateset_agents.core.reward import FunctionReward, RewardResult
 from stateset_agents.porting.grpo_config import ported_settings
 from stateset_agents.runtime.tasks import gather_or_cancel
-from stateset_agents.runtime.user_code import call_user_code, guarded
+from stateset_agents.runtime.user_code import call_user_code, format_error, guarded
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trl.settings import require_trl
-from stateset_agents.types.errors import RewardFailure
+from stateset_agents.types.errors import ConfigurationError, RewardFailure
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.scenario import Scenario, Split, expect_split
-from stateset_agents.types.settings import expect_that
+from stateset_agents.types.settings import expect_that, is_number
 from stateset_agents.types.trajectory import Outcome, Trajectory
 
 _log = get_logger(__name__)
@@ -83,13 +83,16 @@ class TrlReward(FunctionReward):
     ) -> None:
         """`reward_funcs`: one or several, sync or async; `reward_weights`: a number for each, 1 where absent;
         `environments`: classes whose `get_reward` counts too, with weight 1."""
-        functions = [reward_funcs] if callable(reward_funcs) else list(reward_funcs or ())
+        several = reward_funcs or () if isinstance(reward_funcs, list | tuple | None) else [reward_funcs]
+        functions: list[Any] = list(several)
         are_functions = all(callable(one) and not hasattr(one, "parameters") for one in functions)
         hint = "write a function that asks the reward model"
         expect_that(are_functions, "reward_funcs", "be functions", functions, hint, length=60)
-        weights = [1.0] * len(functions) if reward_weights is None else list(map(float, reward_weights))
-        rule = f"have one weight for each of {len(functions)} reward_funcs"
-        expect_that(len(weights) == len(functions), "reward_weights", rule, weights)
+        weights = [1.0] * len(functions) if reward_weights is None else reward_weights
+        are_numbers = isinstance(weights, list | tuple) and all(map(is_number, weights))
+        fit = are_numbers and len(weights) == len(functions) and math.isfinite(sum(weights))
+        rule = f"have one weight for each of {len(functions)} reward_funcs, a finite number"
+        expect_that(fit, "reward_weights", rule, weights, length=60)
         names = [str(getattr(function, "__name__", type(function).__name__)) for function in functions]
         every = [*names, *environments]
         expect_that(0 < len(set(every)) == len(every), "reward_funcs", "be some, each of another name", every)
@@ -109,7 +112,9 @@ class TrlReward(FunctionReward):
 
         def log(column: str, values: Sequence[Any]) -> None:
             is_free = column not in self._weights
-            expect_that(is_free, "log_extra and log_metric", "log what is no reward's name", column, "rename it")
+            expect_that(
+                is_free, "log_extra and log_metric", "log what is no reward's name", column, "rename it"
+            )
             if not all(isinstance(value, int | float) for value in values):
                 self.warn_once(_log, "log_extra keeps numbers, others are left out", column=column)
                 return
@@ -125,17 +130,35 @@ class TrlReward(FunctionReward):
             "log_metric": lambda name, value: log(name, [value] * len(parts)),
         }
         calls = (call_user_code(function, **arguments) for function in self._functions.values())
-        for name, values in zip(self._functions, await gather_or_cancel(calls), strict=True):
+        for name, returned in zip(self._functions, await gather_or_cancel(calls), strict=True):
+            values = _numbers(name, returned)
             if len(values) != len(parts):
                 raise RewardFailure(f"{name} returned {len(values)} rewards for {len(parts)} completions")
             for scored, value in zip(parts, values, strict=True):
-                scored[name] = math.nan if value is None else float(value)
+                scored[name] = value
         results = []
         for one in parts:
             said = {name: value for name, value in one.items() if not math.isnan(value)}
             scores = [weight * said[name] for name, weight in self._weights.items() if name in said]
             results.append(RewardResult(score=sum(scores) if scores else None, breakdown=said))
         return results
+
+
+def _numbers(name: str, returned: Any, *, one: bool = False) -> list[float]:
+    """What a reward function returned, or `one` that a `get_reward` did; NaN for None. Raises
+    ConfigurationError for what is no number."""
+    try:
+        values = [returned] if one else list(returned)
+        if isinstance(returned, str | bytes | Mapping | Set) or any(
+            isinstance(v, str | bytes) for v in values
+        ):
+            raise TypeError("a text, a mapping or a set")
+        return [math.nan if value is None else float(value) for value in values]
+    except (TypeError, ValueError) as error:
+        expected = "a number or None" if one else "a list with a number or None for each completion"
+        raise ConfigurationError(
+            f"{name} must return {expected}, got {returned!r:.60} ({format_error(error)})"
+        ) from error
 
 
 def _columns(trajectories: Sequence[Trajectory]) -> dict[str, list[Any]]:
@@ -298,7 +321,8 @@ class _TrlConversation:
         held = _Held(type(self.instance).__name__)
         held.instance, judge = self.instance, getattr(self.instance, "get_reward", lambda: None)
         value = await guarded(f"{held}.get_reward", call_user_code(judge))
-        parts = {} if value is None else {str(held): float(value)}
+        (score,) = _numbers(f"{held}.get_reward", value, one=True)
+        parts = {} if value is None else {str(held): score}
         return Outcome(reward=parts.get(held), breakdown=parts, metadata={_INSTANCE: held})
 
     def fork(self) -> Conversation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -111,6 +112,35 @@ async def test_too_few_rewards_leave_the_group_unscored() -> None:
 
 
 @pytest.mark.parametrize(
+    "returned", [{"a": 1, "b": 2}, "12", ["1", "2"], 1.0, None, [[1.0], [2.0]], {1.0, 2.0}]
+)
+async def test_what_is_no_list_of_numbers_names_the_function(returned: Any) -> None:
+    def odd(**_: Any) -> Any:
+        return returned
+
+    with pytest.raises(ConfigurationError, match=r"^odd must return a list with a number or None .*, got "):
+        await scores(TrlReward(odd), members("4", "5"))
+
+
+async def test_a_generator_is_iterated_as_trl_does() -> None:
+    def numbers(completions: Any, **_: Any) -> Any:
+        return (float(index) for index, _ in enumerate(completions))
+
+    assert await scores(TrlReward(numbers), members("4", "5")) == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("returned", [[1.0], "1", {}])
+async def test_a_get_reward_that_is_no_number_is_one_line(returned: Any) -> None:
+    class Lists(Shop):
+        def get_reward(self) -> Any:
+            return returned
+
+    talk = await started(TrlEnvironment(ROWS, environment_factory=Lists))
+    with pytest.raises(ConfigurationError, match=r"^Lists.get_reward must return a number or None, got "):
+        await talk.outcome()
+
+
+@pytest.mark.parametrize(
     ("arguments", "line"),
     [
         ({"reward_funcs": "org/reward-model"}, "reward_funcs must be functions.*asks the reward model"),
@@ -118,6 +148,14 @@ async def test_too_few_rewards_leave_the_group_unscored() -> None:
             {"reward_funcs": [right], "reward_weights": [1, 2]},
             "reward_weights must have one weight for each of 1",
         ),
+        *(
+            (
+                {"reward_funcs": right, "reward_weights": weights},
+                "reward_weights must have one weight for each of 1 reward_funcs, a finite number, got ",
+            )
+            for weights in ("1", ["x"], [None], 5, [math.nan], {"right": 1})
+        ),
+        ({"reward_funcs": 5}, r"reward_funcs must be functions, got \[5\]"),
         ({"reward_funcs": [right, right]}, "reward_funcs must be some, each of another name"),
         ({"reward_funcs": None}, r"reward_funcs must be some, each of another name, got \[\]"),
     ],

@@ -21,7 +21,7 @@ from stateset_agents.runtime.tasks import gather_or_cancel
 from stateset_agents.runtime.user_code import call_user_code, format_error, guarded
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trl.settings import require_trl
-from stateset_agents.types.errors import ConfigurationError, RewardFailure
+from stateset_agents.types.errors import ConfigurationError, RewardFailure, StatesetError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.scenario import Scenario, Split, expect_split
@@ -33,6 +33,7 @@ _INSTANCE = "trl_environment"
 """Key in an outcome's metadata: the object whose methods were the conversation's tools."""
 _EMPTY = ({"role": "user", "content": ""},)
 """TRL's prompt where a row has none, for an environment whose `reset` says it."""
+_ROWS = "give a datasets.Dataset (a split of a DatasetDict, or Dataset.from_pandas(frame)) or a list of dicts"
 Functions = Callable[..., Any] | Sequence[Callable[..., Any]] | None
 Rows = Iterable[Mapping[str, Any]] | None
 Factory = Callable[[], Any] | Mapping[str, Callable[[], Any]] | None
@@ -131,7 +132,10 @@ class TrlReward(FunctionReward):
         }
         calls = (call_user_code(function, **arguments) for function in self._functions.values())
         for name, returned in zip(self._functions, await gather_or_cancel(calls), strict=True):
-            values = _numbers(name, returned)
+            rule = (
+                f"{name} must return a list with a number or None for each completion, got {returned!r:.60}"
+            )
+            values = _called(rule, _numbers, returned)
             if len(values) != len(parts):
                 raise RewardFailure(f"{name} returned {len(values)} rewards for {len(parts)} completions")
             for scored, value in zip(parts, values, strict=True):
@@ -144,21 +148,22 @@ class TrlReward(FunctionReward):
         return results
 
 
-def _numbers(name: str, returned: Any, *, one: bool = False) -> list[float]:
-    """What a reward function returned, or `one` that a `get_reward` did; NaN for None. Raises
-    ConfigurationError for what is no number."""
+def _called(what: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """The result of a script's code. Raises ConfigurationError, a line that begins with `what`, where it
+    breaks."""
     try:
-        values = [returned] if one else list(returned)
-        if isinstance(returned, str | bytes | Mapping | Set) or any(
-            isinstance(v, str | bytes) for v in values
-        ):
-            raise TypeError("a text, a mapping or a set")
-        return [math.nan if value is None else float(value) for value in values]
-    except (TypeError, ValueError) as error:
-        expected = "a number or None" if one else "a list with a number or None for each completion"
-        raise ConfigurationError(
-            f"{name} must return {expected}, got {returned!r:.60} ({format_error(error)})"
-        ) from error
+        return function(*args, **kwargs)
+    except Exception as error:  # whatever it is, the script has to be changed
+        why = str(error) if isinstance(error, StatesetError) else format_error(error)
+        raise ConfigurationError(f"{what}: {' '.join(why.split())}") from error
+
+
+def _numbers(returned: Any) -> list[float]:
+    """A reward function's list; NaN for None. Raises TypeError or ValueError for another thing."""
+    values = list(returned)
+    if isinstance(returned, str | bytes | Mapping | Set) or any(isinstance(value, str) for value in values):
+        raise TypeError("numbers in a list are expected")
+    return [math.nan if value is None else float(value) for value in values]
 
 
 def _columns(trajectories: Sequence[Trajectory]) -> dict[str, list[Any]]:
@@ -252,24 +257,37 @@ class TrlEnvironment:
         self.local = not any(_is_async(method) for listed in methods.values() for method in listed)
         has_rows = train_dataset is not None or (self._plays and not self._named)
         expect_that(has_rows, "train_dataset", "be rows, or one environment's reset ask", train_dataset)
-        train = [{}] if train_dataset is None else train_dataset
+        datasets: list[tuple[str, Any]] = [
+            ("train", [{}] if train_dataset is None else train_dataset),
+            ("validation", () if eval_dataset is None else eval_dataset),
+        ]
+        for split, rows in datasets:
+            are_rows = isinstance(rows, Iterable) and not isinstance(rows, str | Mapping)
+            expect_that(are_rows, f"the {split} dataset", "be rows", rows, _ROWS, length=60)
         self._scenarios = [
-            self._scenario(split, number, row)
-            for split, rows in (("train", train), ("validation", eval_dataset or ()))
-            for number, row in enumerate(rows)
+            self._scenario(split, number, row) for split, rows in datasets for number, row in enumerate(rows)
         ]
 
-    def _scenario(self, split: Any, number: int, row: Mapping[str, Any]) -> Scenario:
-        where, name = f"row {number} of the {split} dataset", row.get("environment") if self._named else None
+    def _scenario(self, split: Any, number: int, row: Any) -> Scenario:
+        where = f"row {number} of the {split} dataset"
+        expect_that(isinstance(row, Mapping), where, "be a mapping", row, _ROWS, length=60)
+        name = row.get("environment") if self._named else None
         pictures = {"image", "images"} & row.keys()
         expect_that(not pictures, where, "have no pictures", [*row], "see docs/multimodal.md")
         expect_that("prompt" in row or self._plays, where, "have a prompt", [*row])
         expect_that(name in self._factories, f"{where}: environment", f"be of {[*self._factories]}", name)
         prompt = row.get("prompt", _EMPTY)
-        messages = () if isinstance(prompt, str) else tuple(map(Message.from_openai, prompt))
-        opening, id = messages[-1].content if messages else prompt, f"{split}-{number}"
-        family = name or "default"
-        return Scenario(id=id, family=family, opening=opening, context=row, split=split, prompt=messages)
+        is_text, may_be = isinstance(prompt, str), "be a text or a list of messages"
+        listed = [{"role": "user", "content": prompt}] if is_text else prompt
+        expect_that(isinstance(listed, list | tuple) and len(listed) > 0, f"{where}: prompt", may_be, prompt)
+        messages = tuple(_called(where, Message.from_openai, message) for message in listed)
+        # TRL's environments may say what is asked in `reset`, which is added to the last message
+        spoken = messages[:-1] if self._plays else messages
+        are_said = all(one.content.strip() for one in spoken if one.role == "user")
+        expect_that(are_said, f"{where}: prompt", "have words in what the user says", prompt, length=60)
+        shared: dict[str, Any] = {"family": name or "default", "context": row, "split": split}
+        id, opening, turns = f"{split}-{number}", messages[-1].content, () if is_text else messages
+        return Scenario(id=id, opening=opening, prompt=turns, **shared)
 
     def scenarios(self, split: Split) -> list[Scenario]:
         expect_split(split)
@@ -285,6 +303,8 @@ class TrlEnvironment:
         if self._plays:
             told = await guarded(f"{type(instance).__name__}.reset", call_user_code(instance.reset, **row))
             last = last if told is None else replace(last, content=f"{last.content}{told}")
+            hint = f"give row {scenario.id} a prompt, or let {type(instance).__name__}.reset return it"
+            expect_that(bool(last.content.strip()), "the prompt", "have words", last.content, hint)
         opening, tools = (*before, last), self._schemas[name]
         return _TrlConversation(opening, tools, instance, self._functions, self._max_rounds)
 
@@ -321,7 +341,8 @@ class _TrlConversation:
         held = _Held(type(self.instance).__name__)
         held.instance, judge = self.instance, getattr(self.instance, "get_reward", lambda: None)
         value = await guarded(f"{held}.get_reward", call_user_code(judge))
-        (score,) = _numbers(f"{held}.get_reward", value, one=True)
+        rule = f"{held}.get_reward must return a number or None, got {value!r:.60}"
+        (score,) = _called(rule, _numbers, [value])
         parts = {} if value is None else {str(held): score}
         return Outcome(reward=parts.get(held), breakdown=parts, metadata={_INSTANCE: held})
 

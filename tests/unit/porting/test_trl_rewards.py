@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pandas
 import pytest
 from builders import trajectory
 from trl_shop import ROWS, Shop, say
@@ -259,6 +260,19 @@ async def test_an_environment_may_ask_by_itself_and_several_are_chosen_by_name()
     ]
 
 
+async def test_a_prompt_without_words_needs_those_of_reset() -> None:
+    class Mute(Asker):
+        def reset(self, **row: Any) -> None:
+            return None
+
+    line = "^the prompt must have words, got '': give row train-0 a prompt, or let Mute.reset return it"
+    with pytest.raises(ConfigurationError, match=line):
+        await started(TrlEnvironment([{"prompt": ""}], environment_factory=Mute))
+    rows = [{"prompt": [{"role": "user", "content": None}, {"role": "user", "content": "?"}]}]
+    with pytest.raises(ConfigurationError, match=r"row 0 .* must have words in what the user says"):
+        TrlEnvironment(rows, environment_factory=Asker)
+
+
 async def test_a_reset_that_breaks_fails_its_conversation() -> None:
     class Broken(Asker):
         def reset(self, **row: Any) -> str:
@@ -273,6 +287,34 @@ async def test_a_reset_that_breaks_fails_its_conversation() -> None:
     [
         ({}, "train_dataset must be rows, or one environment's reset ask, got None"),
         ({"train_dataset": [{"question": "?"}]}, "row 0 of the train dataset must have a prompt"),
+        *(
+            ({"train_dataset": rows}, "^the train dataset must be rows, got .*: give a datasets.Dataset ")
+            for rows in ("name", 5, {"train": ROWS})
+        ),
+        ({"train_dataset": ROWS, "eval_dataset": {"test": ROWS}}, "^the validation dataset must be rows"),
+        *(
+            ({"train_dataset": [ROWS[0], row]}, "^row 1 of the train dataset must be a mapping, got ")
+            for row in ("a text", None)
+        ),
+        (
+            {"train_dataset": pandas.DataFrame(ROWS)},
+            r"^row 0 of the train dataset must be a mapping, got 'prompt': .*Dataset.from_pandas",
+        ),
+        *(
+            ({"train_dataset": [{"prompt": prompt}]}, "^row 0 of the train dataset: prompt must be a text or")
+            for prompt in (None, 5, [])
+        ),
+        (
+            {"train_dataset": [{"prompt": [{"role": "usr", "content": "?"}]}]},
+            "^row 0 of the train dataset: message role must be one of",
+        ),
+        *(
+            (
+                {"train_dataset": [{"prompt": prompt}]},
+                "^row 0 of the train dataset: prompt must have words in what the user says, got ",
+            )
+            for prompt in ("", " ", [{"role": "user", "content": None}], [{"role": "user"}])
+        ),
         ({"train_dataset": [{"prompt": "?", "image": 1}]}, "must have no pictures.*multimodal"),
         (
             {"train_dataset": ROWS, "environment_factory": dict},

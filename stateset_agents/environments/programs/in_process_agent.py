@@ -169,7 +169,7 @@ class _ProgramTask:
     """One run of the program: a task, which may be cancelled at any `await`."""
 
     def __init__(self, work: Awaitable[Any], clients: Sequence[Any]) -> None:
-        self._task = asyncio.create_task(_without_exit(work))
+        self._task = asyncio.ensure_future(work)
         self._clients = clients
 
     @property
@@ -208,14 +208,6 @@ class _ProgramTask:
         finally:
             for client in self._clients:
                 await client.close()
-
-
-async def _without_exit(work: Awaitable[Any]) -> Any:
-    """A program's `sys.exit()` would end the trainer's process."""
-    try:
-        return await work
-    except SystemExit as error:
-        raise RuntimeError(f"SystemExit: {error}") from error
 
 
 def _client(name: str, url: str) -> Any:

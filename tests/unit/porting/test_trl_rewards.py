@@ -130,6 +130,22 @@ async def test_a_generator_is_iterated_as_trl_does() -> None:
     assert await scores(TrlReward(numbers), members("4", "5")) == [0.0, 1.0]
 
 
+async def test_an_exit_in_a_reward_does_not_end_the_trainer() -> None:
+    def exits(**_: Any) -> list[float]:
+        raise SystemExit(3)
+
+    first, _ = await scores(TrlReward(exits), members("4", "5"))
+    assert "RuntimeError: SystemExit: 3" in str(first)
+
+    class Exits(Shop):
+        async def get_reward(self) -> float:
+            raise SystemExit(3)
+
+    talk = await started(TrlEnvironment(ROWS, environment_factory=Exits))
+    with pytest.raises(EnvironmentFailure, match=r"Exits\.get_reward failed: RuntimeError: SystemExit: 3"):
+        await talk.outcome()
+
+
 @pytest.mark.parametrize("returned", [[1.0], "1", {}])
 async def test_a_get_reward_that_is_no_number_is_one_line(returned: Any) -> None:
     class Lists(Shop):

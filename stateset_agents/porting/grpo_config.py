@@ -25,6 +25,8 @@ FIELDS: Mapping[str, Mapping[str, str]] = _TABLES["fields"]
 """taken, mapped, refused, set_aside -> field of GRPOConfig -> our setting, how, or why."""
 _OURS: Mapping[str, Mapping[str, str]] = _TABLES["values"]
 """Field of GRPOConfig -> its value -> ours; others are refused."""
+TRAINER: Mapping[str, str] = _TABLES["trainer"]
+"""Argument of GRPOTrainer that is not taken -> what to write instead."""
 _NO_BOUND = 10**9
 """A bound that nothing reaches, where TRL has none."""
 
@@ -36,11 +38,7 @@ def ported_settings(args: Any, *, num_prompts: int | None) -> tuple[TrainingConf
     ConfigurationError for the first field that cannot be followed, with what to do instead. What is set aside
     is logged.
     """
-    require_trl()
-    import trl
-
-    kind: type[Any] = trl.GRPOConfig  # type: ignore[attr-defined]  # not in its __all__
-    expect("args", args, kind, "give the GRPOConfig that the script makes")
+    expect_config(args)
     default = type(args)(output_dir=args.output_dir, use_cpu=args.use_cpu, bf16=args.bf16, fp16=args.fp16)
     given = {name for name, value in vars(args).items() if value != getattr(default, name, value)}
     for name, why in FIELDS["refused"].items():
@@ -59,6 +57,15 @@ def ported_settings(args: Any, *, num_prompts: int | None) -> tuple[TrainingConf
     agent = {"device": "cpu" if args.use_cpu else "auto", "history": "keep", **sections["agent"]}
     agent |= {"chat_template_kwargs": args.chat_template_kwargs or {}}
     return TrainingConfig(**training), {**agent, "dtype": _ours(args, "model_init_kwargs", dtype)}
+
+
+def expect_config(args: Any) -> None:
+    """Raises ConfigurationError for what is no `GRPOConfig`."""
+    require_trl()
+    import trl
+
+    kind: type[Any] = trl.GRPOConfig  # type: ignore[attr-defined]  # not in its __all__
+    expect("args", args, kind, "give the GRPOConfig that the script makes")
 
 
 def _ours(args: Any, name: str, value: str) -> str:
@@ -102,6 +109,7 @@ def _steps(args: Any, num_prompts: int | None) -> dict[str, Any]:
     """How long the run is, how much of it one step, and the learning rate's course."""
     passes, size, mu = args.gradient_accumulation_steps, args.num_generations, args.num_iterations
     _expect(args.steps_per_generation == passes, args, "steps_per_generation", "leave it at what it is unset")
+    _expect(mu >= 1, args, "num_iterations", "give a whole number from 1 on")
     per_pass, rest = divmod(args.per_device_train_batch_size, size)
     if rest:  # a group lies in several of TRL's passes; here in one
         per_pass, (passes, rest) = 1, divmod(passes * args.per_device_train_batch_size, size)
@@ -111,6 +119,7 @@ def _steps(args: Any, num_prompts: int | None) -> dict[str, Any]:
         _expect(num_prompts is not None, args, "max_steps", "there is no dataset to count: set it")
         batches = (num_prompts or 0) // prompts
         expect_that(batches > 0, "train_dataset", f"have the {prompts} prompts of a step", num_prompts)
+        _expect(0 < args.num_train_epochs < math.inf, args, "num_train_epochs", "give a number above 0")
         updates = math.ceil(args.num_train_epochs * batches * mu)
     steps, warmup = math.ceil(updates / mu), math.ceil(args.get_warmup_steps(updates) / mu)
     kind, options = str(args.lr_scheduler_type.value), dict(args.lr_scheduler_kwargs or {})

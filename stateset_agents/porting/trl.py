@@ -16,7 +16,8 @@ from typing import Any
 
 from stateset_agents.core.environment import Conversation, Observation, copy_state
 from stateset_agents.core.reward import FunctionReward, RewardResult
-from stateset_agents.porting.grpo_config import ported_settings
+from stateset_agents.porting.grpo_config import TRAINER, expect_config, ported_settings
+from stateset_agents.runtime.named_code import check_arguments
 from stateset_agents.runtime.tasks import gather_or_cancel
 from stateset_agents.runtime.user_code import call_user_code, format_error, guarded
 from stateset_agents.training.config import TrainingConfig
@@ -50,11 +51,18 @@ class Ported:
     """Arguments of `AgentConfig`, but for the model's name."""
 
 
-def from_trl(reward_funcs: Functions = None, *, args: Any, train_dataset: Rows = None, **rest: Any) -> Ported:
+def from_trl(
+    reward_funcs: Functions = None, *, args: Any = None, train_dataset: Rows = None, **rest: Any
+) -> Ported:
     """The arguments as GRPOTrainer takes them; `rest` is of `TrlEnvironment`.
 
     Raises ConfigurationError for what cannot be followed, see docs/bring-your-script.md.
     """
+    expect_config(args)
+    for name, instead in TRAINER.items():
+        value = rest.pop(name, None)
+        expect_that(value is None, f"from_trl: {name}", "be left out", value, instead, length=60)
+    check_arguments("from_trl", TrlEnvironment, rest)
     rounds = args.max_tool_calling_iterations
     environment = TrlEnvironment(train_dataset, max_tool_calling_iterations=rounds, **rest)
     num_prompts = None if train_dataset is None else len(environment.scenarios("train"))

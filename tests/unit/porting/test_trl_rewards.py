@@ -8,6 +8,7 @@ from typing import Any
 import pandas
 import pytest
 from builders import trajectory
+from datasets import Dataset, DatasetDict
 from trl_shop import ROWS, Shop, say
 
 from stateset_agents.core.scoring.base import score_trajectories
@@ -305,7 +306,7 @@ async def test_a_reset_that_breaks_fails_its_conversation() -> None:
         ({"train_dataset": [{"question": "?"}]}, "row 0 of the train dataset must have a prompt"),
         *(
             ({"train_dataset": rows}, "^the train dataset must be rows, got .*: give a datasets.Dataset ")
-            for rows in ("name", 5, {"train": ROWS})
+            for rows in ("name", 5, DatasetDict({"train": Dataset.from_list(ROWS)}))
         ),
         ({"train_dataset": ROWS, "eval_dataset": {"test": ROWS}}, "^the validation dataset must be rows"),
         *(
@@ -343,8 +344,9 @@ async def test_a_reset_that_breaks_fails_its_conversation() -> None:
     ],
 )
 def test_what_cannot_be_played_is_one_line(arguments: dict[str, Any], line: str) -> None:
-    with pytest.raises(ConfigurationError, match=line):
+    with pytest.raises(ConfigurationError, match=line) as refusal:
         TrlEnvironment(**arguments)
+    assert "\n" not in str(refusal.value)
 
 
 def test_the_script_of_the_tests_says_ten_different_things() -> None:

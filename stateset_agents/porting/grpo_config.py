@@ -38,7 +38,11 @@ def ported_settings(args: Any, *, num_prompts: int | None) -> tuple[TrainingConf
     ConfigurationError for the first field that cannot be followed, with what to do instead. What is set aside
     is logged.
     """
-    expect_config(args)
+    require_trl()
+    import trl
+
+    kind: type[Any] = trl.GRPOConfig  # type: ignore[attr-defined]  # not in its __all__
+    expect("args", args, kind, "give the GRPOConfig that the script makes")
     default = type(args)(output_dir=args.output_dir, use_cpu=args.use_cpu, bf16=args.bf16, fp16=args.fp16)
     given = {name for name, value in vars(args).items() if value != getattr(default, name, value)}
     for name, why in FIELDS["refused"].items():
@@ -57,15 +61,6 @@ def ported_settings(args: Any, *, num_prompts: int | None) -> tuple[TrainingConf
     agent = {"device": "cpu" if args.use_cpu else "auto", "history": "keep", **sections["agent"]}
     agent |= {"chat_template_kwargs": args.chat_template_kwargs or {}}
     return TrainingConfig(**training), {**agent, "dtype": _ours(args, "model_init_kwargs", dtype)}
-
-
-def expect_config(args: Any) -> None:
-    """Raises ConfigurationError for what is no `GRPOConfig`."""
-    require_trl()
-    import trl
-
-    kind: type[Any] = trl.GRPOConfig  # type: ignore[attr-defined]  # not in its __all__
-    expect("args", args, kind, "give the GRPOConfig that the script makes")
 
 
 def _ours(args: Any, name: str, value: str) -> str:

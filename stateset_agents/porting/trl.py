@@ -16,7 +16,7 @@ from typing import Any
 
 from stateset_agents.core.environment import Conversation, Observation, copy_state
 from stateset_agents.core.reward import FunctionReward, RewardResult
-from stateset_agents.porting.grpo_config import TRAINER, expect_config, ported_settings
+from stateset_agents.porting.grpo_config import TRAINER, ported_settings
 from stateset_agents.runtime.named_code import check_arguments
 from stateset_agents.runtime.tasks import gather_or_cancel
 from stateset_agents.runtime.user_code import call_user_code, format_error, guarded
@@ -30,6 +30,8 @@ from stateset_agents.types.settings import expect_that, is_number
 from stateset_agents.types.trajectory import Outcome, Trajectory
 
 _log = get_logger(__name__)
+_GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+"""What reward functions are called with, besides columns."""
 _INSTANCE = "trl_environment"
 """Key in an outcome's metadata: the object whose methods were the conversation's tools."""
 _EMPTY = ({"role": "user", "content": ""},)
@@ -51,24 +53,22 @@ class Ported:
     """Arguments of `AgentConfig`, but for the model's name."""
 
 
-def from_trl(
-    reward_funcs: Functions = None, *, args: Any = None, train_dataset: Rows = None, **rest: Any
-) -> Ported:
+def from_trl(reward_funcs: Functions = None, *, args: Any, train_dataset: Rows = None, **rest: Any) -> Ported:
     """The arguments as GRPOTrainer takes them; `rest` is of `TrlEnvironment`.
 
     Raises ConfigurationError for what cannot be followed, see docs/bring-your-script.md.
     """
-    expect_config(args)
     for name, instead in TRAINER.items():
         value = rest.pop(name, None)
         expect_that(value is None, f"from_trl: {name}", "be left out", value, instead, length=60)
     check_arguments("from_trl", TrlEnvironment, rest)
-    rounds = args.max_tool_calling_iterations
+    rounds = getattr(args, "max_tool_calling_iterations", None)  # what is no GRPOConfig is told of below
     environment = TrlEnvironment(train_dataset, max_tool_calling_iterations=rounds, **rest)
     num_prompts = None if train_dataset is None else len(environment.scenarios("train"))
     config, agent = ported_settings(args, num_prompts=num_prompts)
     reward = TrlReward(reward_funcs, reward_weights=args.reward_weights, environments=environment.scored_by)
     reward.max_steps, reward.num_iterations = config.num_steps() * args.num_iterations, args.num_iterations
+    reward.plays = environment.plays
     return Ported(environment=environment, reward=reward, config=config, agent=agent)
 
 
@@ -86,6 +86,9 @@ class TrlReward(FunctionReward):
     """`trainer_state.max_steps`."""
     num_iterations = 1
     """Optimiser steps of a batch, by which `trainer_state.global_step` grows."""
+
+    plays = False
+    """True where an `environment_factory` makes `environments`."""
 
     def __init__(
         self, reward_funcs: Functions, *, reward_weights: Any = None, environments: Sequence[str] = ()
@@ -114,6 +117,11 @@ class TrlReward(FunctionReward):
     def part_weights(self) -> Mapping[str, float]:
         return self._weights
 
+    def check_scenario(self, scenario: Scenario) -> None:
+        columns = [name for name in scenario.context if name != "prompt"]
+        for function in self._functions.values():
+            _expect_takes(function, [*columns, *_GIVEN, *["environments"] * self.plays])
+
     async def _scored(self, trajectories: Sequence[Trajectory]) -> list[RewardResult]:
         from transformers import TrainerState
 
@@ -140,9 +148,7 @@ class TrlReward(FunctionReward):
         }
         calls = (call_user_code(function, **arguments) for function in self._functions.values())
         for name, returned in zip(self._functions, await gather_or_cancel(calls), strict=True):
-            rule = (
-                f"{name} must return a list with a number or None for each completion, got {returned!r:.60}"
-            )
+            rule = f"{name} must return a list of a number or None for each completion, got {returned!r:.60}"
             values = _called(rule, _numbers, returned)
             if len(values) != len(parts):
                 raise RewardFailure(f"{name} returned {len(values)} rewards for {len(parts)} completions")
@@ -164,6 +170,14 @@ def _called(what: str, function: Callable[..., Any], /, *args: Any, **kwargs: An
     except Exception as error:  # whatever it is, the script has to be changed
         why = str(error) if isinstance(error, StatesetError) else format_error(error)
         raise ConfigurationError(f"{what}: {' '.join(why.split())}") from error
+
+
+def _expect_takes(function: Any, names: Iterable[Any], where: str = "") -> None:
+    """Raises ConfigurationError where a script's function is not one that takes these arguments."""
+    given = dict.fromkeys(names)
+    what = f"{where}{getattr(function, '__qualname__', type(function).__qualname__)}"
+    what += f" is called with {', '.join(map(str, given)) or 'nothing'}, so take them or **kwargs"
+    _called(what, lambda: inspect.signature(function).bind(**given))
 
 
 def _numbers(returned: Any) -> list[float]:
@@ -231,7 +245,7 @@ class TrlEnvironment:
         train_dataset: Rows = None,
         *,
         eval_dataset: Rows = None,
-        tools: Sequence[Callable[..., Any]] = (),
+        tools: Sequence[Callable[..., Any]] | None = None,
         environment_factory: Factory = None,
         max_tool_calling_iterations: int | None = None,
     ) -> None:
@@ -246,34 +260,36 @@ class TrlEnvironment:
             max_tool_calling_iterations: Most rounds of calls; None: no limit.
         """
         require_trl()
-        from transformers import utils
-
-        schema: Callable[..., Any] = utils.get_json_schema  # type: ignore[attr-defined]  # not in its __all__
-        self._named, self._plays = isinstance(environment_factory, Mapping), environment_factory is not None
-        one: Any = environment_factory or (lambda: None)
+        self._named, self.plays = isinstance(environment_factory, Mapping), environment_factory is not None
+        one: Any = environment_factory if self.plays else (lambda: None)
         self._factories: Mapping[str | None, Callable[[], Any]] = one if self._named else {None: one}
-        self._functions, self._max_rounds = list(tools), max_tool_calling_iterations
-        instances = {name: factory() for name, factory in self._factories.items()}
-        methods = {name: [*tools, *_methods(instance)] for name, instance in instances.items()}
-        self._schemas = {name: [schema(method) for method in listed] for name, listed in methods.items()}
-        for made in instances.values():
-            has_reset = callable(getattr(made, "reset", None)) or not self._plays
+        self._functions = list(_called("tools must be a list of functions", list, tools or ()))
+        self._max_rounds, told = max_tool_calling_iterations, "must make an object when called with nothing"
+        self._probes = {
+            name: _called(f"environment_factory {factory!r:.60} {told}", factory)
+            for name, factory in self._factories.items()
+        }
+        instances = self._probes.values()
+        methods = {name: [*self._functions, *_methods(made)] for name, made in self._probes.items()}
+        self._schemas = {name: [_schema(method) for method in listed] for name, listed in methods.items()}
+        for made in instances:
+            has_reset = callable(getattr(made, "reset", None)) or not self.plays
             expect_that(has_reset, "environment_factory", "make objects with reset", made, length=60)
-        owners = [type(made).__name__ for made in instances.values() if hasattr(made, "get_reward")]
+            _expect_takes(getattr(made, "get_reward", lambda: None), ())
+        owners = [type(made).__name__ for made in instances if hasattr(made, "get_reward")]
         self.scored_by = tuple(dict.fromkeys(owners))
         """Names of the classes whose `get_reward` is a reward."""
         self.local = not any(_is_async(method) for listed in methods.values() for method in listed)
-        has_rows = train_dataset is not None or (self._plays and not self._named)
+        has_rows = train_dataset is not None or (self.plays and not self._named)
         expect_that(has_rows, "train_dataset", "be rows, or one environment's reset ask", train_dataset)
-        datasets: list[tuple[str, Any]] = [
-            ("train", [{}] if train_dataset is None else train_dataset),
-            ("validation", () if eval_dataset is None else eval_dataset),
-        ]
-        for split, rows in datasets:
-            are_rows = isinstance(rows, Iterable) and not isinstance(rows, str | Mapping)
-            expect_that(are_rows, f"the {split} dataset", "be rows", rows, _ROWS, length=60)
+        train = [{}] if train_dataset is None else train_dataset
         self._scenarios = [
-            self._scenario(split, number, row) for split, rows in datasets for number, row in enumerate(rows)
+            self._scenario(split, number, row)
+            for split, rows in (
+                ("train", train),
+                ("validation", () if eval_dataset is None else eval_dataset),
+            )
+            for number, row in enumerate(_called(f"the {split} dataset must be rows, {_ROWS}", list, rows))
         ]
 
     def _scenario(self, split: Any, number: int, row: Any) -> Scenario:
@@ -282,15 +298,18 @@ class TrlEnvironment:
         name = row.get("environment") if self._named else None
         pictures = {"image", "images"} & row.keys()
         expect_that(not pictures, where, "have no pictures", [*row], "see docs/multimodal.md")
-        expect_that("prompt" in row or self._plays, where, "have a prompt", [*row])
+        expect_that("prompt" in row or self.plays, where, "have a prompt", [*row])
         expect_that(name in self._factories, f"{where}: environment", f"be of {[*self._factories]}", name)
+        if self.plays:
+            columns = [key for key in row if key != "environment" or not self._named]
+            _expect_takes(self._probes[name].reset, columns, f"{where}: ")
         prompt = row.get("prompt", _EMPTY)
         is_text, may_be = isinstance(prompt, str), "be a text or a list of messages"
         listed = [{"role": "user", "content": prompt}] if is_text else prompt
         expect_that(isinstance(listed, list | tuple) and len(listed) > 0, f"{where}: prompt", may_be, prompt)
         messages = tuple(_called(where, Message.from_openai, message) for message in listed)
         # TRL's environments may say what is asked in `reset`, which is added to the last message
-        spoken = messages[:-1] if self._plays else messages
+        spoken = messages[:-1] if self.plays else messages
         are_said = all(one.content.strip() for one in spoken if one.role == "user")
         expect_that(are_said, f"{where}: prompt", "have words in what the user says", prompt, length=60)
         shared: dict[str, Any] = {"family": name or "default", "context": row, "split": split}
@@ -308,13 +327,21 @@ class TrlEnvironment:
         name = row.pop("environment", None) if self._named else None
         *before, last = scenario.messages()
         instance = await guarded("environment_factory", call_user_code(self._factories[name]))
-        if self._plays:
+        if self.plays:
             told = await guarded(f"{type(instance).__name__}.reset", call_user_code(instance.reset, **row))
             last = last if told is None else replace(last, content=f"{last.content}{told}")
             hint = f"give row {scenario.id} a prompt, or let {type(instance).__name__}.reset return it"
             expect_that(bool(last.content.strip()), "the prompt", "have words", last.content, hint)
         opening, tools = (*before, last), self._schemas[name]
         return _TrlConversation(opening, tools, instance, self._functions, self._max_rounds)
+
+
+def _schema(tool: Any) -> Any:
+    from transformers import utils
+
+    make: Any = utils.get_json_schema  # type: ignore[attr-defined]  # not in its __all__
+    name = getattr(tool, "__qualname__", repr(tool))
+    return _called(f"tool {name} must be a function with types and a docstring", make, tool)
 
 
 def _methods(instance: Any) -> list[Callable[..., Any]]:

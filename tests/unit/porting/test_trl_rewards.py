@@ -120,7 +120,7 @@ async def test_what_is_no_list_of_numbers_names_the_function(returned: Any) -> N
     def odd(**_: Any) -> Any:
         return returned
 
-    with pytest.raises(ConfigurationError, match=r"^odd must return a list with a number or None .*, got "):
+    with pytest.raises(ConfigurationError, match=r"^odd must return a list of a number or None .*, got "):
         await scores(TrlReward(odd), members("4", "5"))
 
 
@@ -304,11 +304,13 @@ async def test_a_reset_that_breaks_fails_its_conversation() -> None:
     [
         ({}, "train_dataset must be rows, or one environment's reset ask, got None"),
         ({"train_dataset": [{"question": "?"}]}, "row 0 of the train dataset must have a prompt"),
-        *(
-            ({"train_dataset": rows}, "^the train dataset must be rows, got .*: give a datasets.Dataset ")
-            for rows in ("name", 5, DatasetDict({"train": Dataset.from_list(ROWS)}))
+        ({"train_dataset": 5}, "^the train dataset must be rows, give a datasets.Dataset .*'int' object"),
+        ({"train_dataset": "name"}, "^row 0 of the train dataset must be a mapping, got 'n': give a"),
+        (
+            {"train_dataset": DatasetDict({"train": Dataset.from_list(ROWS)})},
+            "^row 0 of the train dataset must be a mapping, got 'train': .*a split of a DatasetDict",
         ),
-        ({"train_dataset": ROWS, "eval_dataset": {"test": ROWS}}, "^the validation dataset must be rows"),
+        ({"train_dataset": ROWS, "eval_dataset": {"test": ROWS}}, "^row 0 of the validation dataset must be"),
         *(
             ({"train_dataset": [ROWS[0], row]}, "^row 1 of the train dataset must be a mapping, got ")
             for row in ("a text", None)
@@ -347,6 +349,73 @@ def test_what_cannot_be_played_is_one_line(arguments: dict[str, Any], line: str)
     with pytest.raises(ConfigurationError, match=line) as refusal:
         TrlEnvironment(**arguments)
     assert "\n" not in str(refusal.value)
+
+
+class Odd(Asker):
+    def greet(self, name) -> str:
+        return "hi"
+
+
+class Narrow(Asker):
+    def reset(self) -> None:  # type: ignore[override]  # what is wrong here
+        return None
+
+
+class Judges(Asker):
+    def get_reward(self, answer: str) -> float:
+        return 1.0
+
+
+class Opens(Asker):
+    def __init__(self, shelf: str) -> None:
+        raise AssertionError(shelf)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        *(
+            ({"environment_factory": made}, "^environment_factory .* must make an object when called with")
+            for made in (5, "Shop", Shop(), [Shop], Opens)
+        ),
+        ({"environment_factory": {}}, r"row 0 of the train dataset: environment must be of \[\], got None"),
+        ({"environment_factory": Odd}, r"^tool Odd.greet must be a function with types and a docstring: "),
+        (
+            {"environment_factory": Narrow},
+            "^row 0 of the train dataset: Narrow.reset is called with prompt, t",
+        ),
+        ({"environment_factory": Judges}, "^Judges.get_reward is called with nothing, so take them or"),
+        ({"tools": 5}, "^tools must be a list of functions: TypeError: 'int' object"),
+        ({"tools": "x"}, "^tool 'x' must be a function with types and a docstring: "),
+        ({"tools": [5]}, "^tool 5 must be a function with types and a docstring: "),
+    ],
+)
+def test_an_environment_class_or_a_tool_that_does_not_fit_is_one_line(
+    arguments: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=line) as refusal:
+        TrlEnvironment(ROWS, **arguments)
+    assert "\n" not in str(refusal.value)
+
+
+def test_no_tools_may_be_none() -> None:
+    assert TrlEnvironment([{"prompt": "?"}], tools=None).scenarios("train")
+
+
+def test_a_reward_that_does_not_take_what_it_is_given_is_one_line_before_the_first_step() -> None:
+    def narrow(completions: Any, answer: Any) -> list[float]:
+        raise AssertionError
+
+    def other(completions: Any, colour: Any, **_: Any) -> list[float]:
+        raise AssertionError
+
+    (scenario,) = TrlEnvironment([{"prompt": "?", "answer": "4"}]).scenarios("train")
+    for function, words in ((narrow, "unexpected keyword argument 'prompts'"), (other, "'colour'")):
+        with pytest.raises(
+            ConfigurationError, match=rf"{function.__name__} is called with answer, .*{words}"
+        ):
+            TrlReward(function).check_scenario(scenario)
+    TrlReward(right).check_scenario(scenario)
 
 
 def test_the_script_of_the_tests_says_ten_different_things() -> None:

@@ -128,10 +128,7 @@ class TrlReward(FunctionReward):
         parts = [dict(one.outcome.breakdown if one.outcome else {}) for one in trajectories]
 
         def log(column: str, values: Sequence[Any]) -> None:
-            is_free = column not in self._weights
-            expect_that(
-                is_free, "log_extra and log_metric", "log what is no reward's name", column, "rename it"
-            )
+            expect_that(column not in self._weights, "a log", "have a name that no reward has", column)
             if not all(isinstance(value, int | float) for value in values):
                 self.warn_once(_log, "log_extra keeps numbers, others are left out", column=column)
                 return
@@ -265,30 +262,25 @@ class TrlEnvironment:
         self._factories: Mapping[str | None, Callable[[], Any]] = one if self._named else {None: one}
         self._functions = list(_called("tools must be a list of functions", list, tools or ()))
         self._max_rounds, told = max_tool_calling_iterations, "must make an object when called with nothing"
-        self._probes = {
-            name: _called(f"environment_factory {factory!r:.60} {told}", factory)
-            for name, factory in self._factories.items()
-        }
-        instances = self._probes.values()
+        named = self._factories.items()
+        self._probes = {key: _called(f"environment_factory {one!r:.60} {told}", one) for key, one in named}
         methods = {name: [*self._functions, *_methods(made)] for name, made in self._probes.items()}
         self._schemas = {name: [_schema(method) for method in listed] for name, listed in methods.items()}
-        for made in instances:
+        for made in self._probes.values():
             has_reset = callable(getattr(made, "reset", None)) or not self.plays
             expect_that(has_reset, "environment_factory", "make objects with reset", made, length=60)
             _expect_takes(getattr(made, "get_reward", lambda: None), ())
-        owners = [type(made).__name__ for made in instances if hasattr(made, "get_reward")]
+        owners = [type(made).__name__ for made in self._probes.values() if hasattr(made, "get_reward")]
         self.scored_by = tuple(dict.fromkeys(owners))
         """Names of the classes whose `get_reward` is a reward."""
         self.local = not any(_is_async(method) for listed in methods.values() for method in listed)
         has_rows = train_dataset is not None or (self.plays and not self._named)
         expect_that(has_rows, "train_dataset", "be rows, or one environment's reset ask", train_dataset)
         train = [{}] if train_dataset is None else train_dataset
+        rest = () if eval_dataset is None else eval_dataset
         self._scenarios = [
             self._scenario(split, number, row)
-            for split, rows in (
-                ("train", train),
-                ("validation", () if eval_dataset is None else eval_dataset),
-            )
+            for split, rows in (("train", train), ("validation", rest))
             for number, row in enumerate(_called(f"the {split} dataset must be rows, {_ROWS}", list, rows))
         ]
 

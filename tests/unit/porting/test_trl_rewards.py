@@ -100,7 +100,7 @@ async def test_a_log_under_the_name_of_a_reward_is_refused() -> None:
         log_metric("Shop", 50.0)
         return [0.0] * len(completions)
 
-    line = "log_extra and log_metric must log what is no reward's name, got 'Shop': rename it"
+    line = "a log must have a name that no reward has, got 'Shop'"
     with pytest.raises(ConfigurationError, match=line):
         await scores(TrlReward(logged, environments=["Shop"]), members("4", "5"))
 

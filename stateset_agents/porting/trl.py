@@ -19,7 +19,7 @@ from stateset_agents.core.reward import FunctionReward, RewardResult
 from stateset_agents.porting.grpo_config import TRAINER, ported_settings
 from stateset_agents.runtime.named_code import check_arguments
 from stateset_agents.runtime.tasks import gather_or_cancel
-from stateset_agents.runtime.user_code import call_user_code, format_error, guarded
+from stateset_agents.runtime.user_code import call_user_code, format_error, guarded, is_async
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trl.settings import require_trl
 from stateset_agents.types.errors import ConfigurationError, RewardFailure, StatesetError
@@ -110,7 +110,7 @@ class TrlReward(FunctionReward):
         expect_that(0 < len(set(every)) == len(every), "reward_funcs", "be some, each of another name", every)
         self._functions = dict(zip(names, functions, strict=True))
         self._weights = dict(zip(every, [*weights, *([1.0] * len(environments))], strict=True))
-        is_local = not any(map(_is_async, functions))
+        is_local = not any(map(is_async, functions))
         super().__init__(self._scored, name="trl", scope="group", local=is_local)
 
     @property
@@ -219,11 +219,6 @@ def _as_trl(message: Message) -> dict[str, Any]:
     return {**shown, "tool_calls": calls} if calls else shown
 
 
-def _is_async(function: Any) -> bool:
-    call = getattr(function, "__call__", None)  # noqa: B004  # an object's own method, not whether it has one
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
-
-
 class _Held(str):
     """A class's name, in an outcome's metadata, with the object itself for the reward functions."""
 
@@ -273,7 +268,7 @@ class TrlEnvironment:
         owners = [type(made).__name__ for made in self._probes.values() if hasattr(made, "get_reward")]
         self.scored_by = tuple(dict.fromkeys(owners))
         """Names of the classes whose `get_reward` is a reward."""
-        self.local = not any(_is_async(method) for listed in methods.values() for method in listed)
+        self.local = not any(is_async(method) for listed in methods.values() for method in listed)
         has_rows = train_dataset is not None or (self.plays and not self._named)
         expect_that(has_rows, "train_dataset", "be rows, or one environment's reset ask", train_dataset)
         train = [{}] if train_dataset is None else train_dataset
@@ -357,7 +352,7 @@ class _TrlConversation:
             return Observation(terminated=True)
         self.rounds_left = None if self.rounds_left is None else self.rounds_left - 1
         known = {method.__name__: method for method in (*self.functions, *_methods(self.instance))}
-        waiting = [call for call in calls if _is_async(known.get(call.name))]
+        waiting = [call for call in calls if is_async(known.get(call.name))]
         answers = [await _answer(known, call) for call in calls if call not in waiting]
         answers += await gather_or_cancel(_answer(known, call) for call in waiting)  # TRL shows those last
         return Observation(messages=tuple(answers))

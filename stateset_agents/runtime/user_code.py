@@ -27,6 +27,12 @@ T = TypeVar("T")
 _log = get_logger(__name__)
 
 
+def is_async(function: object) -> bool:
+    """True for an async function, and for an object that is called as one."""
+    call = getattr(function, "__call__", None)  # noqa: B004  # an object's own method, not whether it has one
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
 async def call_user_code(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """The result of a user's function: an async one is awaited, a sync one runs in a thread.
 

@@ -29,7 +29,7 @@ from stateset_agents.environments.programs.program_environment import (
 )
 from stateset_agents.runtime.named_code import NamedCall, library
 from stateset_agents.runtime.tasks import end_task
-from stateset_agents.runtime.user_code import format_error, is_module_of_user
+from stateset_agents.runtime.user_code import format_error, is_async, is_module_of_user
 from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import Outcome, Trajectory
@@ -89,7 +89,7 @@ class InProcessAgent(ProgramEnvironment):
         offered = (*_CLIENTS, "base_url", "api_key", "scenario", "seed")
         self._call = NamedCall("run", run, offered, positional=("client", "scenario"))
         function = self._call.function
-        if not any(map(inspect.iscoroutinefunction, (function, type(function).__call__))):
+        if not is_async(function):
             raise ConfigurationError(
                 f"run must be written `async def`, got {function!r:.80}: a program that blocks would hold up "
                 "all others; run it by ExternalProgram"

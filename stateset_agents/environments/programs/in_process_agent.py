@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
+import math
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
@@ -195,7 +196,7 @@ class _ProgramTask:
             raise EnvironmentFailure(": ".join(self.ending())) from self._error
         given = self._task.result()
         outcome = given if isinstance(given, Outcome) else read_verdict({} if given is None else given)
-        if outcome is None:
+        if outcome is None or not math.isfinite(outcome.reward or 0.0):
             raise EnvironmentFailure(
                 'the program must return {"reward": NUMBER, "success": True or False, "metadata": {...}}'
                 f", any of them absent, an Outcome or None, got {given!r:.200}"
@@ -236,10 +237,9 @@ def _refuse_change(old: Mapping[str, Any], new: Mapping[str, Any], *, may_fill: 
         if before is after or before == after or (may_fill and before is None):
             continue
         values = (value[1] if isinstance(value, tuple) else value for value in (before, after))
-        shown = [" ".join(repr(value).split())[:80] for value in values]
-        raise ConfigurationError(
-            f"run changes {path}, which all conversations share, from {shown[0]} to {shown[1]}: {_MEND}"
-        )
+        old_text, text = (" ".join(repr(value).split())[:80] for value in values)
+        how = f"from {old_text} to {text}" if text != old_text else f"to another object that reads {text}"
+        raise ConfigurationError(f"run changes {path}, which all conversations share, {how}: {_MEND}")
 
 
 def _refuse_other_words(by_itself: Sequence[Any], otherwise: Sequence[Any], how: str) -> None:

@@ -295,10 +295,9 @@ class TrlEnvironment:
         expect_that(isinstance(listed, list | tuple) and len(listed) > 0, f"{where}: prompt", may_be, prompt)
         messages = tuple(_called(where, Message.from_openai, message) for message in listed)
         # TRL's environments may say what is asked in `reset`, which is added to the last message
-        are_said = all(
-            one.content.strip() for one in messages[: -1 if self.plays else None] if one.role == "user"
-        )
-        expect_that(are_said, f"{where}: prompt", "have words in what the user says", prompt, length=60)
+        said = [one.content for one in messages[: -1 if self.plays else None] if one.role == "user"]
+        rule = "have words in what the user says"
+        expect_that(all(map(str.strip, said)), f"{where}: prompt", rule, prompt, length=60)
         shared: dict[str, Any] = {"family": name or "default", "context": row, "split": split}
         id, opening, turns = f"{split}-{number}", messages[-1].content, () if is_text else messages
         return Scenario(id=id, opening=opening, prompt=turns, **shared)

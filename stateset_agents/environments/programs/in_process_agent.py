@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
-import math
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
@@ -196,7 +195,7 @@ class _ProgramTask:
             raise EnvironmentFailure(": ".join(self.ending())) from self._error
         given = self._task.result()
         outcome = given if isinstance(given, Outcome) else read_verdict({} if given is None else given)
-        if outcome is None or not math.isfinite(outcome.reward or 0.0):
+        if outcome is None or str(outcome.reward) in ("nan", "inf", "-inf"):
             raise EnvironmentFailure(
                 'the program must return {"reward": NUMBER, "success": True or False, "metadata": {...}}'
                 f", any of them absent, an Outcome or None, got {given!r:.200}"

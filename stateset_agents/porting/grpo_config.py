@@ -25,6 +25,8 @@ FIELDS: Mapping[str, Mapping[str, str]] = _TABLES["fields"]
 """taken, mapped, refused, set_aside -> field of GRPOConfig -> our setting, how, or why."""
 _OURS: Mapping[str, Mapping[str, str]] = _TABLES["values"]
 """Field of GRPOConfig -> its value -> ours; others are refused."""
+TRAINER: Mapping[str, str] = _TABLES["trainer"]
+"""Argument of GRPOTrainer that is not taken -> what to write instead."""
 _NO_BOUND = 10**9
 """A bound that nothing reaches, where TRL has none."""
 
@@ -102,6 +104,7 @@ def _steps(args: Any, num_prompts: int | None) -> dict[str, Any]:
     """How long the run is, how much of it one step, and the learning rate's course."""
     passes, size, mu = args.gradient_accumulation_steps, args.num_generations, args.num_iterations
     _expect(args.steps_per_generation == passes, args, "steps_per_generation", "leave it at what it is unset")
+    _expect(mu >= 1, args, "num_iterations", "give a whole number from 1 on")
     per_pass, rest = divmod(args.per_device_train_batch_size, size)
     if rest:  # a group lies in several of TRL's passes; here in one
         per_pass, (passes, rest) = 1, divmod(passes * args.per_device_train_batch_size, size)
@@ -111,6 +114,7 @@ def _steps(args: Any, num_prompts: int | None) -> dict[str, Any]:
         _expect(num_prompts is not None, args, "max_steps", "there is no dataset to count: set it")
         batches = (num_prompts or 0) // prompts
         expect_that(batches > 0, "train_dataset", f"have the {prompts} prompts of a step", num_prompts)
+        _expect(0 < args.num_train_epochs < math.inf, args, "num_train_epochs", "give a number above 0")
         updates = math.ceil(args.num_train_epochs * batches * mu)
     steps, warmup = math.ceil(updates / mu), math.ceil(args.get_warmup_steps(updates) / mu)
     kind, options = str(args.lr_scheduler_type.value), dict(args.lr_scheduler_kwargs or {})

@@ -10,29 +10,33 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
 from stateset_agents.core.environment import Conversation, Observation, copy_state
 from stateset_agents.core.reward import FunctionReward, RewardResult
-from stateset_agents.porting.grpo_config import ported_settings
+from stateset_agents.porting.grpo_config import TRAINER, ported_settings
+from stateset_agents.runtime.named_code import check_arguments
 from stateset_agents.runtime.tasks import gather_or_cancel
-from stateset_agents.runtime.user_code import call_user_code, guarded
+from stateset_agents.runtime.user_code import call_user_code, format_error, guarded, is_async
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.training.trl.settings import require_trl
-from stateset_agents.types.errors import RewardFailure
+from stateset_agents.types.errors import ConfigurationError, RewardFailure, StatesetError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.messages import Message, ToolCall
 from stateset_agents.types.scenario import Scenario, Split, expect_split
-from stateset_agents.types.settings import expect_that
+from stateset_agents.types.settings import expect_that, is_number
 from stateset_agents.types.trajectory import Outcome, Trajectory
 
 _log = get_logger(__name__)
+_GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+"""What reward functions are called with, besides columns."""
 _INSTANCE = "trl_environment"
 """Key in an outcome's metadata: the object whose methods were the conversation's tools."""
 _EMPTY = ({"role": "user", "content": ""},)
 """TRL's prompt where a row has none, for an environment whose `reset` says it."""
+_ROWS = "give a datasets.Dataset (a split of a DatasetDict, or Dataset.from_pandas(frame)) or a list of dicts"
 Functions = Callable[..., Any] | Sequence[Callable[..., Any]] | None
 Rows = Iterable[Mapping[str, Any]] | None
 Factory = Callable[[], Any] | Mapping[str, Callable[[], Any]] | None
@@ -54,12 +58,17 @@ def from_trl(reward_funcs: Functions = None, *, args: Any, train_dataset: Rows =
 
     Raises ConfigurationError for what cannot be followed, see docs/bring-your-script.md.
     """
-    rounds = args.max_tool_calling_iterations
+    for name, instead in TRAINER.items():
+        value = rest.pop(name, None)
+        expect_that(value is None, f"from_trl: {name}", "be left out", value, instead, length=60)
+    check_arguments("from_trl", TrlEnvironment, rest)
+    rounds = getattr(args, "max_tool_calling_iterations", None)  # what is no GRPOConfig is told of below
     environment = TrlEnvironment(train_dataset, max_tool_calling_iterations=rounds, **rest)
     num_prompts = None if train_dataset is None else len(environment.scenarios("train"))
     config, agent = ported_settings(args, num_prompts=num_prompts)
     reward = TrlReward(reward_funcs, reward_weights=args.reward_weights, environments=environment.scored_by)
     reward.max_steps, reward.num_iterations = config.num_steps() * args.num_iterations, args.num_iterations
+    reward.plays = environment.plays
     return Ported(environment=environment, reward=reward, config=config, agent=agent)
 
 
@@ -77,30 +86,40 @@ class TrlReward(FunctionReward):
     """`trainer_state.max_steps`."""
     num_iterations = 1
     """Optimiser steps of a batch, by which `trainer_state.global_step` grows."""
+    plays = False
+    """True where an `environment_factory` makes `environments`."""
 
     def __init__(
         self, reward_funcs: Functions, *, reward_weights: Any = None, environments: Sequence[str] = ()
     ) -> None:
         """`reward_funcs`: one or several, sync or async; `reward_weights`: a number for each, 1 where absent;
         `environments`: classes whose `get_reward` counts too, with weight 1."""
-        functions = [reward_funcs] if callable(reward_funcs) else list(reward_funcs or ())
+        several = reward_funcs or () if isinstance(reward_funcs, list | tuple | None) else [reward_funcs]
+        functions: list[Any] = list(several)
         are_functions = all(callable(one) and not hasattr(one, "parameters") for one in functions)
         hint = "write a function that asks the reward model"
         expect_that(are_functions, "reward_funcs", "be functions", functions, hint, length=60)
-        weights = [1.0] * len(functions) if reward_weights is None else list(map(float, reward_weights))
-        rule = f"have one weight for each of {len(functions)} reward_funcs"
-        expect_that(len(weights) == len(functions), "reward_weights", rule, weights)
+        weights = [1.0] * len(functions) if reward_weights is None else reward_weights
+        are_numbers = isinstance(weights, list | tuple) and all(map(is_number, weights))
+        fit = are_numbers and len(weights) == len(functions) and math.isfinite(sum(weights))
+        rule = f"have one weight for each of {len(functions)} reward_funcs, a finite number"
+        expect_that(fit, "reward_weights", rule, weights, length=60)
         names = [str(getattr(function, "__name__", type(function).__name__)) for function in functions]
         every = [*names, *environments]
         expect_that(0 < len(set(every)) == len(every), "reward_funcs", "be some, each of another name", every)
         self._functions = dict(zip(names, functions, strict=True))
         self._weights = dict(zip(every, [*weights, *([1.0] * len(environments))], strict=True))
-        is_local = not any(map(_is_async, functions))
+        is_local = not any(map(is_async, functions))
         super().__init__(self._scored, name="trl", scope="group", local=is_local)
 
     @property
     def part_weights(self) -> Mapping[str, float]:
         return self._weights
+
+    def check_scenario(self, scenario: Scenario) -> None:
+        columns = [name for name in scenario.context if name != "prompt"]
+        for function in self._functions.values():
+            _expect_takes(function, [*columns, *_GIVEN, *["environments"] * self.plays])
 
     async def _scored(self, trajectories: Sequence[Trajectory]) -> list[RewardResult]:
         from transformers import TrainerState
@@ -108,6 +127,7 @@ class TrlReward(FunctionReward):
         parts = [dict(one.outcome.breakdown if one.outcome else {}) for one in trajectories]
 
         def log(column: str, values: Sequence[Any]) -> None:
+            expect_that(column not in self._weights, "a log", "have a name that no reward has", column)
             if not all(isinstance(value, int | float) for value in values):
                 self.warn_once(_log, "log_extra keeps numbers, others are left out", column=column)
                 return
@@ -123,16 +143,45 @@ class TrlReward(FunctionReward):
             "log_metric": lambda name, value: log(name, [value] * len(parts)),
         }
         calls = (call_user_code(function, **arguments) for function in self._functions.values())
-        for name, values in zip(self._functions, await gather_or_cancel(calls), strict=True):
+        for name, returned in zip(self._functions, await gather_or_cancel(calls), strict=True):
+            rule = f"{name} must return a list of a number or None for each completion, got {returned!r:.60}"
+            values = _called(rule, _numbers, returned)
             if len(values) != len(parts):
                 raise RewardFailure(f"{name} returned {len(values)} rewards for {len(parts)} completions")
-            log(name, [math.nan if value is None else float(value) for value in values])
+            for scored, value in zip(parts, values, strict=True):
+                scored[name] = value
         results = []
         for one in parts:
             said = {name: value for name, value in one.items() if not math.isnan(value)}
             scores = [weight * said[name] for name, weight in self._weights.items() if name in said]
             results.append(RewardResult(score=sum(scores) if scores else None, breakdown=said))
         return results
+
+
+def _called(what: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """The result of a script's code. Raises ConfigurationError, a line that begins with `what`, where it
+    breaks."""
+    try:
+        return function(*args, **kwargs)
+    except Exception as error:  # whatever it is, the script has to be changed
+        why = str(error) if isinstance(error, StatesetError) else format_error(error)
+        raise ConfigurationError(f"{what}: {' '.join(why.split())}") from error
+
+
+def _expect_takes(function: Any, names: Iterable[Any], where: str = "") -> None:
+    """Raises ConfigurationError where a script's function is not one that takes these arguments."""
+    given = dict.fromkeys(names)
+    what = f"{where}{getattr(function, '__qualname__', type(function).__qualname__)}"
+    what += f" is called with {', '.join(map(str, given)) or 'nothing'}, so take them or **kwargs"
+    _called(what, lambda: inspect.signature(function).bind(**given))
+
+
+def _numbers(returned: Any) -> list[float]:
+    """A reward function's list; NaN for None. Raises TypeError or ValueError for another thing."""
+    values = list(returned)
+    if isinstance(returned, str | bytes | Mapping | Set) or any(isinstance(value, str) for value in values):
+        raise TypeError("numbers in a list are expected")
+    return [math.nan if value is None else float(value) for value in values]
 
 
 def _columns(trajectories: Sequence[Trajectory]) -> dict[str, list[Any]]:
@@ -169,11 +218,6 @@ def _as_trl(message: Message) -> dict[str, Any]:
     return {**shown, "tool_calls": calls} if calls else shown
 
 
-def _is_async(function: Any) -> bool:
-    call = getattr(function, "__call__", None)  # noqa: B004  # an object's own method, not whether it has one
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
-
-
 class _Held(str):
     """A class's name, in an outcome's metadata, with the object itself for the reward functions."""
 
@@ -192,7 +236,7 @@ class TrlEnvironment:
         train_dataset: Rows = None,
         *,
         eval_dataset: Rows = None,
-        tools: Sequence[Callable[..., Any]] = (),
+        tools: Sequence[Callable[..., Any]] | None = None,
         environment_factory: Factory = None,
         max_tool_calling_iterations: int | None = None,
     ) -> None:
@@ -207,43 +251,56 @@ class TrlEnvironment:
             max_tool_calling_iterations: Most rounds of calls; None: no limit.
         """
         require_trl()
-        from transformers import utils
-
-        schema: Callable[..., Any] = utils.get_json_schema  # type: ignore[attr-defined]  # not in its __all__
-        self._named, self._plays = isinstance(environment_factory, Mapping), environment_factory is not None
-        one: Any = environment_factory or (lambda: None)
+        self._named, self.plays = isinstance(environment_factory, Mapping), environment_factory is not None
+        one: Any = environment_factory if self.plays else (lambda: None)
         self._factories: Mapping[str | None, Callable[[], Any]] = one if self._named else {None: one}
-        self._functions, self._max_rounds = list(tools), max_tool_calling_iterations
-        instances = {name: factory() for name, factory in self._factories.items()}
-        methods = {name: [*tools, *_methods(instance)] for name, instance in instances.items()}
-        self._schemas = {name: [schema(method) for method in listed] for name, listed in methods.items()}
-        for made in instances.values():
-            has_reset = callable(getattr(made, "reset", None)) or not self._plays
+        self._functions = list(_called("tools must be a list of functions", list, tools or ()))
+        self._max_rounds, told = max_tool_calling_iterations, "must make an object when called with nothing"
+        named = self._factories.items()
+        self._probes = {key: _called(f"environment_factory {one!r:.60} {told}", one) for key, one in named}
+        methods = {name: [*self._functions, *_methods(made)] for name, made in self._probes.items()}
+        self._schemas = {name: [_schema(method) for method in listed] for name, listed in methods.items()}
+        for made in self._probes.values():
+            has_reset = callable(getattr(made, "reset", None)) or not self.plays
             expect_that(has_reset, "environment_factory", "make objects with reset", made, length=60)
-        owners = [type(made).__name__ for made in instances.values() if hasattr(made, "get_reward")]
+            _expect_takes(getattr(made, "get_reward", lambda: None), ())
+        owners = [type(made).__name__ for made in self._probes.values() if hasattr(made, "get_reward")]
         self.scored_by = tuple(dict.fromkeys(owners))
         """Names of the classes whose `get_reward` is a reward."""
-        self.local = not any(_is_async(method) for listed in methods.values() for method in listed)
-        has_rows = train_dataset is not None or (self._plays and not self._named)
+        self.local = not any(is_async(method) for listed in methods.values() for method in listed)
+        has_rows = train_dataset is not None or (self.plays and not self._named)
         expect_that(has_rows, "train_dataset", "be rows, or one environment's reset ask", train_dataset)
         train = [{}] if train_dataset is None else train_dataset
+        rest = () if eval_dataset is None else eval_dataset
         self._scenarios = [
             self._scenario(split, number, row)
-            for split, rows in (("train", train), ("validation", eval_dataset or ()))
-            for number, row in enumerate(rows)
+            for split, rows in (("train", train), ("validation", rest))
+            for number, row in enumerate(_called(f"the {split} dataset must be rows, {_ROWS}", list, rows))
         ]
 
-    def _scenario(self, split: Any, number: int, row: Mapping[str, Any]) -> Scenario:
-        where, name = f"row {number} of the {split} dataset", row.get("environment") if self._named else None
+    def _scenario(self, split: Any, number: int, row: Any) -> Scenario:
+        where = f"row {number} of the {split} dataset"
+        expect_that(isinstance(row, Mapping), where, "be a mapping", row, _ROWS, length=60)
+        name = row.get("environment") if self._named else None
         pictures = {"image", "images"} & row.keys()
         expect_that(not pictures, where, "have no pictures", [*row], "see docs/multimodal.md")
-        expect_that("prompt" in row or self._plays, where, "have a prompt", [*row])
+        expect_that("prompt" in row or self.plays, where, "have a prompt", [*row])
         expect_that(name in self._factories, f"{where}: environment", f"be of {[*self._factories]}", name)
+        if self.plays:
+            columns = [key for key in row if key != "environment" or not self._named]
+            _expect_takes(self._probes[name].reset, columns, f"{where}: ")
         prompt = row.get("prompt", _EMPTY)
-        messages = () if isinstance(prompt, str) else tuple(map(Message.from_openai, prompt))
-        opening, id = messages[-1].content if messages else prompt, f"{split}-{number}"
-        family = name or "default"
-        return Scenario(id=id, family=family, opening=opening, context=row, split=split, prompt=messages)
+        is_text, may_be = isinstance(prompt, str), "be a text or a list of messages"
+        listed = [{"role": "user", "content": prompt}] if is_text else prompt
+        expect_that(isinstance(listed, list | tuple) and len(listed) > 0, f"{where}: prompt", may_be, prompt)
+        messages = tuple(_called(where, Message.from_openai, message) for message in listed)
+        # TRL's environments may say what is asked in `reset`, which is added to the last message
+        said = [one.content for one in messages[: -1 if self.plays else None] if one.role == "user"]
+        rule = "have words in what the user says"
+        expect_that(all(map(str.strip, said)), f"{where}: prompt", rule, prompt, length=60)
+        shared: dict[str, Any] = {"family": name or "default", "context": row, "split": split}
+        id, opening, turns = f"{split}-{number}", messages[-1].content, () if is_text else messages
+        return Scenario(id=id, opening=opening, prompt=turns, **shared)
 
     def scenarios(self, split: Split) -> list[Scenario]:
         expect_split(split)
@@ -256,11 +313,21 @@ class TrlEnvironment:
         name = row.pop("environment", None) if self._named else None
         *before, last = scenario.messages()
         instance = await guarded("environment_factory", call_user_code(self._factories[name]))
-        if self._plays:
+        if self.plays:
             told = await guarded(f"{type(instance).__name__}.reset", call_user_code(instance.reset, **row))
             last = last if told is None else replace(last, content=f"{last.content}{told}")
+            hint = f"give row {scenario.id} a prompt, or let {type(instance).__name__}.reset return it"
+            expect_that(bool(last.content.strip()), "the prompt", "have words", last.content, hint)
         opening, tools = (*before, last), self._schemas[name]
         return _TrlConversation(opening, tools, instance, self._functions, self._max_rounds)
+
+
+def _schema(tool: Any) -> Any:
+    from transformers import utils
+
+    make: Any = utils.get_json_schema  # type: ignore[attr-defined]  # not in its __all__
+    name = getattr(tool, "__qualname__", repr(tool))
+    return _called(f"tool {name} must be a function with types and a docstring", make, tool)
 
 
 def _methods(instance: Any) -> list[Callable[..., Any]]:
@@ -284,7 +351,7 @@ class _TrlConversation:
             return Observation(terminated=True)
         self.rounds_left = None if self.rounds_left is None else self.rounds_left - 1
         known = {method.__name__: method for method in (*self.functions, *_methods(self.instance))}
-        waiting = [call for call in calls if _is_async(known.get(call.name))]
+        waiting = [call for call in calls if is_async(known.get(call.name))]
         answers = [await _answer(known, call) for call in calls if call not in waiting]
         answers += await gather_or_cancel(_answer(known, call) for call in waiting)  # TRL shows those last
         return Observation(messages=tuple(answers))
@@ -295,7 +362,9 @@ class _TrlConversation:
         held = _Held(type(self.instance).__name__)
         held.instance, judge = self.instance, getattr(self.instance, "get_reward", lambda: None)
         value = await guarded(f"{held}.get_reward", call_user_code(judge))
-        parts = {} if value is None else {str(held): float(value)}
+        rule = f"{held}.get_reward must return a number or None, got {value!r:.60}"
+        (score,) = _called(rule, _numbers, [value])
+        parts = {} if value is None else {str(held): score}
         return Outcome(reward=parts.get(held), breakdown=parts, metadata={_INSTANCE: held})
 
     def fork(self) -> Conversation:

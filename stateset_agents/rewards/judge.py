@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import inspect
 import json
 import math
 import os
@@ -25,6 +24,7 @@ from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.scoring.base import RewardFunction, RewardResult, score_trajectories
 from stateset_agents.core.scoring.function_reward import Reward, as_reward
 from stateset_agents.runtime.tasks import in_thread
+from stateset_agents.runtime.user_code import call_user_code
 from stateset_agents.runtime.yaml_files import read_yaml
 from stateset_agents.types.errors import ConfigurationError, RewardFailure
 from stateset_agents.types.messages import FinishReason, Message
@@ -227,11 +227,7 @@ class JudgeReward(RewardFunction):
     async def _ask(self, prompt: str) -> str:
         if isinstance(self._judge, ChatClient | MultiTurnAgent):
             return await _whole_answer(self._judge, prompt)
-        if inspect.iscoroutinefunction(self._judge):
-            answer = await self._judge(prompt)
-        else:
-            answer = await in_thread(self._judge, prompt)
-            answer = await answer if inspect.isawaitable(answer) else answer
+        answer = await call_user_code(self._judge, prompt)
         if not isinstance(answer, str):
             raise RewardFailure(
                 f"the judge must answer with text, got {type(answer).__name__}: {answer!r:.60}"

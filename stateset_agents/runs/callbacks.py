@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stateset_agents.runtime.tasks import Deadline, in_thread
-from stateset_agents.runtime.user_code import format_error
+from stateset_agents.runtime.tasks import Deadline
+from stateset_agents.runtime.user_code import call_user_code, format_error
 from stateset_agents.types.errors import PROGRAMMING_ERRORS, ConfigurationError, StatesetError
 from stateset_agents.types.logs import get_logger
 from stateset_agents.types.settings import closest, nearest
@@ -148,12 +147,7 @@ async def notify(
             continue
         try:
             async with limit.applied():
-                if inspect.iscoroutinefunction(method):
-                    await method(*arguments)
-                else:
-                    result = await in_thread(method, *arguments)
-                    if inspect.isawaitable(result):  # a plain function that wraps an async one
-                        await result
+                await call_user_code(method, *arguments)
         except (*PROGRAMMING_ERRORS, StatesetError):
             raise
         except (Exception, asyncio.CancelledError) as error:

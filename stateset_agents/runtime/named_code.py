@@ -14,7 +14,7 @@ from typing import Any
 from stateset_agents.runtime.user_code import call_user_code, format_error, user_line
 from stateset_agents.types.errors import ConfigurationError, StatesetError
 from stateset_agents.types.foreign_names import argument_hint, setting_hint
-from stateset_agents.types.settings import nearest
+from stateset_agents.types.settings import expect_that, nearest
 
 _CODE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
@@ -38,6 +38,7 @@ def imported(label: str, name: str) -> Any:
     """
     folder, slash, dotted = name.rpartition("/")
     module, _, attribute = dotted.partition(":")
+    expect_that(attribute != "", label, "be 'module:name'", name, "say which object of the module")
     if slash and folder not in sys.path:
         sys.path.insert(0, folder)
     try:

@@ -68,7 +68,10 @@ async def end_task(task: asyncio.Future[Any]) -> None:
     _abandoned.add(task)  # before the wait: another cancellation may end it
     task.add_done_callback(_forget)
     task.cancel()
-    await asyncio.wait({task}, timeout=_GRACE_SECONDS)
+    try:
+        await asyncio.wait({task}, timeout=_GRACE_SECONDS)
+    finally:  # or asyncio.run waits for one that never ends
+        asyncio.tasks._unregister_task(task)  # type: ignore[arg-type]  # any future may be given
     if not task.done():
         _log.warning(
             "a user's, tool's or reward's async function goes on though it was cancelled, and is left to "

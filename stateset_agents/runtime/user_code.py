@@ -27,12 +27,24 @@ T = TypeVar("T")
 _log = get_logger(__name__)
 
 
+def is_async(function: object) -> bool:
+    """True for an async function, and for an object that is called as one."""
+    call = getattr(function, "__call__", None)  # noqa: B004  # an object's own method, not whether it has one
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
 async def call_user_code(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """The result of a user's function: an async one is awaited, a sync one runs in a thread."""
-    if inspect.iscoroutinefunction(function):
-        return await function(*args, **kwargs)
-    result = await in_thread(function, *args, **kwargs)
-    return await result if inspect.isawaitable(result) else result
+    """The result of a user's function: an async one is awaited, a sync one runs in a thread.
+
+    A `sys.exit()` in it, which would end the program, is a RuntimeError.
+    """
+    try:
+        if inspect.iscoroutinefunction(function):
+            return await function(*args, **kwargs)
+        result = await in_thread(function, *args, **kwargs)
+        return await result if inspect.isawaitable(result) else result
+    except SystemExit as error:
+        raise RuntimeError(f"SystemExit: {error}") from error
 
 
 async def call_checked(method: Callable[..., Awaitable[T]], *args: Any, kind: type[T] | None = None) -> T:

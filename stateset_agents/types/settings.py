@@ -60,7 +60,9 @@ def expect_that(
     if not holds:
         is_written = length is None and not isinstance(value, str)  # numpy's 0.0 is written as 0.0
         plain = str(value) if is_written else repr(value)[:length]
-        raise ConfigurationError(f"{name} must {rule}, got {plain}" + (f": {hint}" if hint else ""))
+        raise ConfigurationError(
+            f"{name} must {rule}, got {' '.join(plain.splitlines())}" + (f": {hint}" if hint else "")
+        )
 
 
 def is_number(value: object) -> bool:

@@ -17,6 +17,7 @@ from stateset_agents.core.scoring.base import (
     as_result,
 )
 from stateset_agents.runtime.named_code import NamedCall
+from stateset_agents.runtime.user_code import is_async
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.foreign_names import ARGUMENTS
 from stateset_agents.types.messages import Message
@@ -70,10 +71,7 @@ class FunctionReward(RewardFunction):
             )
         self.scope = scope
         self.answers_as_a_whole = scope == "group"
-        is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-            getattr(function, "__call__", None)  # noqa: B004  # an object's own method, not whether it has one
-        )
-        self.local = not is_async if local is None else local
+        self.local = not is_async(function) if local is None else local
         self._function = function
         self._named = NamedCall(f"reward {self.name}", function, _ARGUMENTS[scope])
         self.wanted = self._named.wanted

@@ -29,7 +29,7 @@ from stateset_agents.environments.programs.program_environment import (
 )
 from stateset_agents.runtime.named_code import NamedCall, library
 from stateset_agents.runtime.tasks import end_task
-from stateset_agents.runtime.user_code import format_error, is_module_of_user
+from stateset_agents.runtime.user_code import format_error, is_async, is_module_of_user
 from stateset_agents.types.errors import ConfigurationError, EnvironmentFailure
 from stateset_agents.types.scenario import Scenario
 from stateset_agents.types.trajectory import Outcome, Trajectory
@@ -89,7 +89,7 @@ class InProcessAgent(ProgramEnvironment):
         offered = (*_CLIENTS, "base_url", "api_key", "scenario", "seed")
         self._call = NamedCall("run", run, offered, positional=("client", "scenario"))
         function = self._call.function
-        if not any(map(inspect.iscoroutinefunction, (function, type(function).__call__))):
+        if not is_async(function):
             raise ConfigurationError(
                 f"run must be written `async def`, got {function!r:.80}: a program that blocks would hold up "
                 "all others; run it by ExternalProgram"
@@ -169,7 +169,7 @@ class _ProgramTask:
     """One run of the program: a task, which may be cancelled at any `await`."""
 
     def __init__(self, work: Awaitable[Any], clients: Sequence[Any]) -> None:
-        self._task = asyncio.create_task(_without_exit(work))
+        self._task = asyncio.ensure_future(work)
         self._clients = clients
 
     @property
@@ -195,7 +195,7 @@ class _ProgramTask:
             raise EnvironmentFailure(": ".join(self.ending())) from self._error
         given = self._task.result()
         outcome = given if isinstance(given, Outcome) else read_verdict({} if given is None else given)
-        if outcome is None:
+        if outcome is None or str(outcome.reward) in ("nan", "inf", "-inf"):
             raise EnvironmentFailure(
                 'the program must return {"reward": NUMBER, "success": True or False, "metadata": {...}}'
                 f", any of them absent, an Outcome or None, got {given!r:.200}"
@@ -208,14 +208,6 @@ class _ProgramTask:
         finally:
             for client in self._clients:
                 await client.close()
-
-
-async def _without_exit(work: Awaitable[Any]) -> Any:
-    """A program's `sys.exit()` would end the trainer's process."""
-    try:
-        return await work
-    except SystemExit as error:
-        raise RuntimeError(f"SystemExit: {error}") from error
 
 
 def _client(name: str, url: str) -> Any:
@@ -244,10 +236,9 @@ def _refuse_change(old: Mapping[str, Any], new: Mapping[str, Any], *, may_fill: 
         if before is after or before == after or (may_fill and before is None):
             continue
         values = (value[1] if isinstance(value, tuple) else value for value in (before, after))
-        shown = [" ".join(repr(value).split())[:80] for value in values]
-        raise ConfigurationError(
-            f"run changes {path}, which all conversations share, from {shown[0]} to {shown[1]}: {_MEND}"
-        )
+        old_text, text = (" ".join(repr(value).split())[:80] for value in values)
+        how = f"from {old_text} to {text}" if text != old_text else f"to another object that reads {text}"
+        raise ConfigurationError(f"run changes {path}, which all conversations share, {how}: {_MEND}")
 
 
 def _refuse_other_words(by_itself: Sequence[Any], otherwise: Sequence[Any], how: str) -> None:

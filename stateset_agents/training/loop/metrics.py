@@ -224,9 +224,12 @@ def why_nothing_trained(groups: Sequence[TrajectoryGroup], config: TrainingConfi
     members = [trajectory for group in groups for trajectory in group.trajectories]
     failed = sum(trajectory.status is Status.FAILED for trajectory in members)
     scored = "a scored member" if config.min_group_size == 1 else f"{config.min_group_size} scored members"
+    num_none = sum(trajectory.reward is None for trajectory in members)
     unscored = (
-        "every reward is None: it says nothing of these scenarios (`environment`, the default, needs the "
-        "environment's verdict or rewards), or a return is missing"
+        f"the reward is None or NaN for {num_none} of {len(members)} conversations: give each a number"
+        if num_none < len(members)
+        else "every reward is None: it says nothing of these scenarios (`environment`, the default, needs "
+        "the environment's verdict or rewards), or a return is missing"
     )
     cause = next((trajectory.error for trajectory in members if trajectory.error), unscored)
     return (

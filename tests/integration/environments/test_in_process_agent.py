@@ -155,6 +155,16 @@ async def breaks_first(client, scenario):
     raise ValueError("no task")
 
 
+async def returns_nan(client, scenario):
+    await say(client, [], "hi")
+    return {"reward": float("nan")}
+
+
+async def gives_an_infinite_outcome(client, scenario):
+    await say(client, [], "hi")
+    return Outcome(reward=float("inf"))
+
+
 async def returns_a_word(client, scenario):
     return await say(client, [], "hi")
 
@@ -172,6 +182,8 @@ async def is_refused(client, scenario):
         (cancels_itself, "the program raised: CancelledError: of itself"),
         (asks_nothing, "the program returned before it asked anything: {'reward': 1.0}"),
         (breaks_first, "the program raised before it asked anything: ValueError: no task"),
+        (returns_nan, "any of them absent, an Outcome or None, got {'reward': nan}"),
+        (gives_an_infinite_outcome, "an Outcome or None, got Outcome(reward=inf"),
         (returns_a_word, "an Outcome or None, got 'ok'"),
         (is_refused, "logit_bias is not served here: leave it out"),
     ],
@@ -281,6 +293,7 @@ def test_what_cannot_work_is_refused_at_once(monkeypatch):
 
     for arguments, words in (
         ({"run": blocks}, "run must be written `async def`"),
+        ({"run": "progs"}, "run must be 'module:name', got 'progs': say which object of the module"),
         ({"run": wants}, "cannot give parameter 'customer'"),
         ({"run": "no_such_module:run"}, "'no_such_module:run' cannot be imported"),
         ({"max_turns": 0}, "max_turns"),
@@ -334,9 +347,15 @@ async def marks_the_table(desk, client, scenario):
     desk.prices["K20"] = 2
 
 
+async def restores_the_table(desk, client, scenario):
+    await say(client, [], "hi")
+    desk.prices = {"K20": 1}
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [
+        (restores_the_table, "run changes .*prices, .* share, to another object that reads {'K20': 1}: make"),
         (keeps_history, "run changes .*history"),
         (keeps_the_order, "run changes .*order, which all conversations share, from 'K21' to 'K20'"),
         (counts, "run changes .*num_calls, which all conversations share, from 0 to 2"),
@@ -411,6 +430,7 @@ async def test_the_probe_accepts_programs_that_share_nothing_that_counts(monkeyp
 
     await probe(run, lambda request: ["cancel it", "done"][request.turn])
     await probe(two_turns)
+    await probe(returns_nan)
     await probe(raises)  # breaks alike, alone and beside another: the training says so
 
 

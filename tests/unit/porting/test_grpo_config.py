@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import math
 from typing import Any
 
 import pytest
-from trl import GRPOConfig
+from trl import GRPOConfig, GRPOTrainer
 
 from stateset_agents.core.agent_config import AgentConfig
-from stateset_agents.porting.grpo_config import FIELDS, ported_settings
+from stateset_agents.porting.grpo_config import FIELDS, TRAINER, ported_settings
+from stateset_agents.porting.trl import TrlEnvironment, from_trl
 from stateset_agents.runs.settings import schedule
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.types.errors import ConfigurationError
@@ -188,6 +191,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"beta": 0.1, "use_bias_correction_kl": False}, "use_bias_correction_kl False .*leave it true"),
     ({"steps_per_generation": 4}, "steps_per_generation 4 cannot"),
     ({"generation_batch_size": 16}, "steps_per_generation 2 cannot"),
+    ({"num_iterations": 0}, "num_iterations 0 cannot be followed here: give a whole number from 1 on"),
+    ({"num_train_epochs": 0}, "num_train_epochs 0 cannot be followed here: give a number above 0"),
+    ({"num_train_epochs": math.nan}, "num_train_epochs nan cannot be followed here: give a number above 0"),
     ({"lr_scheduler_type": "polynomial"}, "lr_scheduler_type .*use one of constant"),
     ({"lr_scheduler_type": "inverse_sqrt"}, "warmup_steps 0 .*give one"),
     ({"lr_scheduler_kwargs": {"power": 2}}, "lr_scheduler_kwargs {'power': 2} cannot"),
@@ -268,3 +274,26 @@ def test_a_dataset_too_small_for_a_step_and_no_dataset_are_refused() -> None:
         ported(None)
     with pytest.raises(ConfigurationError, match="args must be a GRPOConfig, got dict"):
         ported_settings({"max_steps": 1}, num_prompts=1)
+
+
+def test_every_argument_of_the_trainer_is_taken_or_refused_with_what_to_write_instead() -> None:
+    taken = {*inspect.signature(from_trl).parameters, *inspect.signature(TrlEnvironment).parameters}
+    theirs = inspect.signature(GRPOTrainer.__init__).parameters.keys() - {"self"}
+    assert theirs - taken == TRAINER.keys()
+    args = GRPOConfig(output_dir="out", use_cpu=True, max_steps=1)
+    given: dict[str, Any] = {"args": args, "train_dataset": [{"prompt": "?"}] * 8, "reward_funcs": len}
+    for name, instead in TRAINER.items():
+        with pytest.raises(ConfigurationError) as refusal:
+            from_trl(**given, **{name: {"a": "thing\n"}})
+        line = f"from_trl: {name} must be left out, got {{'a': 'thing\\n'}}: {instead}"
+        assert str(refusal.value) == line
+    with pytest.raises(ConfigurationError, match=r"from_trl has no argument 'tool'.*did you mean 'tools'"):
+        from_trl(**given, tool=[])
+    config = from_trl(**given, peft_config=None).config
+    assert TrainingConfig(**{**dict(config), "lora": {"rank": 16}}).lora is not None
+
+
+@pytest.mark.parametrize("args", [None, {"max_steps": 1}])
+def test_what_is_no_config_is_one_line(args: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"^args must be a GRPOConfig, got .*: give the GRPOConfig"):
+        from_trl(args=args, train_dataset=[{"prompt": "?"}])

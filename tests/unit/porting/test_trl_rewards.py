@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import pandas
 import pytest
 from builders import trajectory
+from datasets import Dataset, DatasetDict
 from trl_shop import ROWS, Shop, say
 
 from stateset_agents.core.scoring.base import score_trajectories
@@ -92,12 +95,67 @@ async def test_a_text_that_log_extra_cannot_keep_is_said_once(caplog: pytest.Log
     assert "words" in record.getMessage()
 
 
+async def test_a_log_under_the_name_of_a_reward_is_refused() -> None:
+    def logged(completions: Any, log_metric: Any, **_: Any) -> list[float]:
+        log_metric("Shop", 50.0)
+        return [0.0] * len(completions)
+
+    line = "a log must have a name that no reward has, got 'Shop'"
+    with pytest.raises(ConfigurationError, match=line):
+        await scores(TrlReward(logged, environments=["Shop"]), members("4", "5"))
+
+
 async def test_too_few_rewards_leave_the_group_unscored() -> None:
     def one(**_: Any) -> list[float]:
         return [1.0]
 
     first, _ = await scores(TrlReward(one), members("4", "5"))
     assert str(first) == "reward trl: one returned 1 rewards for 2 completions"
+
+
+@pytest.mark.parametrize(
+    "returned", [{"a": 1, "b": 2}, "12", ["1", "2"], 1.0, None, [[1.0], [2.0]], {1.0, 2.0}]
+)
+async def test_what_is_no_list_of_numbers_names_the_function(returned: Any) -> None:
+    def odd(**_: Any) -> Any:
+        return returned
+
+    with pytest.raises(ConfigurationError, match=r"^odd must return a list of a number or None .*, got "):
+        await scores(TrlReward(odd), members("4", "5"))
+
+
+async def test_a_generator_is_iterated_as_trl_does() -> None:
+    def numbers(completions: Any, **_: Any) -> Any:
+        return (float(index) for index, _ in enumerate(completions))
+
+    assert await scores(TrlReward(numbers), members("4", "5")) == [0.0, 1.0]
+
+
+async def test_an_exit_in_a_reward_does_not_end_the_trainer() -> None:
+    def exits(**_: Any) -> list[float]:
+        raise SystemExit(3)
+
+    first, _ = await scores(TrlReward(exits), members("4", "5"))
+    assert "RuntimeError: SystemExit: 3" in str(first)
+
+    class Exits(Shop):
+        async def get_reward(self) -> float:
+            raise SystemExit(3)
+
+    talk = await started(TrlEnvironment(ROWS, environment_factory=Exits))
+    with pytest.raises(EnvironmentFailure, match=r"Exits\.get_reward failed: RuntimeError: SystemExit: 3"):
+        await talk.outcome()
+
+
+@pytest.mark.parametrize("returned", [[1.0], "1", {}])
+async def test_a_get_reward_that_is_no_number_is_one_line(returned: Any) -> None:
+    class Lists(Shop):
+        def get_reward(self) -> Any:
+            return returned
+
+    talk = await started(TrlEnvironment(ROWS, environment_factory=Lists))
+    with pytest.raises(ConfigurationError, match=r"^Lists.get_reward must return a number or None, got "):
+        await talk.outcome()
 
 
 @pytest.mark.parametrize(
@@ -108,6 +166,14 @@ async def test_too_few_rewards_leave_the_group_unscored() -> None:
             {"reward_funcs": [right], "reward_weights": [1, 2]},
             "reward_weights must have one weight for each of 1",
         ),
+        *(
+            (
+                {"reward_funcs": right, "reward_weights": weights},
+                "reward_weights must have one weight for each of 1 reward_funcs, a finite number, got ",
+            )
+            for weights in ("1", ["x"], [None], 5, [math.nan], {"right": 1})
+        ),
+        ({"reward_funcs": 5}, r"reward_funcs must be functions, got \[5\]"),
         ({"reward_funcs": [right, right]}, "reward_funcs must be some, each of another name"),
         ({"reward_funcs": None}, r"reward_funcs must be some, each of another name, got \[\]"),
     ],
@@ -211,6 +277,19 @@ async def test_an_environment_may_ask_by_itself_and_several_are_chosen_by_name()
     ]
 
 
+async def test_a_prompt_without_words_needs_those_of_reset() -> None:
+    class Mute(Asker):
+        def reset(self, **row: Any) -> None:
+            return None
+
+    line = "^the prompt must have words, got '': give row train-0 a prompt, or let Mute.reset return it"
+    with pytest.raises(ConfigurationError, match=line):
+        await started(TrlEnvironment([{"prompt": ""}], environment_factory=Mute))
+    rows = [{"prompt": [{"role": "user", "content": None}, {"role": "user", "content": "?"}]}]
+    with pytest.raises(ConfigurationError, match=r"row 0 .* must have words in what the user says"):
+        TrlEnvironment(rows, environment_factory=Asker)
+
+
 async def test_a_reset_that_breaks_fails_its_conversation() -> None:
     class Broken(Asker):
         def reset(self, **row: Any) -> str:
@@ -225,6 +304,36 @@ async def test_a_reset_that_breaks_fails_its_conversation() -> None:
     [
         ({}, "train_dataset must be rows, or one environment's reset ask, got None"),
         ({"train_dataset": [{"question": "?"}]}, "row 0 of the train dataset must have a prompt"),
+        ({"train_dataset": 5}, "^the train dataset must be rows, give a datasets.Dataset .*'int' object"),
+        ({"train_dataset": "name"}, "^row 0 of the train dataset must be a mapping, got 'n': give a"),
+        (
+            {"train_dataset": DatasetDict({"train": Dataset.from_list(ROWS)})},
+            "^row 0 of the train dataset must be a mapping, got 'train': .*a split of a DatasetDict",
+        ),
+        ({"train_dataset": ROWS, "eval_dataset": {"test": ROWS}}, "^row 0 of the validation dataset must be"),
+        *(
+            ({"train_dataset": [ROWS[0], row]}, "^row 1 of the train dataset must be a mapping, got ")
+            for row in ("a text", None)
+        ),
+        (
+            {"train_dataset": pandas.DataFrame(ROWS)},
+            r"^row 0 of the train dataset must be a mapping, got 'prompt': .*Dataset.from_pandas",
+        ),
+        *(
+            ({"train_dataset": [{"prompt": prompt}]}, "^row 0 of the train dataset: prompt must be a text or")
+            for prompt in (None, 5, [])
+        ),
+        (
+            {"train_dataset": [{"prompt": [{"role": "usr", "content": "?"}]}]},
+            "^row 0 of the train dataset: message role must be one of",
+        ),
+        *(
+            (
+                {"train_dataset": [{"prompt": prompt}]},
+                "^row 0 of the train dataset: prompt must have words in what the user says, got ",
+            )
+            for prompt in ("", " ", [{"role": "user", "content": None}], [{"role": "user"}])
+        ),
         ({"train_dataset": [{"prompt": "?", "image": 1}]}, "must have no pictures.*multimodal"),
         (
             {"train_dataset": ROWS, "environment_factory": dict},
@@ -237,8 +346,76 @@ async def test_a_reset_that_breaks_fails_its_conversation() -> None:
     ],
 )
 def test_what_cannot_be_played_is_one_line(arguments: dict[str, Any], line: str) -> None:
-    with pytest.raises(ConfigurationError, match=line):
+    with pytest.raises(ConfigurationError, match=line) as refusal:
         TrlEnvironment(**arguments)
+    assert "\n" not in str(refusal.value)
+
+
+class Odd(Asker):
+    def greet(self, name) -> str:
+        return "hi"
+
+
+class Narrow(Asker):
+    def reset(self) -> None:  # type: ignore[override]  # what is wrong here
+        return None
+
+
+class Judges(Asker):
+    def get_reward(self, answer: str) -> float:
+        return 1.0
+
+
+class Opens(Asker):
+    def __init__(self, shelf: str) -> None:
+        raise AssertionError(shelf)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        *(
+            ({"environment_factory": made}, "^environment_factory .* must make an object when called with")
+            for made in (5, "Shop", Shop(), [Shop], Opens)
+        ),
+        ({"environment_factory": {}}, r"row 0 of the train dataset: environment must be of \[\], got None"),
+        ({"environment_factory": Odd}, r"^tool Odd.greet must be a function with types and a docstring: "),
+        (
+            {"environment_factory": Narrow},
+            "^row 0 of the train dataset: Narrow.reset is called with prompt, t",
+        ),
+        ({"environment_factory": Judges}, "^Judges.get_reward is called with nothing, so take them or"),
+        ({"tools": 5}, "^tools must be a list of functions: TypeError: 'int' object"),
+        ({"tools": "x"}, "^tool 'x' must be a function with types and a docstring: "),
+        ({"tools": [5]}, "^tool 5 must be a function with types and a docstring: "),
+    ],
+)
+def test_an_environment_class_or_a_tool_that_does_not_fit_is_one_line(
+    arguments: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=line) as refusal:
+        TrlEnvironment(ROWS, **arguments)
+    assert "\n" not in str(refusal.value)
+
+
+def test_no_tools_may_be_none() -> None:
+    assert TrlEnvironment([{"prompt": "?"}], tools=None).scenarios("train")
+
+
+def test_a_reward_that_does_not_take_what_it_is_given_is_one_line_before_the_first_step() -> None:
+    def narrow(completions: Any, answer: Any) -> list[float]:
+        raise AssertionError
+
+    def other(completions: Any, colour: Any, **_: Any) -> list[float]:
+        raise AssertionError
+
+    (scenario,) = TrlEnvironment([{"prompt": "?", "answer": "4"}]).scenarios("train")
+    for function, words in ((narrow, "unexpected keyword argument 'prompts'"), (other, "'colour'")):
+        with pytest.raises(
+            ConfigurationError, match=rf"{function.__name__} is called with answer, .*{words}"
+        ):
+            TrlReward(function).check_scenario(scenario)
+    TrlReward(right).check_scenario(scenario)
 
 
 def test_the_script_of_the_tests_says_ten_different_things() -> None:

@@ -161,6 +161,29 @@ async def test_work_that_swallows_its_cancellation_is_left_to_itself(
     assert not waiting._abandoned
 
 
+@pytest.mark.parametrize("outer", [0.1, 30.0])
+def test_work_that_never_ends_does_not_keep_the_event_loop_alive(
+    monkeypatch: pytest.MonkeyPatch, outer: float
+) -> None:
+    monkeypatch.setattr(waiting, "_GRACE_SECONDS", 0.2)
+
+    async def stubborn() -> None:
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(1000)
+
+    async def main() -> None:
+        late = RewardTimeout("too late")
+        with contextlib.suppress(RewardTimeout):
+            await with_timeout(outer, with_timeout(0.05, stubborn(), late), late)
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
+    thread.start()
+    thread.join(5)
+    assert not thread.is_alive()
+    waiting._abandoned.clear()
+
+
 async def test_a_second_cancellation_leaves_nothing_unnoted() -> None:
     go_on = asyncio.Event()
 

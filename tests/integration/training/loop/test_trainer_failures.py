@@ -29,6 +29,11 @@ async def not_applicable(trajectory):
     return None
 
 
+@reward_function(local=True)
+async def once(trajectory):
+    return 1.0 if trajectory.member == 0 else None
+
+
 AT_ONCE = {"breaker_failures": 0}
 """Nothing is waited for."""
 
@@ -105,6 +110,7 @@ async def test_an_unscored_member_is_not_taken_for_a_zero(tmp_path):
             {"reward": broken_reward},
             "0 of 8 conversations failed.*broken_reward failed.*ValueError: no judge",
         ),
+        ({"reward": once}, "the reward is None or NaN for 6 of 8 conversations: give each a number"),
         ({"reward": not_applicable}, "every reward is None: .* a return is missing"),
     ],
 )

@@ -105,7 +105,6 @@ def test_bash_completes_verbs_and_options(completion):
 def test_other_shells_read_their_scripts(shell, completion):
     script = completion(shell)
     assert "rollback" in script.read_text()
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed here")
-    done = subprocess.run([shell, "-n", script], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    if shutil.which(shell):  # few machines have both
+        done = subprocess.run([shell, "-n", script], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")

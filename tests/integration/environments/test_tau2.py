@@ -196,7 +196,7 @@ def test_tasks_of_a_file_have_their_split_and_stand_once(tmp_path: Path) -> None
         ({"tasks": "made", "domain": "airline"}, "made tasks are of retail's database, got domain airline"),
         ({"tasks": "made", "num_validation": 3}, "num_validation is for official tasks"),
         ({"tasks": "nowhere.json"}, "tasks must be official, made, or a JSON file of tau2 tasks"),
-        ({"tools": ["get_user_detail"]}, r"which retail has not \(did you mean 'get_user_details'\?\)"),
+        ({"tools": ["get_user_detail"]}, r"got 'get_user_detail' \(did you mean 'get_user_details'\?\)"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], told: str) -> None:

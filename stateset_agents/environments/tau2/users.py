@@ -112,7 +112,7 @@ class ModelCustomer:
         message = Message(role="assistant", content=answer.text.strip(), tool_calls=answer.tool_calls)
         if not message.content and not message.tool_calls:
             cure = "raise its max_new_tokens" if answer.finish_reason == "length" else "try another model"
-            raise EnvironmentFailure(f"the user played by {self._client.model} message nothing: {cure}")
+            raise EnvironmentFailure(f"the user played by {self._client.model} said nothing: {cure}")
         self._messages += (message,)
         return message
 

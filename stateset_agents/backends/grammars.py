@@ -229,9 +229,8 @@ class Grammars:
         encode = getattr(self._tokenizer, "encode_markup", self._tokenizer.encode)
         calls = None
         if constraint.opener:
-            _, _, rules = constraint.grammar.partition(
-                "\n"
-            )  # of `reply_grammar`, whose first rule is the start
+            # The grammar is `reply_grammar`'s, whose first rule is the start.
+            _, _, rules = constraint.grammar.partition("\n")
             calls = self._compile(replace(constraint, grammar=f"start: calls\n{rules}"))[0].deep_copy()
         return Closer(constraint, self._texts(constraint.stop_ids), encode, calls)
 

@@ -185,7 +185,6 @@ async def _run(experiment: BaseExperiment[Any, Any]) -> None:
         with PlayDisplay("after") as display:
             after = await experiment.after(display.on_progress)
     if after:
-        print(f"before: {_result_line(before) if before else 'not measured'}")
         print(f"after:  {_result_line(after)}")
         for line in numeric.rule_lines(experiment.summary):
             print(line)

@@ -53,7 +53,9 @@ class Ported:
     """Arguments of `AgentConfig`, but for the model's name."""
 
 
-def from_trl(reward_funcs: Functions = None, *, args: Any, train_dataset: Rows = None, **rest: Any) -> Ported:
+def from_trl(
+    reward_funcs: Functions = None, *, args: Any = None, train_dataset: Rows = None, **rest: Any
+) -> Ported:
     """The arguments as GRPOTrainer takes them; `rest` is of `TrlEnvironment`.
 
     Raises ConfigurationError for what cannot be followed, see docs/bring-your-script.md.

@@ -134,6 +134,8 @@ def _failures(history: History) -> Finding | None:
     hint = None
     if history.most_common_error is not None:
         hint = f"mend what broke most often: {history.most_common_error}"
+    elif not failed:
+        hint = "their rewards were None or NaN: return a number for each"
     return graded("failures", share, numbers, hint)
 
 

@@ -147,16 +147,24 @@ async def test_work_that_swallows_its_cancellation_is_left_to_itself(
             with contextlib.suppress(asyncio.CancelledError):
                 await go_on.wait()
 
-    with pytest.raises(RewardTimeout, match="too late"):
-        await asyncio.wait_for(with_timeout(0.05, stubborn(), RewardTimeout("too late")), 10)
-    assert "left to itself" in caplog.text
+    # Not wait_for: it waits for what it cancels, and that would not end where the package does not leave it.
+    late = asyncio.create_task(with_timeout(0.05, stubborn(), RewardTimeout("too late")))
+    await asyncio.wait([late], timeout=10)
+    in_time = late.done()
     outer = asyncio.create_task(with_timeout(None, stubborn(), RewardTimeout("too late")))
     await asyncio.sleep(0.01)
     outer.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(outer, 10)
-    assert len(waiting._abandoned) == 2
+    await asyncio.wait([outer], timeout=10)
+    are_done = in_time, outer.done()
+    num_abandoned = len(waiting._abandoned)
     go_on.set()
+    with pytest.raises(RewardTimeout, match="too late"):
+        await late
+    with pytest.raises(asyncio.CancelledError):
+        await outer
+    assert are_done == (True, True)
+    assert "left to itself" in caplog.text
+    assert num_abandoned == 2
     await asyncio.sleep(0.01)
     assert not waiting._abandoned
 

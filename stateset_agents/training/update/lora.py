@@ -156,7 +156,10 @@ def _targets(settings: LoraSettings, model: PreTrainedModel) -> list[str]:
         if _is_linear(module) and not (has_experts and name.rpartition(".")[2] in _EXPERT_NAMES)
     }
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers
-    names = sorted({name.rpartition(".")[2] for name, layer in layers.items() if layer is not head})
+    adapted = {name for name, layer in layers.items() if layer is not head}
+    # peft goes by the ends of names, which other modules may share: a layer "0" of a sequence, and layer 0.
+    shared = {name.rpartition(".")[2] for name, _ in model.named_modules() if name not in adapted}
+    names = sorted({name if (end := name.rpartition(".")[2]) in shared else end for name in adapted})
     targets = settings.target_modules
     if isinstance(targets, str):
         return names

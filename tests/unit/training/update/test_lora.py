@@ -75,6 +75,15 @@ def test_experts_of_a_mixture_get_no_adapter_though_a_dense_layer_has_their_name
         lora_config(LoraSettings(target_modules=("gate_proj",)), model)
 
 
+def test_layers_that_share_the_end_of_their_names_with_others_are_named_in_full():
+    model = tiny_model("llama")
+    model.model.layers[0].mlp = torch.nn.Sequential(torch.nn.Linear(32, 8), torch.nn.Linear(8, 32))
+    adapted = get_peft_model(model, lora_config(LoraSettings(), model))
+    placed = {name.split(".lora_A")[0] for name, _ in adapted.named_parameters() if "lora_A" in name}
+    assert {f"base_model.model.model.layers.0.mlp.{place}" for place in (0, 1)} < placed
+    assert not any(name.endswith("layers.0") for name in placed)
+
+
 def test_names_choose_layers_and_a_wrong_one_says_what_there_is():
     adapted = wrapped(target_modules=("q_proj",))
     placed = {name.split(".")[-4] for name, _ in adapted.named_parameters() if "lora_A" in name}

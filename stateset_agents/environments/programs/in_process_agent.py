@@ -126,6 +126,8 @@ class InProcessAgent(ProgramEnvironment):
         alone = [[said async for said in _replay(environment, talk)] for talk in talks]
         _refuse_change(begun, state())
         for talk, said in zip(talks, alone, strict=True):
+            if isinstance(said[0], str):  # its start fails the second time
+                _refuse_other_words([talk.opening], said, "played again")
             if talk.outcome is not None:
                 heard = [turn.feedback for turn in talk.turns if not turn.is_summary]
                 openings = [  # a system message also has the agent's own prompt
@@ -206,8 +208,8 @@ class _ProgramTask:
         try:
             await end_task(self._task)
         finally:
-            for client in self._clients:
-                await client.close()
+            closings = (client.close() for client in self._clients)
+            await asyncio.gather(*closings, return_exceptions=True)
 
 
 def _client(name: str, url: str) -> Any:

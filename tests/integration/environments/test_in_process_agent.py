@@ -414,6 +414,15 @@ async def test_the_probe_refuses_conversations_that_wait_for_one_another():
         await probe(run, turn_timeout=1.0)
 
 
+async def test_the_probe_refuses_a_program_that_does_not_start_twice(tmp_path: Path):
+    async def run(client, scenario):
+        (tmp_path / scenario.id).mkdir()
+        await say(client, [], scenario.opening)
+
+    with pytest.raises(ConfigurationError, match=r"step 0 .*alone and .*FileExistsError.*played again"):
+        await probe(run)
+
+
 async def test_the_probe_accepts_programs_that_share_nothing_that_counts(monkeypatch):
     desk = Desk()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import sys
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -214,6 +215,7 @@ def read_verdict(data: Any) -> Outcome | None:
     if (
         isinstance(reward, bool)
         or not isinstance(reward, int | float | None)
+        or not (reward is None or abs(reward) <= sys.float_info.max)  # NaN is not, either
         or not isinstance(success, bool | None)
         or not isinstance(metadata, dict | None)
     ):

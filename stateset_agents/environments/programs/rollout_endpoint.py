@@ -1,6 +1,6 @@
 """An endpoint of every dialect whose answers come from conversations in training, one base URL for each.
 
-`external_program.py` opens a rollout for each program it runs. The program's requests become the
+`program_environment.py` opens a rollout for each program it runs. The program's requests become the
 conversation's messages, the agent's replies become the answers; who samples them, and when, is the engine's
 business, as in every other conversation.
 

@@ -183,6 +183,7 @@ async def test_the_program_s_end_is_the_verdict(tmp_path, verdict, body, reward,
         ("stdout", "say('hi'); print('fine')", "as its last line, got 'fine'"),
         ("stdout", "say('hi'); end(reward='much')", "as its last line, got"),
         ("stdout", "say('hi'); end(score=1)", "as its last line, got"),
+        ("stdout", "say('hi'); end(reward=float('nan'))", "as its last line, got"),
         ("stdout", "raise SystemExit('no task')", "code 1 before it asked anything: no task"),
     ],
 )

@@ -56,10 +56,10 @@ def run(args: argparse.Namespace) -> int:
     prompt = args.domain or (None if args.data else _EXAMPLE_PROMPT)
     commands = _commands(folder, verdict)
     words = {
-        "model": json.dumps(model),
+        "model": _quoted(model),
         "max_new_tokens": 48 if is_embedded else 256,
-        "tools": json.dumps([*([] if args.data else ["tools:Shop"]), *tools]),
-        "domain": json.dumps(prompt),
+        "tools": _quoted([*([] if args.data else ["tools:Shop"]), *tools]),
+        "domain": _quoted(prompt),
         "stubs": "".join(_STUB.format(name=name) for name in stubs),
         "commands": "\n".join(commands),
         "verdict": f"{_VERDICTS[verdict].capitalize()}.",
@@ -81,6 +81,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+_quoted = json.JSONEncoder(ensure_ascii=False).encode  # YAML reads an escaped emoji as two characters
+
+
 def _ask(args: argparse.Namespace) -> None:
     """Set the options by answers on the terminal."""
     try:
@@ -97,6 +100,8 @@ def _tools(names: list[str]) -> tuple[list[str], list[str]]:
 
     Toolbox([name for name in names if ":" in name])
     stubs = [name for name in names if ":" not in name]
+    are_new = len({*names, "Shop"}) > len(names)
+    expect_that(are_new, "--tools", "be some, each once, and none called Shop as the example's", names)
     for name in stubs:
         is_name = name.isidentifier() and not keyword.iskeyword(name)
         expect_that(is_name, "--tools", "be MODULE:FUNCTION or the name of a function to write", name)

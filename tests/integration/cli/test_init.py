@@ -111,12 +111,12 @@ def test_options_stand_in_the_settings(
     code = 'def fetch(order_id: str) -> str:\n    """Fetch an order."""\n    return order_id\n'
     (tmp_path / "stock_room.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    options = ["--domain", 'say "yes": now', "--model", "./my model", "--tools", "stock_room:fetch", "refund"]
+    options = ["--domain", 'say "yes" 😀: now', "--model", "./my model", "--tools", "stock_room:fetch", "refund"]
     assert main(["init", "a folder", *options]) == 0
     test, audit, train, _ = printed_commands(capsys.readouterr().out)
     made = settings("a folder")
     assert made["agent"] == {"model_name": "./my model", "max_new_tokens": 256}
-    assert made["environment"]["system_prompt"] == 'say "yes": now'
+    assert made["environment"]["system_prompt"] == 'say "yes" 😀: now'
     assert made["environment"]["tools"] == ["tools:Shop", "stock_room:fetch", "tools:refund"]
     check_passes(run, test)
     for command in (audit, train):  # refund is to be written
@@ -250,6 +250,8 @@ def test_rows_keep_the_splits_that_they_name(run: Run, capsys: pytest.CaptureFix
         (["taken/file/below"], "cannot make the folder taken/file/below: Not a directory"),
         (["new", "--tools", "a-b"], "--tools must be MODULE:FUNCTION or the name of a function to write"),
         (["new", "--tools", "class"], "--tools must be MODULE:FUNCTION or the name of a function to write"),
+        (["new", "--tools", "find", "find"], "--tools must be some, each once, and none called Shop"),
+        (["new", "--tools", "Shop"], "--tools must be some, each once, and none called Shop"),
         (["new", "--tools", "nowhere:x"], "tool 'nowhere:x' cannot be imported: No module named 'nowhere'"),
         (["new", "--data", "none.csv"], "cannot read file none.csv: No such file"),
         (["new", "--data", "one.jsonl"], "one.jsonl has too few rows, none is left for test: give at least"),

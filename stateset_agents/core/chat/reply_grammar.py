@@ -271,7 +271,7 @@ class ReplyGrammar:
         if not is_plain or list(map(sorted, read)) != [sorted([name, *arguments])]:
             raise ConfigurationError(
                 f"a call of tool {name!r} with the arguments {', '.join(arguments)!r:.200} cannot be read "
-                "back in this chat template: rename what has more than letters, digits and _"
+                "back in this chat template: rename what a template could take for a marker"
             )
 
     def _frame(self) -> CallFrame:
@@ -361,9 +361,14 @@ def _call(arguments: Mapping[str, Any]) -> ToolCall:
 def _arguments_schema(function: Mapping[str, Any]) -> Mapping[str, Any]:
     """Of a call's arguments: those that it names and no others. Raises ConfigurationError for no object."""
     schema = {"type": "object", **(function.get("parameters") or {})}
-    if "object" not in schema["type"]:
+    kinds, properties = schema["type"], schema.get("properties") or {}
+    if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
+        raise ConfigurationError(f"tool {function['name']!r} takes {kinds!r}: give it the type object")
+    if not isinstance(properties, Mapping) or not all(
+        isinstance(each, Mapping | bool) for each in properties.values()
+    ):
         raise ConfigurationError(
-            f"tool {function['name']!r} takes {schema['type']!r}: give it the type object"
+            f"tool {function['name']!r} has properties {properties!r:.80}: give each argument a schema"
         )
     closed = {} if any(key in schema for key in _ELSEWHERE) else {"additionalProperties": False}
     return {**closed, **schema, "type": "object"}

@@ -194,11 +194,11 @@ def _asked(limits: ReplyLimits, tools: Sequence[Mapping[str, Any]]) -> dict[str,
             "the environment asks for thoughts or answers between tags by a grammar, and no request to an "
             "endpoint can: set reply_format to free, or play a model here"
         )
-    offered = limits.callable_tools is None or all(tool in tools for tool in limits.callable_tools)
+    offered = limits.callable_tools is None or list(limits.callable_tools) == list(tools)
     if limits.tool_choice not in ("auto", "none") and not (tools and offered):
         raise ConfigurationError(
             f"the environment asks for tool_choice {limits.tool_choice}, and its prompt does not list the "
-            "tools, which an endpoint is told no other way: let the environment offer them"
+            "tools that may be called and no others, of which an endpoint learns no other way: offer those"
         )
     if limits.tool_choice == "required" or (limits.tool_choice == "none" and tools):
         fields["tool_choice"] = limits.tool_choice

@@ -256,13 +256,14 @@ async def test_a_first_reply_calls_and_later_ones_are_as_they_come() -> None:
         (ReplyLimits(thinks=True), "set reply_format to free"),
         (ReplyLimits(answer_between=("<a>", "</a>")), "set reply_format to free"),
         (ReplyLimits(tool_choice="required"), "tool_choice required, and its prompt does not list the tools"),
-        (ReplyLimits(tool_choice="required", callable_tools=[TOOL]), "let the environment offer them"),
+        (ReplyLimits(tool_choice="required", callable_tools=[TOOL]), "may be called and no others"),
+        (ReplyLimits(tool_choice="required", callable_tools=[]), "may be called and no others"),
     ],
 )
 async def test_what_no_request_can_ask_for_is_refused(limits: ReplyLimits, words: str) -> None:
     async with ChatServer() as server:
         with pytest.raises(ConfigurationError, match=words):
-            await played(agent_of(server), Limited(limits, offers=False))
+            await played(agent_of(server), Limited(limits, offers=limits.callable_tools == []))
     assert not server.bodies
 
 

@@ -76,7 +76,9 @@ def _expect(holds: object, args: Any, name: str, cure: str) -> None:
 
 
 def _loss(args: Any) -> dict[str, Any]:
-    by_sequence = args.importance_sampling_level == "sequence"
+    level = args.importance_sampling_level
+    _expect(level in ("token", "sequence"), args, "importance_sampling_level", "use token or sequence")
+    by_sequence = level == "sequence"
     loss = _ours(args, "loss_type", args.loss_type + " by sequence" * by_sequence)
     high = args.epsilon if args.epsilon_high is None else args.epsilon_high
     if LOSSES[loss].clips == "above":
@@ -92,7 +94,7 @@ def _loss(args: Any) -> dict[str, Any]:
     return settings | {
         "loss_type": loss,
         "clip_ratio_high": high,
-        "advantage_normalization": _OURS["scale_rewards"][args.scale_rewards],
+        "advantage_normalization": _ours(args, "scale_rewards", args.scale_rewards),
         "reward_clip": _NO_BOUND,
         "dropout": not args.disable_dropout,
         "max_grad_norm": args.max_grad_norm or _NO_BOUND,
@@ -120,8 +122,10 @@ def _steps(args: Any, num_prompts: int | None) -> dict[str, Any]:
     kind, options = str(args.lr_scheduler_type.value), dict(args.lr_scheduler_kwargs or {})
     low = 0.0
     if kind == "cosine_with_min_lr":
+        _expect(args.learning_rate > 0, args, "learning_rate", "give one above 0")
         low = options.pop("min_lr_rate", None) or options.pop("min_lr", 0.0) / args.learning_rate
     _expect(not options, args, "lr_scheduler_kwargs", "only those of cosine_with_min_lr are")
+    _expect(warmup <= steps, args, "warmup_steps", f"give at most the run's {steps}")
     warms = kind != "inverse_sqrt" or warmup > 0
     _expect(warms, args, "warmup_steps", "inverse_sqrt falls in units of the warm-up: give one")
     return {

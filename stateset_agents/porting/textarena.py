@@ -54,6 +54,7 @@ class TextArenaGame(GymnasiumText):
         textarena = library("textarena", INSTALL)
         registry = textarena.envs.registration.ENV_REGISTRY
         expect_that(game in registry, "game", f"be one of TextArena's{nearest(game, registry)}", game)
+        expect_that("parse" not in others, "parse", "be left out", "one", "the game reads replies itself")
         places = (0,) if opponent is None else (0, 1)
         expect_that(player in places, "player", f"be one of {places}", player)
 

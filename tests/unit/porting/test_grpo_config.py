@@ -196,6 +196,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"num_train_epochs": math.nan}, "num_train_epochs nan cannot be followed here: give a number above 0"),
     ({"lr_scheduler_type": "polynomial"}, "lr_scheduler_type .*use one of constant"),
     ({"lr_scheduler_type": "inverse_sqrt"}, "warmup_steps 0 .*give one"),
+    ({"scale_rewards": "foo"}, "scale_rewards 'foo' .*use one of group, batch, none"),
+    ({"importance_sampling_level": "foo"}, "importance_sampling_level 'foo' .*use token or sequence"),
+    (
+        {
+            "learning_rate": 0.0,
+            "lr_scheduler_type": "cosine_with_min_lr",
+            "lr_scheduler_kwargs": {"min_lr": 1e-6},
+        },
+        "learning_rate 0.0 .*give one above 0",
+    ),
+    ({"max_steps": 5, "warmup_steps": 10}, "warmup_steps 10 .*at most the run's 5"),
     ({"lr_scheduler_kwargs": {"power": 2}}, "lr_scheduler_kwargs {'power': 2} cannot"),
     ({"save_strategy": "epoch"}, "save_strategy .*use steps or no"),
     ({"eval_strategy": "epoch"}, "eval_strategy .*use steps or no"),

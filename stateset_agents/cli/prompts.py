@@ -8,6 +8,7 @@ from typing import Any
 
 from stateset_agents.cli import evaluate
 from stateset_agents.cli.output import check_new, print_result
+from stateset_agents.cli.run_settings import overrides
 from stateset_agents.runtime import event_loop
 from stateset_agents.runtime.named_code import library
 from stateset_agents.types.errors import ConfigurationError
@@ -27,6 +28,7 @@ def run(args: argparse.Namespace) -> int:
     from stateset_agents.evaluation.evaluator import held_out, spread
     from stateset_agents.evaluation.prompt_adapter import INSTALL, PROMPT, PromptAdapter, digest
     from stateset_agents.runs.experiment import read_experiment
+    from stateset_agents.tracking.run_folder import replace_file
     from stateset_agents.training.settings.paths import resolve_paths
 
     vars(args).update(dict.fromkeys(("out", "conversations", "price_in", "price_out")), keeps=True)
@@ -40,15 +42,17 @@ def run(args: argparse.Namespace) -> int:
     if not prompt:
         raise ConfigurationError(f"{args.config} has no agent.system_prompt: write the one to begin with")
     names = ("api_key_env", "timeout", "max_new_tokens")
-    settings = {name: getattr(args, f"reflection_{name}") for name in names}
-    reflection = ChatClient(*args.reflection, temperature=None, **settings)
+    options = {name: getattr(args, f"reflection_{name}") for name in names}
+    reflection = ChatClient(*args.reflection, temperature=None, **options)
     gepa, measure = library("gepa", INSTALL), evaluate.measurement(config, evaluate.temperature(args))
     train = held_out(measure.keywords["environment"], "train", None)
     scored = spread(train, args.scenarios)
     remote = endpoint and endpoint.agent(config, measure.keywords["limits"].max_concurrent)
     agent = remote or MultiTurnAgent(config.agent)
     with event_loop.runner() as loop:
-        adapter = PromptAdapter(agent, measure, reflection, folder, dict(config.environment), loop.run)
+        identity = {**config.environment, "weights": _weights(str(config.agent.model_name))}
+        adapter = PromptAdapter(agent, measure, reflection, folder, identity, loop.run)
+        beginning = (args.scenarios, prompt, args.model, args.temperature, measure.keywords["seed"], identity)
         if isinstance(agent, MultiTurnAgent):
             loop.run(agent.initialize())
         try:
@@ -62,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
                 max_metric_calls=args.max_metric_calls,
                 stop_callbacks=[adapter.check],
                 logger=adapter,
-                run_dir=str(folder / digest(f"{args.scenarios} {prompt}")),  # another beginning begins anew
+                run_dir=str(folder / digest(repr(beginning))),  # another one begins anew
                 track_best_outputs=False,
                 seed=measure.keywords["seed"],
             )
@@ -85,7 +89,15 @@ def run(args: argparse.Namespace) -> int:
         result["comparison"] = comparison.summary()
         no = "" if comparison.verdict == "better" else f", not shown to be better than that of {args.config}"
         lines += [*evaluate.comparison_lines(comparison), f"the new prompt stands in {target}{no}"]
-        _, data = read_experiment(args.config, {f"agent.{PROMPT}": best}, resolve=resolve_paths, others={})
-        target.write_text(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        settings = overrides(args.set, {"agent.model_name": None if endpoint else args.model})
+        settings |= {f"agent.{PROMPT}": best}
+        _, data = read_experiment(args.config, settings, resolve=resolve_paths, others={})
+        replace_file(target, yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
     print_result(result, args, "\n".join(lines))
     return 0
+
+
+def _weights(model: str) -> list[float]:
+    """When a folder's weights were written, which tells them from those that it had before; nothing of a
+    name."""
+    return [file.stat().st_mtime for file in sorted(Path(model).glob("**/*.safetensors"))]

@@ -40,7 +40,8 @@ class PromptAdapter:
     agent: MultiTurnAgent | EndpointAgent
     """Its `config.system_prompt` is set to each candidate's before that is played."""
     measure: Callable[..., Awaitable[Evaluation]]
-    """`evaluator.evaluate` with all but the agent and what is kept; on the held-out scenarios."""
+    """`evaluator.evaluate` with all but the agent and what is kept; of the held-out scenarios unless its
+    keywords say others."""
     reflection: ChatClient
     """The model that writes new prompts."""
     folder: Path

@@ -169,13 +169,8 @@ def score_of(record: Mapping[str, Any]) -> Any:
 def play_rules(folder: Path, workloads: int) -> dict[str, Any]:
     """Tune on one set of workloads, then play on the others."""
     from scripts.paired_scores import Score
-    from scripts.rivals.autoscaling_planning import Mpc, clairvoyant
-    from stateset_agents.numeric.autoscaling.baselines import (
-        HPA_GRID,
-        InReplicas,
-        exactly,
-        static_replicas,
-    )
+    from scripts.rivals.autoscaling_planning import HPA_GRID, Mpc, clairvoyant, static_replicas
+    from stateset_agents.numeric.autoscaling.baselines import InReplicas, exactly
     from stateset_agents.numeric.evaluation import evaluate_rule, evaluation_seeds
 
     every = environments(folder)

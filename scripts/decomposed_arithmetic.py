@@ -20,16 +20,12 @@ from typing import Any
 
 from stateset_agents.core.environment import Conversation
 from stateset_agents.environments.decomposed import (
-    ROLES,
     DecomposedConversation,
-    Roles,
-    RoleSettings,
+    DecomposedProblems,
     SolvedPart,
-    start_in_parts,
-    updated,
 )
 from stateset_agents.environments.problems.arithmetic import ArithmeticProblems, steps_of
-from stateset_agents.environments.problems.environment import Trace, at_least, choose_habit, reply_of
+from stateset_agents.environments.problems.environment import Trace, choose_habit, reply_of
 from stateset_agents.runtime.yaml_files import read_yaml
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message, ToolCall
@@ -46,7 +42,7 @@ _NUMBER = re.compile(r"-?[0-9]{1,9}")
 _EXPRESSION = re.compile(r"[0-9]{1,9}(?: [-+*] [0-9]{1,9})+")
 
 
-class DecomposedArithmetic(ArithmeticProblems):
+class DecomposedArithmetic(DecomposedProblems):
     """`ArithmeticProblems` with a tool `solve(problem)`.
 
         DecomposedArithmetic(min_operations=2, max_operations=4)
@@ -66,27 +62,17 @@ class DecomposedArithmetic(ArithmeticProblems):
             max_calls: A conversation that calls more often is cut.
             settings: Those of `ArithmeticProblems`.
         """
-        at_least(1, max_calls=max_calls)
-        if not isinstance(decompose_prompt, str):
-            raise ConfigurationError(f"decompose_prompt must be text, got {decompose_prompt!r:.60}")
-        super().__init__(**settings)
-        self.max_calls = max_calls
-        self.roles: Roles = {role: RoleSettings() for role in ROLES}
-        self.roles = updated(self.roles, {"decomposer": decompose_prompt})
-
-    async def start(self, scenario: Scenario, seed: int) -> Conversation:
-        """Ask the whole problem."""
-        return await start_in_parts(self, scenario, seed)
+        self.problems = ArithmeticProblems(**settings)
+        super().__init__(self.problems, decomposer=decompose_prompt, max_calls=max_calls)
 
     async def conversation(self, scenario: Scenario, seed: int) -> DecomposedConversation:
         """A conversation in which nobody has said anything."""
         return _ArithmeticConversation(
-            whole=await super().start(scenario, seed),
+            whole=await self.problems.start(scenario, seed),
             roles=self.roles,
             answer=self.answer,
             max_calls=self.max_calls,
             seed=seed,
-            solve_tool=SOLVE,
             left=scenario.context["expression"],
         )
 
@@ -102,10 +88,10 @@ class DecomposedArithmetic(ArithmeticProblems):
         context = {"answer": int(steps[-1]), "expression": expression, "difficulty": len(steps)}
         return Scenario(id=f"arithmetic {expression}", opening=f"compute {expression}", context=context)
 
-    def honest_agent(self, scenario: Scenario) -> _Scripted:  # type: ignore[override]  # it has several replies
+    def honest_agent(self, scenario: Scenario) -> _Scripted:
         """A scripted agent that plays all roles, the solver with one of `habits`."""
-        rng = random.Random(derive(self._seed, "habit", scenario.id))
-        return _Scripted(habits=self._habits, rng=rng)
+        rng = random.Random(derive(self.problems._seed, "habit", scenario.id))
+        return _Scripted(habits=self.problems._habits, rng=rng)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -116,6 +102,11 @@ class _ArithmeticConversation(DecomposedConversation):
     """The expression, with results in place of the parts that are solved."""
     num_right: int = 0
     """Parts that got the right answer."""
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """`solve`, in this problem's words, for who decomposes; none for a part."""
+        return (SOLVE,) if self.role == "decomposer" else ()
 
     def part_of(self, call: ToolCall) -> tuple[str | None, str]:
         """A part stands in what is left, word for word."""

@@ -13,10 +13,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from scripts.embedded_models.desk_habits import HabitAgent, Habits
 from scripts.embedded_models.recipe import FINE_TUNING, SMALL_NETWORK, Phase, Recipe, written
 from stateset_agents.embedded.tokenizer import CHAT_TEMPLATE, Dialogue
 from stateset_agents.environments.retail_desk import catalog
-from stateset_agents.environments.retail_desk.agents import HabitAgent, Habits, play
+from stateset_agents.environments.retail_desk.agents import play
 from stateset_agents.environments.retail_desk.environment import RetailDesk
 from stateset_agents.types.seeds import derive
 

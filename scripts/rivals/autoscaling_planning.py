@@ -1,7 +1,8 @@
 """Planning a cluster's replicas: a plan for a known load, a forecast of the load, and control by both.
 
 `clairvoyant` plans for the load that really comes; `Mpc` forecasts it from its past, plans, does the plan's
-first step and begins again. `scripts/autoscaling_seeds.py` has both as rivals.
+first step and begins again. `scripts/autoscaling_seeds.py` has both as rivals, beside the autoscalers of
+`HPA_GRID` and `static_replicas`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Self
 
 import numpy as np
 
+from stateset_agents.numeric.autoscaling.baselines import Hpa, ReplicaRule
 from stateset_agents.numeric.autoscaling.environment import InfrastructureEnv
 from stateset_agents.numeric.autoscaling.queueing import Array
 from stateset_agents.numeric.autoscaling.rewards import MoneyReward
@@ -20,6 +22,27 @@ from stateset_agents.numeric.autoscaling.simulator import Cluster, Simulator
 from stateset_agents.numeric.autoscaling.workload import Workload
 from stateset_agents.numeric.environments.base import IntArray
 from stateset_agents.types.settings import expect_that
+
+# ------------------------------------------------------------------------------------------ rules
+
+HPA_GRID = tuple(
+    Hpa(target=target, window_seconds=window)
+    for target in (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85)
+    for window in (0.0, 60.0, 300.0)
+)
+"""24 settings, from spacious to tight, from quick to patient."""
+
+
+def static_replicas(number: int) -> ReplicaRule:
+    """Always `number`, of which the cluster's bounds are applied."""
+    expect_that(number >= 1, "number", "be at least 1", number)
+
+    def begin(environment: InfrastructureEnv) -> Callable[[], IntArray]:
+        wished = np.full(len(environment.observed().ready), number, dtype=np.int64)
+        return lambda: wished
+
+    return begin
+
 
 # ------------------------------------------------------------------------------------------ plan
 #
@@ -318,7 +341,7 @@ class Mpc:
                 1.0 / np.maximum(ideal, 1e-6),
                 cluster.startup_steps,
                 view.ready,
-                np.diff(view.ready_by_step, axis=0),
+                environment.fleet.starting.sum(axis=1)[:-1],
             )
 
         return choose

@@ -285,16 +285,11 @@ def kl_rewards(behaviour_logprobs: Tensor, ref_logprobs: Tensor, beta: float) ->
     Where to add it depends on the estimator of advantages:
     - GAE: add to the tokens' rewards;
     - per turn: add each turn's sum to the turn's reward;
-    - whole trajectory: add `trajectory_sums(...)` to the trajectory's reward before its group is compared
+    - whole trajectory: add the sum of its tokens to the trajectory's reward before its group is compared
       (std scaling then scales beta too), or add `token_returns_to_go(...)` to the finished advantages:
       the exact gradient with beta as given.
     """
     return -beta * log_ratio(behaviour_logprobs, ref_logprobs).detach()
-
-
-def trajectory_sums(values: Tensor, trajectory_ids: Tensor, num_trajectories: int) -> Tensor:
-    """[N] -> [B]: the sum of each trajectory's tokens."""
-    return values.new_zeros(num_trajectories).index_add(0, trajectory_ids, values)
 
 
 def token_returns_to_go(values: Tensor, trajectory_ids: Tensor) -> Tensor:

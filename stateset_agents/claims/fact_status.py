@@ -171,14 +171,6 @@ def fact_statuses(
     return {name: _fact_status(found, read, covered) for name, found in mentions.items()}
 
 
-def states_fact(wordings: Iterable[str], text: str) -> bool:
-    """True when the text by itself tells a fact that has these wordings.
-
-    "The refund takes 5 days" tells "5 days"; "it is not 5 days", "is it 5 days?" and "5 or 6 days" do not.
-    """
-    return fact_statuses({"": tuple(wordings)}, [text])[""] is FactStatus.TOLD
-
-
 def _questions(text: str) -> Iterator[str]:
     """The words of the sentences that ask; of all where none does."""
     statements = read_statements(text)

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self, TypeVar, get_args
+from typing import Any, Literal, Self, get_args
 
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.environment import (
@@ -170,7 +170,6 @@ class DecomposedConversation:
     answer: Callable[[Message], str | None]
     max_calls: int
     seed: int
-    solve_tool: Mapping[str, Any] = field(default_factory=lambda: SOLVE)
     is_judged: bool = True
     opening: tuple[Message, ...] = ()
     thread: tuple[Message, ...] = ()
@@ -210,7 +209,7 @@ class DecomposedConversation:
         """The part's own, `solve` for who decomposes, none for who puts together alone."""
         if self.part is not None:
             return self.part.tools
-        return (self.solve_tool,) if self.role == "decomposer" else ()
+        return (SOLVE,) if self.role == "decomposer" else ()
 
     @property
     def reply_limits(self) -> ReplyLimits:
@@ -375,24 +374,7 @@ class DecomposedConversation:
         await self.whole.close()
 
 
-class InParts(Environment, Protocol):
-    """An environment whose problems are solved by `roles`."""
-
-    roles: Roles
-
-    def scenario_of(self, problem: str) -> Scenario:
-        """A problem of one's own. Raises ConfigurationError for what is none."""
-        ...
-
-    async def conversation(self, scenario: Scenario, seed: int) -> DecomposedConversation:
-        """A conversation in which nobody has said anything."""
-        ...
-
-
-E = TypeVar("E", bound=InParts)
-
-
-def with_roles(environment: E, roles: Roles) -> E:
+def with_roles(environment: DecomposedProblems, roles: Roles) -> DecomposedProblems:
     """The same environment, with its problems solved by these roles."""
     changed = copy.copy(environment)
     changed.roles = roles  # another agent's batches are its own
@@ -400,27 +382,15 @@ def with_roles(environment: E, roles: Roles) -> E:
     return changed
 
 
-async def start_in_parts(environment: InParts, scenario: Scenario, seed: int) -> DecomposedConversation:
-    """A conversation as the agent finds it, after what others play before its first turn."""
-    conversation = await environment.conversation(scenario, seed)
-    try:
-        if (await conversation.play()).ended is None:
-            return conversation
-        raise EnvironmentFailure("the problem was answered by others before the agent had a turn")
-    except BaseException:
-        await conversation.close()
-        raise
-
-
 async def demonstrate(
-    environment: InParts, scenario: Scenario, agent: Any, seed: int = 0
+    environment: DecomposedProblems, scenario: Scenario, agent: Any, seed: int = 0
 ) -> list[tuple[Message, ...]]:
     """Conversations of a scripted agent with `reply(messages)` that plays all roles, for fine-tuning: of who
     decomposes, of who puts together where they read something else, and of each part.
 
     Raises ConfigurationError for a wrong answer.
     """
-    talk = await start_in_parts(environment, scenario, seed)
+    talk = await environment.start(scenario, seed)
     while talk.ended is None:
         await talk.step(agent.reply(talk.messages))
     if (await talk.outcome()).success is False:
@@ -495,8 +465,15 @@ class DecomposedProblems:
         return (reply.content.strip() or None) if read is None else read(reply)
 
     async def start(self, scenario: Scenario, seed: int) -> DecomposedConversation:
-        """Ask the whole problem."""
-        return await start_in_parts(self, scenario, seed)
+        """Ask the whole problem; others have played what comes before the agent's first turn."""
+        conversation = await self.conversation(scenario, seed)
+        try:
+            if (await conversation.play()).ended is None:
+                return conversation
+            raise EnvironmentFailure("the problem was answered by others before the agent had a turn")
+        except BaseException:
+            await conversation.close()
+            raise
 
     async def conversation(self, scenario: Scenario, seed: int) -> DecomposedConversation:
         """A conversation in which nobody has said anything."""

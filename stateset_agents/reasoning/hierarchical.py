@@ -15,7 +15,6 @@ from stateset_agents.environments.decomposed import (
     ROLES,
     DecomposedConversation,
     DecomposedProblems,
-    InParts,
     Role,
     RolePlayer,
     SolvedPart,
@@ -122,9 +121,9 @@ class HierarchicalGRPO:
         if isinstance(base_model, str):
             base_model = AgentConfig(model_name=base_model, allow_hidden_tools=True)
         self.agent = base_model if isinstance(base_model, MultiTurnAgent) else MultiTurnAgent(base_model)
-        in_parts: InParts = (
-            environment if hasattr(environment, "roles") else DecomposedProblems(environment)  # type: ignore[assignment]  # its other members are checked where it is used
-        )
+        in_parts = environment
+        if not isinstance(in_parts, DecomposedProblems):
+            in_parts = DecomposedProblems(environment)
         players = {"decomposer": decomposer, "solver": solver, "synthesizer": synthesizer}
         self.roles = updated(in_parts.roles, players)
         self.environment = with_roles(in_parts, seen_by(self.agent, ROLES, self.roles, self.agent))

@@ -18,6 +18,7 @@ from stateset_agents.backends.dialects.request import (
     Events,
     Part,
     Stop,
+    Strict,
     Temperature,
     Text,
     Thoughts,
@@ -99,11 +100,7 @@ class CustomTool(Closed):
     name: Annotated[str, Field(min_length=1)]
     description: str | None = None
     input_schema: dict[str, Any] = Field(description="a JSON schema of its arguments")
-    strict: bool | None = Field(
-        default=None,
-        description="without effect: a required or named call always keeps to its schema, and with "
-        "constrain calls or strict every call does",
-    )
+    strict: Strict = None
     cache_control: CacheControl | None = None
     eager_input_streaming: bool | None = Field(default=None, description="without effect")
 

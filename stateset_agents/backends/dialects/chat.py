@@ -17,6 +17,7 @@ from stateset_agents.backends.dialects.request import (
     Events,
     Part,
     Stop,
+    Strict,
     Temperature,
     Text,
     Thoughts,
@@ -80,11 +81,7 @@ class OfferedFunction(Part):
     name: Annotated[str, Field(min_length=1)]
     description: str | None = None
     parameters: dict[str, Any] | None = Field(default=None, description="a JSON schema of its arguments")
-    strict: bool | None = Field(
-        default=None,
-        description="without effect: a required or named call always keeps to its schema, and with "
-        "constrain calls or strict every call does",
-    )
+    strict: Strict = None
 
 
 class OfferedTool(Part):
@@ -136,21 +133,35 @@ class ChosenTool(Closed):
     function: ChosenFunction
 
 
-class ChatBody(Closed):
+class GenerationBody(Closed):
+    """The fields that a request has by either of OpenAI's protocols."""
+
+    model: str | None = Field(default=None, description="the served model; unset: the same")
+    parallel_tool_calls: bool | None = Field(
+        default=None, description="false: at most one tool call an answer"
+    )
+    stream: bool | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    user: Text | None = Field(
+        default=None, description="names the conversation where a deployment is served; else without effect"
+    )
+    service_tier: Text | None = Field(default=None, description="without effect, as the three below")
+    safety_identifier: Text | None = None
+    prompt_cache_key: Text | None = None
+    prompt_cache_retention: Text | None = None
+
+
+class ChatBody(GenerationBody):
     """A request for a chat completion."""
 
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(
         min_length=1, description="the last one is not the assistant's"
     )
-    model: str | None = Field(default=None, description="the served model; unset: the same")
     tools: Annotated[list[OfferedTool], Field(fail_fast=True, max_length=512)] | None = None
     tool_choice: Literal["auto", "none", "required"] | ChosenTool | None = Field(
         default=None, description="none: as if no tool were offered; required, or a tool: by a grammar"
     )
-    parallel_tool_calls: bool | None = Field(
-        default=None, description="false: at most one tool call an answer"
-    )
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = Field(default=None, ge=1, le=8, description="answers to this request")
     logprobs: bool | None = Field(
@@ -159,8 +170,6 @@ class ChatBody(Closed):
     top_logprobs: int | None = Field(
         None, ge=0, le=0, description="other tokens than the sampled are not told"
     )
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
     top_k: TopK | None = Field(default=None, description="0 keeps every token")
     max_tokens: Tokens | None = None
     max_completion_tokens: Tokens | None = Field(
@@ -173,19 +182,12 @@ class ChatBody(Closed):
     response_format: TextFormat | SchemaFormat | None = Field(
         default=None, description="json_object and json_schema: by a grammar"
     )
-    user: Text | None = Field(
-        default=None, description="names the conversation where a deployment is served; else without effect"
-    )
     metadata: Annotated[dict[str, Any], Field(max_length=16)] | None = Field(
         default=None, description="its conversation_id names the conversation likewise, before user"
     )
     store: bool | None = Field(default=None, description="without effect, as those below")
     reasoning_effort: Text | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
-    service_tier: Text | None = None
-    safety_identifier: Text | None = None
-    prompt_cache_key: Text | None = None
-    prompt_cache_retention: Text | None = None
 
 
 class ChatCompletions:

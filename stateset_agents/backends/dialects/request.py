@@ -230,6 +230,13 @@ Tokens = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Temperature = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 TopK = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Strict = Annotated[
+    bool | None,
+    Field(
+        description="without effect: a required or named call always keeps to its schema, and with "
+        "constrain calls or strict every call does"
+    ),
+]
 _SHOWN = 80
 """Characters of a client's value that an error repeats."""
 

@@ -13,7 +13,9 @@ from pydantic import Field
 
 from stateset_agents.backends.dialects.chat import (
     ChosenFunction,
+    GenerationBody,
     NamedSchema,
+    OfferedFunction,
     TextFormat,
     error_body,
     format_schema,
@@ -25,11 +27,9 @@ from stateset_agents.backends.dialects.request import (
     Closed,
     Events,
     Part,
-    Temperature,
     Text,
     Thoughts,
     Tokens,
-    TopP,
     function_tool,
     invalid,
     read_choice,
@@ -75,18 +75,10 @@ class Item(Part):
     encrypted_content: Thoughts = Field(default=None, description="the same, as it was answered")
 
 
-class FunctionTool(Part):
+class FunctionTool(OfferedFunction):
     """A tool that the agent may call."""
 
     type: Literal["function"]
-    name: Annotated[str, Field(min_length=1)]
-    description: str | None = None
-    parameters: dict[str, Any] | None = Field(default=None, description="a JSON schema of its arguments")
-    strict: bool | None = Field(
-        default=None,
-        description="without effect: a required or named call always keeps to its schema, and with "
-        "constrain calls or strict every call does",
-    )
 
 
 class NamedFunction(ChosenFunction):
@@ -124,13 +116,12 @@ class ResponseStreamOptions(Closed):
     include_obfuscation: bool | None = Field(default=None, description="without effect")
 
 
-class ResponseBody(Closed):
+class ResponseBody(GenerationBody):
     """A request for a response."""
 
     input: str | Annotated[list[Item], Field(fail_fast=True, min_length=1)] = Field(
         description="the last item is not the assistant's"
     )
-    model: str | None = Field(default=None, description="the served model; unset: the same")
     instructions: str | None = Field(default=None, description="a system message before all others")
     previous_response_id: Text | None = Field(
         default=None, description="the response that the input goes on from, where it was stored"
@@ -140,13 +131,7 @@ class ResponseBody(Closed):
     tool_choice: Literal["auto", "none", "required"] | NamedFunction | None = Field(
         default=None, description="none: as if no tool were offered; required, or a tool: by a grammar"
     )
-    parallel_tool_calls: bool | None = Field(
-        default=None, description="false: at most one tool call a response"
-    )
-    stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
     max_output_tokens: Tokens | None = None
     top_logprobs: int | None = Field(None, ge=0, le=0, description="not served")
     text: TextOptions | None = None
@@ -155,16 +140,9 @@ class ResponseBody(Closed):
         default=None, description="thoughts once more, in one text that clients pass on"
     )
     truncation: Literal["disabled"] | None = None
-    user: Text | None = Field(
-        default=None, description="names the conversation where a deployment is served; else without effect"
-    )
     metadata: Annotated[dict[str, Text], Field(max_length=16)] | None = Field(
         default=None, description="its conversation_id names the conversation likewise, before user"
     )
-    service_tier: Text | None = Field(default=None, description="without effect, as those below")
-    safety_identifier: Text | None = None
-    prompt_cache_key: Text | None = None
-    prompt_cache_retention: Text | None = None
 
 
 # --- responses that later requests go on from

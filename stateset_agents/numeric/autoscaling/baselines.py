@@ -74,14 +74,6 @@ class Hpa:
         return choose
 
 
-HPA_GRID = tuple(
-    Hpa(target=target, window_seconds=window)
-    for target in (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85)
-    for window in (0.0, 60.0, 300.0)
-)
-"""24 settings, from spacious to tight, from quick to patient."""
-
-
 def wished_replicas(
     replicas: IntArray,
     starting: IntArray,
@@ -195,17 +187,6 @@ def in_actions(rule: ReplicaRule) -> Rule:
     def begin(environment: InfrastructureEnv) -> Callable[[], IntArray]:
         wish = rule(environment)
         return lambda: environment.actions_for(wish())
-
-    return begin
-
-
-def static_replicas(number: int) -> ReplicaRule:
-    """Always `number`, of which the cluster's bounds are applied."""
-    expect_that(number >= 1, "number", "be at least 1", number)
-
-    def begin(environment: InfrastructureEnv) -> Callable[[], IntArray]:
-        wished = np.full(len(environment.observed().ready), number, dtype=np.int64)
-        return lambda: wished
 
     return begin
 

@@ -72,8 +72,6 @@ class Observed:
     """Replicas that serve in the next step."""
     starting: IntArray
     """Replicas that do not yet."""
-    ready_by_step: IntArray  # [D, B]
-    """Ready replicas in the next D steps, D the steps of a start-up, 1 at least, if nothing is changed."""
     utilization: Array
     """Busy share of the replicas that were ready in the last step, 0 to 1."""
     late_share: Array
@@ -207,13 +205,11 @@ class InfrastructureEnv:
         begin = max(self._time + 1 - history, 0)
         ready, starting = fleet.ready.sum(axis=0), fleet.starting.sum(axis=1)
         possible = fleet.ready * self._simulator.capacity(fleet)
-        by_step = np.cumsum(np.concatenate([ready[None], starting[:-1]]), axis=0)
         return Observed(
             step=self._time,
             arrival_rates=self._traces[begin : self._time + 1, self._rows],
             ready=ready,
             starting=starting.sum(axis=0),
-            ready_by_step=by_step,
             utilization=self._utilization(),
             late_share=outcome.late_share,
             dropped_share=outcome.dropped_share,

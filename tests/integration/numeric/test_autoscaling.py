@@ -7,8 +7,9 @@ import runpy
 import pytest
 from repository_paths import ROOT
 
+from scripts.rivals.autoscaling_planning import HPA_GRID
 from stateset_agents.algorithms.paired import paired_rewards
-from stateset_agents.numeric.autoscaling.baselines import HPA_GRID, InReplicas, exactly, in_actions
+from stateset_agents.numeric.autoscaling.baselines import InReplicas, exactly, in_actions
 from stateset_agents.numeric.autoscaling.environment import InfrastructureEnv
 from stateset_agents.numeric.cloning import clone
 from stateset_agents.numeric.evaluation import evaluate, evaluate_rule, evaluation_seeds, paired_differences

@@ -18,12 +18,12 @@ from scripts import build_embedded as build
 from scripts.build_embedded import build_embedded
 from scripts.embedded_models import reasoner
 from scripts.embedded_models.desk import RECOMMENDED, copying_weights, demonstrations, perturbed
+from scripts.embedded_models.desk_habits import Habits
 from scripts.embedded_models.recipe import Phase
 from stateset_agents.backends.pretrained.loading import trained_tokens
 from stateset_agents.core.agent import AgentConfig, MultiTurnAgent
 from stateset_agents.environments.problems import ArithmeticProblems
 from stateset_agents.environments.retail_desk import catalog
-from stateset_agents.environments.retail_desk.agents import Habits
 from stateset_agents.environments.retail_desk.environment import RetailDesk
 from stateset_agents.training.config import TrainingConfig
 from stateset_agents.types.errors import ConfigurationError

@@ -12,10 +12,11 @@ from scripts.rivals.autoscaling_planning import (
     Mpc,
     clairvoyant,
     first_wish,
+    static_replicas,
     whole_plan,
     worth,
 )
-from stateset_agents.numeric.autoscaling.baselines import Hpa, InReplicas, exactly, static_replicas
+from stateset_agents.numeric.autoscaling.baselines import Hpa, InReplicas, exactly
 from stateset_agents.numeric.autoscaling.environment import InfrastructureEnv
 from stateset_agents.numeric.autoscaling.rewards import MoneyReward
 from stateset_agents.numeric.autoscaling.simulator import Cluster

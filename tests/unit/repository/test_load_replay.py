@@ -13,8 +13,9 @@ from examples.deploy_autoscaler import (
     replayed,
     scaling_state,
 )
+from scripts.rivals.autoscaling_planning import static_replicas
 from stateset_agents.numeric.autoscaling.actions import ConfigAction
-from stateset_agents.numeric.autoscaling.baselines import Hpa, static_replicas
+from stateset_agents.numeric.autoscaling.baselines import Hpa
 from stateset_agents.numeric.autoscaling.environment import InfrastructureEnv
 from stateset_agents.numeric.policy import MlpPolicy
 from stateset_agents.types.errors import ConfigurationError

@@ -12,8 +12,8 @@ from statistics import mean
 import pytest
 from builders import trajectory
 from repository_paths import ROOT
+from stated_facts import states_fact
 
-from stateset_agents.claims.fact_status import states_fact
 from stateset_agents.core.reward import (
     CompositeReward,
     RewardFunction,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
+from stated_facts import states_fact
 
 from stateset_agents.claims.english import OPERATORS, Operator
-from stateset_agents.claims.fact_status import FactStatus, claims_phrase, fact_statuses, states_fact
+from stateset_agents.claims.fact_status import FactStatus, claims_phrase, fact_statuses
 from stateset_agents.claims.statements import MOST_READ, read_statements
 from stateset_agents.claims.text_checks import choices
 from stateset_agents.claims.typed_values import find_values

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from builders import trajectory
+from stated_facts import states_fact
 
-from stateset_agents.claims.fact_status import states_fact
 from stateset_agents.core.reward import RewardFunction, create_customer_service_reward
 from stateset_agents.core.scoring.transcript import in_normal_form
 from stateset_agents.environments.problems.files import ProblemFiles

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from stated_facts import states_fact
 
-from stateset_agents.claims.fact_status import FactStatus, fact_statuses, states_fact
+from stateset_agents.claims.fact_status import FactStatus, fact_statuses
 from stateset_agents.claims.text_checks import (
     content_words,
     declines,

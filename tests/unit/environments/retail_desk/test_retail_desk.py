@@ -6,11 +6,10 @@ import time
 
 import pytest
 
+from scripts.embedded_models.desk_habits import HabitAgent, Habits
 from stateset_agents.environments.retail_desk import (
     DEGENERATE,
     FAMILIES,
-    HabitAgent,
-    Habits,
     HonestAgent,
     RetailDesk,
     play,

@@ -5,7 +5,8 @@ from collections import Counter
 
 import pytest
 
-from stateset_agents.environments.retail_desk import FAMILIES, HabitAgent, Habits, RetailDesk, catalog, play
+from scripts.embedded_models.desk_habits import HabitAgent, Habits
+from stateset_agents.environments.retail_desk import FAMILIES, RetailDesk, catalog, play
 from stateset_agents.environments.retail_desk.catalog import WORDINGS
 from stateset_agents.environments.retail_desk.database import Database
 from stateset_agents.environments.retail_desk.policy import RULES, Case

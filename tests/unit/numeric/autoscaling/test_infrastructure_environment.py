@@ -122,9 +122,6 @@ def test_rules_speak_in_replicas_and_read_what_happened() -> None:
         view = environment.observed(history=3)
         assert (view.ready == start.ready).all() or view.step == 4
         assert (view.replicas == start.ready + 7).all()
-        assert (view.ready_by_step[0] == view.ready).all()
-        assert (view.ready_by_step[4 - view.step :] == start.ready + 7).all()
-        assert (view.ready_by_step[: 4 - view.step] == start.ready).all()
         environment.step_to(view.replicas)
     view = environment.observed(history=3)
     assert np.array_equal(view.arrival_rates, to_come[2:5])

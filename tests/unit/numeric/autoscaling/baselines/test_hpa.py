@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from stateset_agents.numeric.autoscaling.baselines import (
-    HPA_GRID,
     Hpa,
     HpaEpisode,
     InReplicas,
@@ -84,8 +83,7 @@ def test_it_looks_every_fifteen_seconds_however_long_a_step_is():
     assert looked == [True, False, False, True, False, False, True, False]
 
 
-def test_the_grid_has_24_settings_and_names():
-    assert len({hpa.name for hpa in HPA_GRID}) == 24
+def test_an_autoscaler_is_named_by_its_settings():
     assert Hpa().name == "HPA 70 %, 300 s"
 
 

@@ -89,7 +89,7 @@ def _call(item: Mapping[str, Any], of: Mapping[str, Any]) -> dict[str, Any]:
     """A call as a row. Raises ConfigurationError for a record of something else."""
     kind = item.get(of.get("kind", ""))
     asked, tools = _messages(_first(item, of["input"]), "user")
-    said, _ = _messages(_first(item, of.get("output", ())), "assistant")
+    said = _answer(_first(item, of.get("output", ())))
     begin, _ = _messages(item.get("gen_ai.system_instructions"), "system")
     reasons = {
         f"{of.get('kind')} {kind!s:.40} is no call of a model": kind not in of.get("calls", [kind]),
@@ -107,15 +107,50 @@ def _first(item: Mapping[str, Any], names: Iterable[str]) -> Any:
     return next((item[name] for name in names if item.get(name) is not None), None)
 
 
+def _answer(value: Any) -> list[dict[str, Any]]:
+    """The messages of a model's answer. What is no message and wraps none is its words: they may be JSON."""
+    if _is_speech(read := _read(value)):
+        return _messages(read, "assistant")[0]
+    if isinstance(value, Mapping) and value.keys() == {"output"}:  # LangSmith's, of what is no object
+        value = value["output"]
+    is_blank = value in (None, [], {}) or (isinstance(value, str) and not value.strip())
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return [] if is_blank else [{"role": "assistant", "content": text}]
+
+
+def _is_speech(value: Any) -> bool:
+    """True for messages, blocks of one, and what wraps mappings as calls of models do."""
+    if not isinstance(value, Mapping):
+        return isinstance(value, list) and any(map(_is_speech, value))
+    of = tables()
+    speakers = [*of["sharegpt_roles"], *of["langchain_roles"], *of["blocks"]]
+    wrapped = [value[key] for key in of["inside"] if isinstance(value.get(key), Mapping | list)]
+    return (
+        any(value.get(key) in speakers for key in ("role", "from", "type"))
+        or bool(value.keys() & {"parts", "tool_calls", "function_call", "kwargs"})
+        or ("content" in value and value.keys() <= set(of["read_keys"]))
+        or any(
+            not inner or isinstance(inner, Mapping) or isinstance(inner[0], Mapping | list)
+            for inner in wrapped
+        )
+    )
+
+
+def _read(value: Any) -> Any:
+    """The value of a JSON object's or list's text; another value as it stands."""
+    if isinstance(value, str) and value.strip()[:1] in ("[", "{"):
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(value)
+    return value
+
+
 def _messages(value: Any, role: str) -> tuple[list[dict[str, Any]], Any]:
     """The messages in a call's input or output, and the tools that stand beside them.
 
     They are a list, one message, a text of `role`, or inside another thing: OpenAI's `choices`, LangChain's
     `generations`, a list of one batch.
     """
-    if isinstance(value, str) and value.strip()[:1] in ("[", "{"):
-        with contextlib.suppress(ValueError, RecursionError):
-            value = json.loads(value)
+    value = _read(value)
     if isinstance(value, str):
         return ([{"role": role, "content": value}] if value.strip() else []), None
     if isinstance(value, Mapping):
@@ -219,7 +254,7 @@ def _of_spans(located: Iterable[Located]) -> Iterator[Located]:
                 if role := _OF_A_MESSAGE.fullmatch(name):
                     merged.setdefault("by message", []).append({"role": role[1], **body})
                 elif name == "gen_ai.choice":
-                    merged["choice"] = body.get("message", body)
+                    merged["choice"] = body.get("message") or {"role": "assistant", **body}
                 else:
                     merged |= values
     yield from spans.values()

@@ -325,6 +325,32 @@ def test_a_trace_of_langfuse_with_its_observations(tmp_path: Path) -> None:
     assert (bare["id"], bare["messages"][1]["content"]) == ("t", "Yo.")
 
 
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ('{"answer": 42}', '{"answer": 42}'),
+        ({"answer": 42}, '{"answer": 42}'),
+        ('["a","b"]', '["a","b"]'),
+        ('{"message": "hello", "confidence": 0.9}', '{"message": "hello", "confidence": 0.9}'),
+        ('{"title": "Lyon", "content": "a town"}', '{"title": "Lyon", "content": "a town"}'),
+        ('{"name": "Ann", "role": "engineer"}', '{"name": "Ann", "role": "engineer"}'),
+        ('{"role": "assistant", "content": "hello"}', "hello"),
+        ({"content": "hello"}, "hello"),
+        ({"choices": [{"message": {"role": "assistant", "content": "hello"}}]}, "hello"),
+        ({"output": "hello"}, "hello"),
+        ([{"type": "function_call", "call_id": "1", "name": "look", "arguments": "{}"}], None),
+        ({"choices": []}, None),
+        ({}, None),
+    ],
+)
+def test_an_answer_that_is_json_stays_what_it_was(output: Any, said: str | None, tmp_path: Path) -> None:
+    call = {"traceId": "t", "type": "GENERATION", "startTime": "2026-01-01", "input": "Hi."}
+    rows = read_rows(written(tmp_path, [call | {"output": output}]), of="file")
+    assert [row["messages"][1:] for _, row in rows] == (
+        [] if said is None else [[{"role": "assistant", "content": said}]]
+    )
+
+
 def test_langchain_runs_have_their_tools_beside(tmp_path: Path) -> None:
     ai = {"lc": 1, "id": ["langchain", "AIMessage"], "kwargs": {"content": "Hello."}}
     human = {"lc": 1, "id": ["langchain", "HumanMessage"], "kwargs": {"content": "Hi."}}

@@ -78,7 +78,12 @@ def _conversations(located: Sequence[Located], platform: str, of: Mapping[str, A
             calls.append((where, row))
         except ConfigurationError as error:
             left_out.append((where, str(error)))
-    rows, seen = _merged(calls, begins) if "output" in of else calls, Counter[str]()
+    sessions = {str(row["id"]): str(row["session"]) for _, row in calls if row.keys() >= {"id", "session"}}
+    names = [str(row.get("id", row.get("session", where))) for where, row in calls]
+    # two people's conversations may begin alike: only those of one trace or session are one
+    of_each = zip(names, begins, strict=True)
+    within = [[(sessions.get(name, name), begin) for begin in each] for name, each in of_each]
+    rows, seen = _merged(calls, within) if "output" in of else calls, Counter[str]()
     for _, row in rows:  # a trace may have several conversations, a sample several epochs
         seen[name := str(row.get("id"))] += 1
         row["id"] = name if seen[name] == 1 else f"{name}-{seen[name]}"
@@ -176,11 +181,11 @@ def _messages(value: Any, role: str) -> tuple[list[dict[str, Any]], Any]:
     return [{key: given for key, given in message.items() if key in known} for message in messages], None
 
 
-def _merged(calls: Sequence[Located], begins: Sequence[Sequence[bytes]]) -> list[Located]:
+def _merged(calls: Sequence[Located], begins: Sequence[Sequence[tuple[str, bytes]]]) -> list[Located]:
     """Only the calls whose messages no other call begins with. Thoughts, which a later call no longer has,
     come from the call that said them."""
     said = {begin[-1]: row["messages"][-1] for begin, (_, row) in zip(begins, calls, strict=True)}
-    longest: dict[bytes, int] = {}
+    longest: dict[tuple[str, bytes], int] = {}
     for number in sorted(range(len(calls)), key=lambda number: len(begins[number])):
         longest |= dict.fromkeys((begin for begin in begins[number] if begin in said), number)
     rows = []
@@ -214,8 +219,11 @@ def _records(located: Iterable[Located], platform: str) -> Iterator[Located]:
         if platform == "Inspect":
             yield where, _sample(record)
         elif platform == "LangSmith":
-            extra = (record.get("extra") or {}).get("invocation_params") or {}
-            yield where, {**record, "tools": extra.get("tools")}
+            extra = record.get("extra") or {}
+            tools = (extra.get("invocation_params") or {}).get("tools")
+            # its `session_id` is the project; what others call a session, it calls a thread
+            thread = _first(extra.get("metadata") or {}, ("session_id", "thread_id", "conversation_id"))
+            yield where, {**record, "tools": tools, "session_id": thread}
         elif "trace_id" in record:
             yield where, record
         else:  # a trace of Langfuse's, with its observations or without

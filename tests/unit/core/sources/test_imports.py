@@ -311,6 +311,28 @@ def test_a_later_call_has_the_thoughts_of_the_calls_before_it(tmp_path: Path) ->
     assert second["messages"][0]["content"] == "Bye."
 
 
+def test_only_calls_of_one_trace_or_session_are_merged(tmp_path: Path) -> None:
+    asked = [{"role": "user", "content": "Hi."}]
+    said = {"role": "assistant", "content": "Hello."}
+    more = [*asked, said, {"role": "user", "content": "Bye."}]
+    first = {"type": "GENERATION", "startTime": "2026-01-01", "input": asked, "output": said}
+    later = first | {"input": more, "output": "Bye."}
+    ann, ben = {"traceId": "ann", "tags": ["a"]}, {"traceId": "ben", "sessionId": "s"}
+    calls = [first | ann, later | ben, first | {"traceId": "ben"}, first | {"traceId": "c", "sessionId": "s"}]
+    rows = [row for _, row in read_rows(written(tmp_path, calls), of="file")]
+    assert [(row["id"], len(row["messages"]), row.get("tags")) for row in rows] == [
+        ("ann", 2, ["a"]),
+        ("ben", 4, None),
+    ]
+    # of LangSmith's runs the session is the project's, and the thread is what others call a session
+    run = {"run_type": "llm", "session_id": "project", "inputs": {"messages": asked}, "outputs": said}
+    runs = [run | {"trace_id": "ann"}, run | {"trace_id": "ben", "inputs": {"messages": more}}]
+    thread = {"extra": {"metadata": {"thread_id": "7"}}}
+    for given, sessions in ([runs, [None, None]], [[each | thread for each in runs], ["7"]]):
+        found = read_rows(written(tmp_path, given), of="file")
+        assert [row.get("session") for _, row in found] == sessions
+
+
 def test_a_trace_of_langfuse_with_its_observations(tmp_path: Path) -> None:
     inner = {"id": "1", "type": "GENERATION", "traceId": "t", "input": "Hi.", "output": "Hello."}
     trace = {"id": "t", "timestamp": "x", "input": {"args": []}, "output": None, "observations": [inner]}

@@ -41,18 +41,13 @@ class Traces:
 def read_traces(located: Sequence[Located]) -> Traces | None:
     """The conversations of an export's records; None for rows that are none of a platform's.
 
-    Raises ConfigurationError for an export in a form that is not known.
+    Raises ConfigurationError for an export of which each record is in a form that is not known.
     """
     firsts = [_snake(item) for _, item in located[:10] if isinstance(item, Mapping)]
     firsts += [span for item in firsts for span in _spans(item)]
     for platform, of in tables()["platforms"].items():
         if any(item.keys() >= set(columns) for item in firsts for columns in of["has"]):
-            try:
-                return _conversations(located, platform, of)
-            except (AttributeError, KeyError, TypeError, ValueError) as error:
-                raise ConfigurationError(
-                    f"this {platform} export has a form of its own: {error!r}"
-                ) from error
+            return _conversations(located, platform, of)
     return None
 
 
@@ -71,13 +66,13 @@ def reason_lines(left_out: Iterable[tuple[str, str]]) -> list[str]:
 
 def _conversations(located: Sequence[Located], platform: str, of: Mapping[str, Any]) -> Traces:
     left_out, calls, begins = list[tuple[str, str]](), list[Located](), list[list[bytes]]()
-    for where, item in _records(located, platform):
-        try:
+    for where, item in _records(located, platform, left_out):
+        with _counted(where, left_out):
             row = _call(item, of)
             begins.append(list(_begins(row["messages"])))
             calls.append((where, row))
-        except ConfigurationError as error:
-            left_out.append((where, str(error)))
+    if left_out and not calls and all(reason.startswith(_ODD) for _, reason in left_out):
+        raise ConfigurationError(f"this {platform} export: {': '.join(left_out[0])}")
     sessions = {str(row["id"]): str(row["session"]) for _, row in calls if row.keys() >= {"id", "session"}}
     names = [str(row.get("id", row.get("session", where))) for where, row in calls]
     # two people's conversations may begin alike: only those of one trace or session are one
@@ -88,6 +83,20 @@ def _conversations(located: Sequence[Located], platform: str, of: Mapping[str, A
         seen[name := str(row.get("id"))] += 1
         row["id"] = name if seen[name] == 1 else f"{name}-{seen[name]}"
     return Traces(platform=platform, rows=rows, num_calls=len(calls), left_out=left_out)
+
+
+_ODD = "it has a form of its own"
+
+
+@contextlib.contextmanager
+def _counted(where: str, left_out: list[tuple[str, str]]) -> Iterator[None]:
+    """While open, a record that cannot be read is left out, and counted with the reason."""
+    try:
+        yield
+    except ConfigurationError as error:
+        left_out.append((where, str(error)))
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        left_out.append((where, f"{_ODD} ({error})"))
 
 
 def _call(item: Mapping[str, Any], of: Mapping[str, Any]) -> dict[str, Any]:
@@ -210,26 +219,31 @@ def _begins(messages: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
 # --- the records of a file
 
 
-def _records(located: Iterable[Located], platform: str) -> Iterator[Located]:
+def _records(located: Iterable[Located], platform: str, left_out: list[tuple[str, str]]) -> Iterator[Located]:
     if platform == "OpenTelemetry":
-        yield from _of_spans(located)
+        yield from _of_spans(located, left_out)
         return
     for where, item in located:
-        record = _snake(item) if isinstance(item, Mapping) else {}
-        if platform == "Inspect":
-            yield where, _sample(record)
-        elif platform == "LangSmith":
-            extra = record.get("extra") or {}
-            tools = (extra.get("invocation_params") or {}).get("tools")
-            # its `session_id` is the project; what others call a session, it calls a thread
-            thread = _first(extra.get("metadata") or {}, ("session_id", "thread_id", "conversation_id"))
-            yield where, {**record, "tools": tools, "session_id": thread}
-        elif "trace_id" in record:
-            yield where, record
-        else:  # a trace of Langfuse's, with its observations or without
-            trace = {"trace_id": record.get("id"), "type": "GENERATION", **record}
-            inner = [_snake(each) for each in record.get("observations") or () if isinstance(each, Mapping)]
-            yield from ((where, {"scores": record.get("scores"), **each}) for each in inner or [trace])
+        with _counted(where, left_out):
+            for record in _of_record(_snake(item) if isinstance(item, Mapping) else {}, platform):
+                yield where, record
+
+
+def _of_record(record: dict[str, Any], platform: str) -> Iterator[dict[str, Any]]:
+    if platform == "Inspect":
+        yield _sample(record)
+    elif platform == "LangSmith":
+        extra = record.get("extra") or {}
+        tools = (extra.get("invocation_params") or {}).get("tools")
+        # its `session_id` is the project; what others call a session, it calls a thread
+        thread = _first(extra.get("metadata") or {}, ("session_id", "thread_id", "conversation_id"))
+        yield {**record, "tools": tools, "session_id": thread}
+    elif "trace_id" in record:
+        yield record
+    else:  # a trace of Langfuse's, with its observations or without
+        trace = {"trace_id": record.get("id"), "type": "GENERATION", **record}
+        inner = [_snake(each) for each in record.get("observations") or () if isinstance(each, Mapping)]
+        yield from ({"scores": record.get("scores"), **each} for each in inner or [trace])
 
 
 def _sample(sample: Mapping[str, Any]) -> dict[str, Any]:
@@ -248,24 +262,31 @@ def _sample(sample: Mapping[str, Any]) -> dict[str, Any]:
 _OF_A_MESSAGE = re.compile(r"gen_ai\.(system|user|assistant|tool)\.message")
 
 
-def _of_spans(located: Iterable[Located]) -> Iterator[Located]:
+def _of_spans(located: Iterable[Located], left_out: list[tuple[str, str]]) -> Iterator[Located]:
     """Each span with its attributes, those of its events, and what logs say of it."""
     spans: dict[Any, tuple[str, dict[str, Any]]] = {}
     for where, item in located:
         for span in _spans(_snake(item) if isinstance(item, Mapping) else {}):
-            ids = (span["trace_id"], span["span_id"])
-            _, merged = spans.setdefault(ids, (where, {"trace_id": span["trace_id"]}))
-            for event in (span, *map(_snake, span.get("events") or ())):
-                name = event.get("event_name") or event.get("name") or ""
-                values = _attributes(event.get("attributes"))
-                body = _value(event.get("body")) or values
-                if role := _OF_A_MESSAGE.fullmatch(name):
-                    merged.setdefault("by message", []).append({"role": role[1], **body})
-                elif name == "gen_ai.choice":
-                    merged["choice"] = body.get("message") or {"role": "assistant", **body}
-                else:
-                    merged |= values
+            with _counted(where, left_out):
+                ids = (span["trace_id"], span["span_id"])
+                first, known = spans.get(ids, (where, {"trace_id": span["trace_id"]}))
+                spans[ids] = first, known | _of_span(span, known.get("by message", ()))
     yield from spans.values()
+
+
+def _of_span(span: Mapping[str, Any], by_message: Sequence[Any]) -> dict[str, Any]:
+    merged: dict[str, Any] = {"by message": [*by_message]} if by_message else {}
+    for event in (span, *map(_snake, span.get("events") or ())):
+        name = event.get("event_name") or event.get("name") or ""
+        values = _attributes(event.get("attributes"))
+        body = _value(event.get("body")) or values
+        if role := _OF_A_MESSAGE.fullmatch(name):
+            merged.setdefault("by message", []).append({"role": role[1], **body})
+        elif name == "gen_ai.choice":
+            merged["choice"] = body.get("message") or {"role": "assistant", **body}
+        else:
+            merged |= values
+    return merged
 
 
 _LEVELS = ("resource_spans", "resource_logs", "scope_spans", "scope_logs", "spans", "log_records")

@@ -407,6 +407,38 @@ def test_an_export_in_a_form_of_its_own_is_a_line(
     assert "export has a form of its own" in error or "gives no row" in error
 
 
+ODD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "Langfuse": (
+        {"traceId": "t", "type": "GENERATION", "startTime": 1, "input": "Hi.", "output": "Hello."},
+        {"traceId": "u", "type": [], "startTime": 1, "input": "Hi.", "output": "Yo."},
+    ),
+    "LangSmith": (
+        {"run_type": "llm", "inputs": {"prompt": "Hi."}, "outputs": {"output": "Hello."}},
+        {"run_type": "llm", "inputs": {"prompt": "Hi."}, "outputs": {"output": "Yo."}, "extra": 5},
+    ),
+    "OpenTelemetry": (
+        {
+            "trace_id": "t",
+            "span_id": "1",
+            "attributes": {"gen_ai.prompt": "Hi.", "gen_ai.completion": "Hello."},
+        },
+        {"trace_id": "t", "span_id": "2", "attributes": 5},
+    ),
+}
+
+
+@pytest.mark.parametrize("platform", ODD)
+def test_one_odd_record_is_left_out_with_its_place(
+    platform: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, odd = ODD[platform]
+    [row] = lines(imported(written(tmp_path, [odd, good]), "sft", tmp_path))
+    assert [message["content"] for message in row["messages"]] == ["Hi.", "Hello."]
+    [said] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("left out: ")]
+    assert said.startswith("left out: 1: it has a form of its own (")
+    assert said.endswith("(first: line 1)")
+
+
 # --- rows for others
 
 KEYS = {

@@ -19,7 +19,7 @@ from typing import Any
 from stateset_agents.core.sources.files import read_records
 from stateset_agents.core.sources.personal_text import Redactor
 from stateset_agents.core.sources.row_shapes import DataRow, as_json, expect_reply, read_row
-from stateset_agents.core.sources.scenario_files import RowCounts, replayed, scenario_of
+from stateset_agents.core.sources.scenario_files import RowCounts, replayed, scenario_of, scenario_of_row
 from stateset_agents.core.sources.served_conversations import redacted
 from stateset_agents.core.sources.trace_rows import Traces, read_traces
 from stateset_agents.types.errors import ConfigurationError
@@ -106,10 +106,11 @@ def _hashed(data: dict[str, Any]) -> dict[str, Any]:
 
 def convert(rows: Iterable[tuple[str, Row]], form: str) -> tuple[list[dict[str, Any]], LeftOut]:
     """The rows in one of `FORMS`, and those that it cannot have. Ids are unique."""
+    read = replayed if form in _PLAYED else scenario_of_row
     made, left_out, seen = list[dict[str, Any]](), LeftOut(), set[str]()
     for where, row in rows:
         try:
-            scenario = replayed(row) if isinstance(row, DataRow) else scenario_of(row, RowCounts(), True)
+            scenario = read(row) if isinstance(row, DataRow) else scenario_of(row, RowCounts(), True)
             new = list(FORMS[form](row, scenario))
             columns = (column for each in new for column in each.items())
             texts = [(key, as_json(value, f"the values of {key!r}")) for key, value in columns]
@@ -125,6 +126,8 @@ def convert(rows: Iterable[tuple[str, Row]], form: str) -> tuple[list[dict[str, 
     return made, left_out
 
 
+_PLAYED = ("scenarios", "replay", "evaluation")
+"""Forms of which a user is made who says the row's words again."""
 _READ_FIRST = ("messages", "conversations", "traj", "query", "prompt", "id")
 """Columns that would be read instead of the prompt, or name the row."""
 

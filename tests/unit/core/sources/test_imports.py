@@ -175,6 +175,25 @@ async def test_failures_are_left_out_however_they_are_written_and_told_by_sft(
     assert "4 of 8 conversations were reported as failures and are imitated, too" in caplog.text
 
 
+def test_what_no_replay_can_show_is_imitated_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = {"role": "user", "content": "Where is K27?"}
+    said = {"role": "assistant", "content": "In Lyon."}
+    later = {"role": "system", "content": "Be brief."}
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+    shown = {"role": "user", "content": [{"type": "text", "text": "And this?"}, picture]}
+    rows = [{"messages": [asked, said, more, asked, said]} for more in (later, shown)]
+    rows[1]["messages"].pop(3)  # no two messages of the user behind one another
+    source = written(tmp_path, rows)
+    for form, number in (("sft", 2), ("openai", 2), ("trl", 4)):
+        assert len(lines(imported(source, form, tmp_path))) == number
+    capsys.readouterr()
+    for form in ("scenarios", "replay", "evaluation"):
+        assert main(["import", str(source), "--as", form]) == 1
+        assert "stands behind the first reply, where a replay cannot show it" in capsys.readouterr().out
+
+
 def test_one_form_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["import", "rows.jsonl", "--as", "sft", "--to", "openai"])

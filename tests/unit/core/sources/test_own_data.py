@@ -18,7 +18,7 @@ from stateset_agents.core.environment import ConversationEnvironment
 from stateset_agents.core.reward import EnvironmentReward, create_customer_service_reward
 from stateset_agents.core.sources.datasets import chat_scenarios, dataset_scenarios
 from stateset_agents.core.tools import NOT_RECORDED, tool
-from stateset_agents.environments.chat_logs import ChatLogs
+from stateset_agents.environments.chat_logs import ChatLogs, made_the_recorded_calls
 from stateset_agents.evaluation.audit import audit
 from stateset_agents.evaluation.evaluator import evaluate
 from stateset_agents.training.components import check_scored, make_environment
@@ -193,6 +193,15 @@ async def test_logs_are_an_evaluation_set() -> None:
     assert rates == [(1.0, 1), (0.0, 1)]
     played = await audit(environment, EnvironmentReward(), environment.scenarios("train"))
     assert played.policies["silent"].success == 0.0
+
+
+@pytest.mark.parametrize("verdict", [False, 0, "False", "0.0"])
+async def test_a_failure_however_it_is_written_is_no_example(verdict: Any) -> None:
+    failed = [{**CHAT, "success": verdict}, {"traj": CHAT["messages"], "reward": verdict}]
+    environment = ChatLogs(failed, keep_duplicates=True)
+    found = [made_the_recorded_calls(one, ()) for one in environment.scenarios("train")]
+    assert found == [None, None]
+    assert made_the_recorded_calls(chat_scenarios([{**CHAT, "reward": 0}])[0], ()) is False
 
 
 SEATS = {

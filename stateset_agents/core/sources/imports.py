@@ -18,7 +18,7 @@ from typing import Any
 
 from stateset_agents.core.sources.files import read_records
 from stateset_agents.core.sources.personal_text import Redactor
-from stateset_agents.core.sources.row_shapes import DataRow, as_json, expect_reply, read_row
+from stateset_agents.core.sources.row_shapes import DataRow, as_json, expect_reply, is_failure, read_row
 from stateset_agents.core.sources.scenario_files import RowCounts, replayed, scenario_of, scenario_of_row
 from stateset_agents.core.sources.served_conversations import redacted
 from stateset_agents.core.sources.trace_rows import Traces, read_traces
@@ -146,13 +146,16 @@ def _beside(row: DataRow, context: Mapping[str, Any]) -> dict[str, Any]:
     return {**named, **tools, **{key: value for key, value in context.items() if key not in _READ_FIRST}}
 
 
-_CHECKS = ("recorded", "answer", "expected_facts", "ground_truth", "solution", "reference")
+_CHECKS = ("answer", "expected_facts", "ground_truth", "solution")
+_DONE = ("recorded", "reference")
+"""Checks by what the agent of the row did, which are right where it did not fail."""
 
 
 def _evaluation(row: Row, scenario: Scenario) -> dict[str, Any]:
     """A scenario of the split test that something can be checked by."""
-    if all(scenario.context.get(key) in (None, "", [], {}) for key in _CHECKS):
-        raise ConfigurationError(f"nothing in it says what is right: no {', '.join(_CHECKS)}")
+    checks = _CHECKS if is_failure(scenario.context) else (*_DONE, *_CHECKS)
+    if all(scenario.context.get(key) in (None, "", [], {}) for key in checks):
+        raise ConfigurationError(f"nothing in it says what is right: no {', '.join(checks)}")
     return {**_scenario(row, scenario), "split": "test"}
 
 

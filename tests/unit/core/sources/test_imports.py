@@ -161,6 +161,16 @@ def test_an_answer_of_nought_is_one_to_check_by(tmp_path: Path) -> None:
     assert [row["answer"] for row in made] == [0, False]
 
 
+def test_what_a_failed_agent_did_is_nothing_to_check_by(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = {"completion": "No.", "success": False}
+    rows = [{"prompt": "Who?", **failed}, {"prompt": "Where?", "answer": "Lyon", **failed}]
+    made = lines(imported(written(tmp_path, rows), "evaluation", tmp_path))
+    assert [row["answer"] for row in made] == ["Lyon"]
+    assert "left out: 1: nothing in it says what is right: no answer, " in capsys.readouterr().out
+
+
 async def test_failures_are_left_out_however_they_are_written_and_told_by_sft(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

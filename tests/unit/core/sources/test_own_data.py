@@ -123,6 +123,13 @@ def test_equal_logs_are_held_out_together() -> None:
     )
     assert [one.split for one in found[:40]] == [one.split for one in found[40:]]
     assert {one.split for one in found} == {"train", "test"}
+    alike = [
+        row | {"id": f"{n}{i}"}
+        for n, split in enumerate(("", "test", "train"))
+        for i, row in enumerate(many(9, split=split))
+    ]
+    found = chat_scenarios(alike, shares={"validation": 0.3})
+    assert [one.split for one in found] == ["test"] * 18 + ["train"] * 9
 
 
 async def test_a_log_is_played_again_its_tools_answer_as_they_did() -> None:

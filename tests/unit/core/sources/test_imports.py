@@ -362,6 +362,13 @@ def test_only_calls_of_one_trace_or_session_are_merged(tmp_path: Path) -> None:
         assert [row.get("session") for _, row in found] == sessions
 
 
+def test_rows_with_an_epoch_and_a_target_are_no_export_of_inspect(tmp_path: Path) -> None:
+    talk = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]
+    row = {"messages": talk, "epoch": 1, "target": "Hello.", "split": "test", "system": "Be brief."}
+    [(_, read)] = read_rows(written(tmp_path, [row]), of="file")
+    assert read == row
+
+
 def test_a_trace_of_langfuse_with_its_observations(tmp_path: Path) -> None:
     inner = {"id": "1", "type": "GENERATION", "traceId": "t", "input": "Hi.", "output": "Hello."}
     trace = {"id": "t", "timestamp": "x", "input": {"args": []}, "output": None, "observations": [inner]}
@@ -423,7 +430,7 @@ def test_langchain_runs_have_their_tools_beside(tmp_path: Path) -> None:
     [
         {"runType": "llm", "inputs": [], "extra": 5},
         {"traceId": "t", "type": [], "startTime": 1, "input": 5},
-        {"epoch": 1, "messages": {"a": 1}, "target": None, "events": 5},
+        {"epoch": 1, "messages": {"a": 1}, "target": None, "model_usage": {}, "events": 5},
         {"attributes": 5, "trace_id": "t", "span_id": "s"},
         {"resourceSpans": [5], "attributes": {}, "traceId": "", "spanId": ""},
     ],

@@ -23,7 +23,7 @@ from stateset_agents.core.sources.scenario_files import RowCounts, replayed, sce
 from stateset_agents.core.sources.served_conversations import redacted
 from stateset_agents.core.sources.trace_rows import Traces, read_traces
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.messages import Message, calls_answered
+from stateset_agents.types.messages import Message, calls_answered, tool_results
 from stateset_agents.types.scenario import Scenario
 
 Row = DataRow | Mapping[str, Any]
@@ -200,7 +200,7 @@ def with_call_ids(messages: Sequence[Message]) -> list[Message]:
     for place, message in enumerate(messages):
         calls = [call if keeps else replace(call, id=f"call_{next(numbers)}") for call in message.tool_calls]
         named[place] = replace(named[place], tool_calls=tuple(calls))
-        results = list(itertools.takewhile(lambda result: result.role == "tool", messages[place + 1 :]))
+        results = tool_results(messages[place + 1 :])
         for result, number in enumerate(calls_answered(message.tool_calls, results), start=place + 1):
             if number is not None:
                 named[result] = replace(named[result], tool_call_id=calls[number].id)

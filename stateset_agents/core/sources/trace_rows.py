@@ -72,7 +72,8 @@ def _conversations(located: Sequence[Located], platform: str, of: Mapping[str, A
             begins.append(list(_begins(row["messages"])))
             calls.append((where, row))
     if left_out and not calls and all(reason.startswith(_ODD) for _, reason in left_out):
-        raise ConfigurationError(f"this {platform} export: {': '.join(left_out[0])}")
+        where, reason = left_out[0]
+        raise ConfigurationError(f"{where}: this {platform} export has a form{reason.removeprefix(_ODD)}")
     sessions = {str(row["id"]): str(row["session"]) for _, row in calls if row.keys() >= {"id", "session"}}
     names = [str(row.get("id", row.get("session", where))) for where, row in calls]
     # two people's conversations may begin alike: only those of one trace or session are one
@@ -85,7 +86,7 @@ def _conversations(located: Sequence[Located], platform: str, of: Mapping[str, A
     return Traces(platform=platform, rows=rows, num_calls=len(calls), left_out=left_out)
 
 
-_ODD = "it has a form of its own"
+_ODD = "it has a form"
 
 
 @contextlib.contextmanager
@@ -96,7 +97,7 @@ def _counted(where: str, left_out: list[tuple[str, str]]) -> Iterator[None]:
     except ConfigurationError as error:
         left_out.append((where, str(error)))
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        left_out.append((where, f"{_ODD} ({error})"))
+        left_out.append((where, f"{_ODD} of its own ({error})"))
 
 
 def _call(item: Mapping[str, Any], of: Mapping[str, Any]) -> dict[str, Any]:

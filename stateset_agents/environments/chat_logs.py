@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from stateset_agents.core.environment import ConversationEnvironment, StateFactory, Success
 from stateset_agents.core.sources.datasets import Chats, chat_scenarios
+from stateset_agents.core.sources.row_shapes import is_failure
 from stateset_agents.core.tools import Tools, folded_key, recorded_calls
 from stateset_agents.core.users.simulated_user import UserFactory, default_user
 from stateset_agents.types.messages import Message
@@ -75,11 +76,11 @@ def made_the_recorded_calls(scenario: Scenario, messages: Sequence[Message]) -> 
     Arguments are compared by value: without case and blanks, 20.0 is 20, and one that is left out is null, or
     the default of the log's schema of the tool.
 
-    None for a log without calls, and for one that says `"success": false`: what it did is no example. Further
-    calls are not held against the agent: where they do harm, write a verdict of your own.
+    None for a log without calls, and for one that was reported as a failure (`is_failure`): what it did is no
+    example. Further calls are not held against the agent: where they do harm, write a verdict of your own.
     """
     recorded = recorded_calls(scenario)
-    if not recorded or scenario.context.get("success") is False:
+    if not recorded or is_failure(scenario.context):
         return None
     schemas = scenario.tools or ()
     calls = [call for message in messages for call in message.tool_calls]

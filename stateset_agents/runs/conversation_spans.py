@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stateset_agents.types.messages import Message
+from stateset_agents.types.messages import Message, calls_answered, tool_results
 from stateset_agents.types.trajectory import Span, Trajectory
 
 
@@ -43,7 +43,7 @@ def record_conversation(
 
     root = started("invoke_agent", whole, **_operation("invoke_agent", model), **attributes)
     below = trace.set_span_in_context(root)
-    prompt = talk.opening
+    history = list(talk.opening)
     for number, turn in enumerate(talk.turns):
         is_timed = len(replies) == len(talk.turns)
         place = replies[number] if is_timed else 0
@@ -57,18 +57,20 @@ def record_conversation(
             "gen_ai.response.finish_reasons": [completion.finish_reason],
         }
         if content:
-            values["gen_ai.input.messages"] = _messages(prompt)
+            values["gen_ai.input.messages"] = _messages(history)
             values["gen_ai.output.messages"] = _messages([completion.message])
         end(started(f"chat {model}", lap, below, **values), lap)
-        results = {message.tool_call_id: message.content for message in turn.feedback}
-        for call in (call for call in completion.message.tool_calls if call.error is None):
+        calls, results = completion.message.tool_calls, tool_results(turn.feedback)
+        texts = zip(calls_answered(calls, results), (result.content for result in results), strict=True)
+        result_of = dict(texts)
+        for index, call in ((index, call) for index, call in enumerate(calls) if call.error is None):
             tool = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.type": "function"}
             tool |= {"gen_ai.tool.name": call.name, "gen_ai.tool.call.id": call.id}
             if content:
                 tool["gen_ai.tool.call.arguments"] = json.dumps(call.arguments, default=str)
-                tool["gen_ai.tool.call.result"] = results.get(call.id, "")
+                tool["gen_ai.tool.call.result"] = result_of.get(index, "")
             end(started(f"execute_tool {call.name}", after, below, **tool), after)
-        prompt = turn.feedback
+        history += turn.feedback if turn.is_summary else (completion.message, *turn.feedback)
     for what, value in (("reward", talk.reward), ("success", talk.success)):
         if value is not None:
             label = (
@@ -91,8 +93,9 @@ def _messages(messages: Sequence[Message]) -> str:
     """Messages in the conventions' JSON."""
     parts = []
     for message in messages:
-        said: list[dict[str, Any]] = [{"type": "text", "content": message.content}] if message.content else []
-        if message.tool_call_id is not None:
+        texts = {"reasoning": message.reasoning, "text": message.content}
+        said: list[dict[str, Any]] = [{"type": kind, "content": text} for kind, text in texts.items() if text]
+        if message.role == "tool":
             said = [{"type": "tool_call_response", "id": message.tool_call_id, "response": message.content}]
         said += [
             {"type": "tool_call", "id": call.id, "name": call.name, "arguments": dict(call.arguments)}

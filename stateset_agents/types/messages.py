@@ -7,7 +7,7 @@ import math
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import Any, Literal, NamedTuple, get_args
 
 from stateset_agents.types.constraint import Constraint
@@ -269,6 +269,11 @@ def call_arguments(function: Mapping[str, Any]) -> tuple[Any, list[str]]:
 def _loose_arguments(item: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments that stand beside a call's "function" instead of in it; other keys there are a vendor's."""
     return {key: item[key] for key in _ARGUMENTS if item.get(key) is not None}
+
+
+def tool_results(after: Iterable[Message]) -> tuple[Message, ...]:
+    """The tool messages that stand directly behind a reply; `after`: all messages behind it."""
+    return tuple(takewhile(lambda message: message.role == "tool", after))
 
 
 def calls_answered(calls: Sequence[ToolCall], results: Sequence[Message]) -> list[int | None]:

@@ -9,7 +9,6 @@ trained as it is served.
 
 from __future__ import annotations
 
-import itertools
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ from stateset_agents.core.chat.template import ChatTemplate, ToolSchemas
 from stateset_agents.types.comparison import canonical
 from stateset_agents.types.errors import ContextLengthExceeded
 from stateset_agents.types.images import PixelValues
-from stateset_agents.types.messages import Completion, Message, ToolCall
+from stateset_agents.types.messages import Completion, Message, ToolCall, tool_results
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,7 +381,7 @@ class ChatHistory:
         summary, its tools' results. They are shown again after it."""
         last = max(i for i, message in enumerate(place.messages) if message.role == "assistant")
         until_reply, after = place.messages[: last + 1], place.messages[last + 1 :]
-        results = tuple(itertools.takewhile(lambda message: message.role == "tool", after))
+        results = tool_results(after)
         question = Message(role="user", content=self._config.compact_prompt)
 
         def asking(*results: Message) -> Prompt:

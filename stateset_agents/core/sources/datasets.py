@@ -342,7 +342,7 @@ def with_shares(
     scenarios: Sequence[Scenario], shares: Mapping[str, float], named: Sequence[bool]
 ) -> list[Scenario]:
     """The same scenarios, about these shares of them held out, equal conversations together; those that are
-    `named` keep their split."""
+    `named` keep their split, and equal ones that are not follow them."""
     for split, share in shares.items():
         if split not in _HELD_OUT:
             raise ConfigurationError(f"shares are of validation and test, got {split!r}")
@@ -352,10 +352,15 @@ def with_shares(
         raise ConfigurationError(
             f"the shares {dict(shares)} leave nothing to train on: take less than 1 in all"
         )
-    divided, firsts = [], dict[str, Scenario]()
-    for scenario, has_split in zip(scenarios, named, strict=True):
-        said = [scenario.context.get(key) for key in ("script", "recorded", "reference")]
-        position = _split_hash(firsts.setdefault(repr((scenario.messages(), said)), scenario))
+    divided, firsts, splits = [], dict[str, Scenario](), dict[str, Split]()
+    texts = list(map(_conversation_text, scenarios))
+    for text, scenario, has_split in zip(texts, scenarios, named, strict=True):
+        if has_split and splits.get(text, "train") == "train":  # held out by one row is held out
+            splits[text] = scenario.split
+    for text, scenario, has_split in zip(texts, scenarios, named, strict=True):
+        position = _split_hash(firsts.setdefault(text, scenario))
+        if not has_split and text in splits:
+            scenario, has_split = replace(scenario, split=splits[text]), True
         below = 0.0
         for split in _HELD_OUT:
             share = shares.get(split, 0.0)
@@ -364,3 +369,9 @@ def with_shares(
             below += share
         divided.append(scenario)
     return divided
+
+
+def _conversation_text(scenario: Scenario) -> str:
+    """All that is said in a conversation: equal ones have equal texts."""
+    said = [scenario.context.get(key) for key in ("script", "recorded", "reference")]
+    return repr((scenario.messages(), said))

@@ -18,12 +18,12 @@ from typing import Any
 
 from stateset_agents.core.sources.files import read_records
 from stateset_agents.core.sources.personal_text import Redactor
-from stateset_agents.core.sources.row_shapes import DataRow, as_json, expect_reply, read_row
-from stateset_agents.core.sources.scenario_files import RowCounts, replayed, scenario_of
+from stateset_agents.core.sources.row_shapes import DataRow, as_json, expect_reply, is_failure, read_row
+from stateset_agents.core.sources.scenario_files import RowCounts, replayed, scenario_of, scenario_of_row
 from stateset_agents.core.sources.served_conversations import redacted
 from stateset_agents.core.sources.trace_rows import Traces, read_traces
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.messages import Message, calls_answered
+from stateset_agents.types.messages import Message, calls_answered, tool_results
 from stateset_agents.types.scenario import Scenario
 
 Row = DataRow | Mapping[str, Any]
@@ -106,10 +106,11 @@ def _hashed(data: dict[str, Any]) -> dict[str, Any]:
 
 def convert(rows: Iterable[tuple[str, Row]], form: str) -> tuple[list[dict[str, Any]], LeftOut]:
     """The rows in one of `FORMS`, and those that it cannot have. Ids are unique."""
+    read = replayed if form in _PLAYED else scenario_of_row
     made, left_out, seen = list[dict[str, Any]](), LeftOut(), set[str]()
     for where, row in rows:
         try:
-            scenario = replayed(row) if isinstance(row, DataRow) else scenario_of(row, RowCounts(), True)
+            scenario = read(row) if isinstance(row, DataRow) else scenario_of(row, RowCounts(), True)
             new = list(FORMS[form](row, scenario))
             columns = (column for each in new for column in each.items())
             texts = [(key, as_json(value, f"the values of {key!r}")) for key, value in columns]
@@ -125,6 +126,8 @@ def convert(rows: Iterable[tuple[str, Row]], form: str) -> tuple[list[dict[str, 
     return made, left_out
 
 
+_PLAYED = ("scenarios", "replay", "evaluation")
+"""Forms of which a user is made who says the row's words again."""
 _READ_FIRST = ("messages", "conversations", "traj", "query", "prompt", "id")
 """Columns that would be read instead of the prompt, or name the row."""
 
@@ -143,13 +146,16 @@ def _beside(row: DataRow, context: Mapping[str, Any]) -> dict[str, Any]:
     return {**named, **tools, **{key: value for key, value in context.items() if key not in _READ_FIRST}}
 
 
-_CHECKS = ("recorded", "answer", "expected_facts", "ground_truth", "solution", "reference")
+_CHECKS = ("answer", "expected_facts", "ground_truth", "solution")
+_DONE = ("recorded", "reference")
+"""Checks by what the agent of the row did, which are right where it did not fail."""
 
 
 def _evaluation(row: Row, scenario: Scenario) -> dict[str, Any]:
     """A scenario of the split test that something can be checked by."""
-    if all(scenario.context.get(key) in (None, "", [], {}) for key in _CHECKS):
-        raise ConfigurationError(f"nothing in it says what is right: no {', '.join(_CHECKS)}")
+    checks = _CHECKS if is_failure(scenario.context) else (*_DONE, *_CHECKS)
+    if all(scenario.context.get(key) in (None, "", [], {}) for key in checks):
+        raise ConfigurationError(f"nothing in it says what is right: no {', '.join(checks)}")
     return {**_scenario(row, scenario), "split": "test"}
 
 
@@ -194,7 +200,7 @@ def with_call_ids(messages: Sequence[Message]) -> list[Message]:
     for place, message in enumerate(messages):
         calls = [call if keeps else replace(call, id=f"call_{next(numbers)}") for call in message.tool_calls]
         named[place] = replace(named[place], tool_calls=tuple(calls))
-        results = list(itertools.takewhile(lambda result: result.role == "tool", messages[place + 1 :]))
+        results = tool_results(messages[place + 1 :])
         for result, number in enumerate(calls_answered(message.tool_calls, results), start=place + 1):
             if number is not None:
                 named[result] = replace(named[result], tool_call_id=calls[number].id)

@@ -379,12 +379,18 @@ class DataRow:
 
     @property
     def is_failure(self) -> bool:
-        """True if somebody called it one, in a cell of text, too."""
-        verdicts = [self.rest.get("success"), self.rest.get("reward") if self.shape == "tau-bench" else None]
-        return any(str(verdict).lower() in _NO for verdict in verdicts)
+        """True if somebody called it one."""
+        return is_failure(self.rest)
 
 
 _NO = ("false", "0", "0.0")
+
+
+def is_failure(columns: Mapping[str, Any]) -> bool:
+    """True if somebody called a conversation with these columns one, in a cell of text, too."""
+    return str(columns.get("success")).lower() in _NO
+
+
 _GSM8K = re.compile(r"\n####\s*(.*\S)\s*$")
 _TOOLS = ("tools", "functions")
 _SYSTEM = ("system", "system_prompt")
@@ -471,7 +477,7 @@ def read_row(row: Any) -> DataRow | None:
 
 def _rest(row: Mapping[str, Any], shape: Shape, columns: Sequence[str]) -> dict[str, Any]:
     """The columns that are not in the messages. Of GSM8K's answers, `... #### 72`, the value is `answer`,
-    and all of it `solution`."""
+    and all of it `solution`; a `reward` of 0 is tau-bench's word for a failure."""
     rest = {
         key: value
         for key, value in row.items()
@@ -479,6 +485,8 @@ def _rest(row: Mapping[str, Any], shape: Shape, columns: Sequence[str]) -> dict[
         and key not in (*_TOOLS, *_SYSTEM)
         and (key not in columns or (bool(shape.completions) and not _is_chat(value)))
     }
+    if shape.name == "tau-bench" and str(rest.get("reward")).lower() in _NO:
+        rest["success"] = False
     value = _GSM8K.search(str(rest.get("answer"))) if shape.name == "question" else None
     return rest if value is None else {"solution": rest["answer"], **rest, "answer": value[1]}
 

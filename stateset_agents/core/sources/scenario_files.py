@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from stateset_agents.core.sources.files import read_rows
 from stateset_agents.core.sources.row_shapes import DataRow, expect_chat, read_row, read_schemas, shapes
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.logs import get_logger
-from stateset_agents.types.messages import Message, calls_answered
+from stateset_agents.types.messages import Message, calls_answered, tool_results
 from stateset_agents.types.scenario import OPENING_COLUMNS, Scenario, expect_scenarios
 
 _log = get_logger(__name__)
@@ -204,7 +203,7 @@ def _calls_with_results(messages: Sequence[Message]) -> list[dict[str, Any]]:
     for index, message in enumerate(messages):
         if not message.tool_calls:
             continue
-        answers = list(itertools.takewhile(lambda answer: answer.role == "tool", messages[index + 1 :]))
+        answers = tool_results(messages[index + 1 :])
         numbers = calls_answered(message.tool_calls, answers)
         results = dict(zip(numbers, (answer.content for answer in answers), strict=True))
         calls += [

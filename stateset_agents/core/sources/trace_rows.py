@@ -41,18 +41,13 @@ class Traces:
 def read_traces(located: Sequence[Located]) -> Traces | None:
     """The conversations of an export's records; None for rows that are none of a platform's.
 
-    Raises ConfigurationError for an export in a form that is not known.
+    Raises ConfigurationError for an export of which each record is in a form that is not known.
     """
     firsts = [_snake(item) for _, item in located[:10] if isinstance(item, Mapping)]
     firsts += [span for item in firsts for span in _spans(item)]
     for platform, of in tables()["platforms"].items():
         if any(item.keys() >= set(columns) for item in firsts for columns in of["has"]):
-            try:
-                return _conversations(located, platform, of)
-            except (AttributeError, KeyError, TypeError, ValueError) as error:
-                raise ConfigurationError(
-                    f"this {platform} export has a form of its own: {error!r}"
-                ) from error
+            return _conversations(located, platform, of)
     return None
 
 
@@ -71,25 +66,45 @@ def reason_lines(left_out: Iterable[tuple[str, str]]) -> list[str]:
 
 def _conversations(located: Sequence[Located], platform: str, of: Mapping[str, Any]) -> Traces:
     left_out, calls, begins = list[tuple[str, str]](), list[Located](), list[list[bytes]]()
-    for where, item in _records(located, platform):
-        try:
+    for where, item in _records(located, platform, left_out):
+        with _counted(where, left_out):
             row = _call(item, of)
             begins.append(list(_begins(row["messages"])))
             calls.append((where, row))
-        except ConfigurationError as error:
-            left_out.append((where, str(error)))
-    rows, seen = _merged(calls, begins) if "output" in of else calls, Counter[str]()
+    if left_out and not calls and all(reason.startswith(_ODD) for _, reason in left_out):
+        where, reason = left_out[0]
+        raise ConfigurationError(f"{where}: this {platform} export has a form{reason.removeprefix(_ODD)}")
+    sessions = {str(row["id"]): str(row["session"]) for _, row in calls if row.keys() >= {"id", "session"}}
+    names = [str(row.get("id", row.get("session", where))) for where, row in calls]
+    # two people's conversations may begin alike: only those of one trace or session are one
+    of_each = zip(names, begins, strict=True)
+    within = [[(sessions.get(name, name), begin) for begin in each] for name, each in of_each]
+    rows, seen = _merged(calls, within) if "output" in of else calls, Counter[str]()
     for _, row in rows:  # a trace may have several conversations, a sample several epochs
         seen[name := str(row.get("id"))] += 1
         row["id"] = name if seen[name] == 1 else f"{name}-{seen[name]}"
     return Traces(platform=platform, rows=rows, num_calls=len(calls), left_out=left_out)
 
 
+_ODD = "it has a form"
+
+
+@contextlib.contextmanager
+def _counted(where: str, left_out: list[tuple[str, str]]) -> Iterator[None]:
+    """While open, a record that cannot be read is left out, and counted with the reason."""
+    try:
+        yield
+    except ConfigurationError as error:
+        left_out.append((where, str(error)))
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        left_out.append((where, f"{_ODD} of its own ({error})"))
+
+
 def _call(item: Mapping[str, Any], of: Mapping[str, Any]) -> dict[str, Any]:
     """A call as a row. Raises ConfigurationError for a record of something else."""
     kind = item.get(of.get("kind", ""))
     asked, tools = _messages(_first(item, of["input"]), "user")
-    said, _ = _messages(_first(item, of.get("output", ())), "assistant")
+    said = _answer(_first(item, of.get("output", ())))
     begin, _ = _messages(item.get("gen_ai.system_instructions"), "system")
     reasons = {
         f"{of.get('kind')} {kind!s:.40} is no call of a model": kind not in of.get("calls", [kind]),
@@ -107,15 +122,50 @@ def _first(item: Mapping[str, Any], names: Iterable[str]) -> Any:
     return next((item[name] for name in names if item.get(name) is not None), None)
 
 
+def _answer(value: Any) -> list[dict[str, Any]]:
+    """The messages of a model's answer. What is no message and wraps none is its words: they may be JSON."""
+    if _is_speech(read := _read(value)):
+        return _messages(read, "assistant")[0]
+    if isinstance(value, Mapping) and value.keys() == {"output"}:  # LangSmith's, of what is no object
+        value = value["output"]
+    is_blank = value in (None, [], {}) or (isinstance(value, str) and not value.strip())
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return [] if is_blank else [{"role": "assistant", "content": text}]
+
+
+def _is_speech(value: Any) -> bool:
+    """True for messages, blocks of one, and what wraps mappings as calls of models do."""
+    if not isinstance(value, Mapping):
+        return isinstance(value, list) and any(map(_is_speech, value))
+    of = tables()
+    speakers = [*of["sharegpt_roles"], *of["langchain_roles"], *of["blocks"]]
+    wrapped = [value[key] for key in of["inside"] if isinstance(value.get(key), Mapping | list)]
+    return (
+        any(value.get(key) in speakers for key in ("role", "from", "type"))
+        or bool(value.keys() & {"parts", "tool_calls", "function_call", "kwargs"})
+        or ("content" in value and value.keys() <= set(of["read_keys"]))
+        or any(
+            not inner or isinstance(inner, Mapping) or isinstance(inner[0], Mapping | list)
+            for inner in wrapped
+        )
+    )
+
+
+def _read(value: Any) -> Any:
+    """The value of a JSON object's or list's text; another value as it stands."""
+    if isinstance(value, str) and value.strip()[:1] in ("[", "{"):
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(value)
+    return value
+
+
 def _messages(value: Any, role: str) -> tuple[list[dict[str, Any]], Any]:
     """The messages in a call's input or output, and the tools that stand beside them.
 
     They are a list, one message, a text of `role`, or inside another thing: OpenAI's `choices`, LangChain's
     `generations`, a list of one batch.
     """
-    if isinstance(value, str) and value.strip()[:1] in ("[", "{"):
-        with contextlib.suppress(ValueError, RecursionError):
-            value = json.loads(value)
+    value = _read(value)
     if isinstance(value, str):
         return ([{"role": role, "content": value}] if value.strip() else []), None
     if isinstance(value, Mapping):
@@ -141,11 +191,11 @@ def _messages(value: Any, role: str) -> tuple[list[dict[str, Any]], Any]:
     return [{key: given for key, given in message.items() if key in known} for message in messages], None
 
 
-def _merged(calls: Sequence[Located], begins: Sequence[Sequence[bytes]]) -> list[Located]:
+def _merged(calls: Sequence[Located], begins: Sequence[Sequence[tuple[str, bytes]]]) -> list[Located]:
     """Only the calls whose messages no other call begins with. Thoughts, which a later call no longer has,
     come from the call that said them."""
     said = {begin[-1]: row["messages"][-1] for begin, (_, row) in zip(begins, calls, strict=True)}
-    longest: dict[bytes, int] = {}
+    longest: dict[tuple[str, bytes], int] = {}
     for number in sorted(range(len(calls)), key=lambda number: len(begins[number])):
         longest |= dict.fromkeys((begin for begin in begins[number] if begin in said), number)
     rows = []
@@ -170,23 +220,31 @@ def _begins(messages: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
 # --- the records of a file
 
 
-def _records(located: Iterable[Located], platform: str) -> Iterator[Located]:
+def _records(located: Iterable[Located], platform: str, left_out: list[tuple[str, str]]) -> Iterator[Located]:
     if platform == "OpenTelemetry":
-        yield from _of_spans(located)
+        yield from _of_spans(located, left_out)
         return
     for where, item in located:
-        record = _snake(item) if isinstance(item, Mapping) else {}
-        if platform == "Inspect":
-            yield where, _sample(record)
-        elif platform == "LangSmith":
-            extra = (record.get("extra") or {}).get("invocation_params") or {}
-            yield where, {**record, "tools": extra.get("tools")}
-        elif "trace_id" in record:
-            yield where, record
-        else:  # a trace of Langfuse's, with its observations or without
-            trace = {"trace_id": record.get("id"), "type": "GENERATION", **record}
-            inner = [_snake(each) for each in record.get("observations") or () if isinstance(each, Mapping)]
-            yield from ((where, {"scores": record.get("scores"), **each}) for each in inner or [trace])
+        with _counted(where, left_out):
+            for record in _of_record(_snake(item) if isinstance(item, Mapping) else {}, platform):
+                yield where, record
+
+
+def _of_record(record: dict[str, Any], platform: str) -> Iterator[dict[str, Any]]:
+    if platform == "Inspect":
+        yield _sample(record)
+    elif platform == "LangSmith":
+        extra = record.get("extra") or {}
+        tools = (extra.get("invocation_params") or {}).get("tools")
+        # its `session_id` is the project; what others call a session, it calls a thread
+        thread = _first(extra.get("metadata") or {}, ("session_id", "thread_id", "conversation_id"))
+        yield {**record, "tools": tools, "session_id": thread}
+    elif "trace_id" in record:
+        yield record
+    else:  # a trace of Langfuse's, with its observations or without
+        trace = {"trace_id": record.get("id"), "type": "GENERATION", **record}
+        inner = [_snake(each) for each in record.get("observations") or () if isinstance(each, Mapping)]
+        yield from ({"scores": record.get("scores"), **each} for each in inner or [trace])
 
 
 def _sample(sample: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,24 +263,31 @@ def _sample(sample: Mapping[str, Any]) -> dict[str, Any]:
 _OF_A_MESSAGE = re.compile(r"gen_ai\.(system|user|assistant|tool)\.message")
 
 
-def _of_spans(located: Iterable[Located]) -> Iterator[Located]:
+def _of_spans(located: Iterable[Located], left_out: list[tuple[str, str]]) -> Iterator[Located]:
     """Each span with its attributes, those of its events, and what logs say of it."""
     spans: dict[Any, tuple[str, dict[str, Any]]] = {}
     for where, item in located:
         for span in _spans(_snake(item) if isinstance(item, Mapping) else {}):
-            ids = (span["trace_id"], span["span_id"])
-            _, merged = spans.setdefault(ids, (where, {"trace_id": span["trace_id"]}))
-            for event in (span, *map(_snake, span.get("events") or ())):
-                name = event.get("event_name") or event.get("name") or ""
-                values = _attributes(event.get("attributes"))
-                body = _value(event.get("body")) or values
-                if role := _OF_A_MESSAGE.fullmatch(name):
-                    merged.setdefault("by message", []).append({"role": role[1], **body})
-                elif name == "gen_ai.choice":
-                    merged["choice"] = body.get("message", body)
-                else:
-                    merged |= values
+            with _counted(where, left_out):
+                ids = (span["trace_id"], span["span_id"])
+                first, known = spans.get(ids, (where, {"trace_id": span["trace_id"]}))
+                spans[ids] = first, known | _of_span(span, known.get("by message", ()))
     yield from spans.values()
+
+
+def _of_span(span: Mapping[str, Any], by_message: Sequence[Any]) -> dict[str, Any]:
+    merged: dict[str, Any] = {"by message": [*by_message]} if by_message else {}
+    for event in (span, *map(_snake, span.get("events") or ())):
+        name = event.get("event_name") or event.get("name") or ""
+        values = _attributes(event.get("attributes"))
+        body = _value(event.get("body")) or values
+        if role := _OF_A_MESSAGE.fullmatch(name):
+            merged.setdefault("by message", []).append({"role": role[1], **body})
+        elif name == "gen_ai.choice":
+            merged["choice"] = body.get("message") or {"role": "assistant", **body}
+        else:
+            merged |= values
+    return merged
 
 
 _LEVELS = ("resource_spans", "resource_logs", "scope_spans", "scope_logs", "spans", "log_records")

@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,12 @@ from stateset_agents.backends.scripted import ScriptedBackend
 from stateset_agents.core.agent import MultiTurnAgent
 from stateset_agents.core.environment import ConversationEnvironment
 from stateset_agents.core.reward import EnvironmentReward
+from stateset_agents.core.sources.imports import read_import
 from stateset_agents.evaluation.recorded import trajectory_of
 from stateset_agents.runs.conversation_spans import record_conversation
 from stateset_agents.tracking.run_log import RunLog
 from stateset_agents.types.errors import ConfigurationError
+from stateset_agents.types.messages import Message
 from stateset_agents.types.trajectory import Trajectory
 
 pytestmark = pytest.mark.trackers
@@ -153,8 +156,34 @@ async def test_replies_calls_and_verdict_are_spans_of_one_trace_at_their_times(
         ]
         (call,) = json.loads(first.attributes["gen_ai.output.messages"])[0]["parts"]
         assert (call["type"], call["name"]) == ("tool_call", "get_order")
-        (result,) = json.loads(second.attributes["gen_ai.input.messages"])[0]["parts"]
+        history = json.loads(second.attributes["gen_ai.input.messages"])
+        assert history[:3] == [*inputs, *json.loads(first.attributes["gen_ai.output.messages"])]
+        (result,) = history[3]["parts"]
         assert (result["type"], result["response"]) == ("tool_call_response", "K27 is shipped")
+
+
+async def test_import_reads_the_spans_back_as_the_conversation(
+    provider: Any, spans: Any, tmp_path: Path
+) -> None:
+    talk = await played(f"<think>Look it up.</think>{CALL}", "It is shipped.")
+    first, last = talk.turns
+    first = replace(first, feedback=tuple(replace(one, tool_call_id=None) for one in first.feedback))
+    talk = replace(talk, turns=(first, last))
+    tracer = provider.get_tracer("test")
+    record_conversation(tracer, talk, name="n", model="m", content=True, attributes={})
+    _, tool, *_ = spans.get_finished_spans()
+    assert tool.attributes["gen_ai.tool.call.result"] == "K27 is shipped"
+    file = tmp_path / "spans.jsonl"
+    file.write_text("".join(f"{span.to_json(indent=None)}\n" for span in spans.get_finished_spans()))
+    [(_, row)] = read_import(file).rows
+    said = [*talk.opening, first.completion.message, *first.feedback, last.completion.message]
+    assert first.completion.message.reasoning == "Look it up."
+    assert list(map(parts, (*row.prompt, *row.completion))) == list(map(parts, said))  # type: ignore[union-attr]
+
+
+def parts(message: Message) -> tuple[Any, ...]:
+    calls = [(call.id, call.name, call.arguments) for call in message.tool_calls]
+    return message.role, message.content, message.reasoning, calls, message.tool_call_id
 
 
 async def test_names_are_those_of_the_conventions(provider: Any, spans: Any) -> None:

@@ -161,6 +161,16 @@ def test_an_answer_of_nought_is_one_to_check_by(tmp_path: Path) -> None:
     assert [row["answer"] for row in made] == [0, False]
 
 
+def test_what_a_failed_agent_did_is_nothing_to_check_by(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = {"completion": "No.", "success": False}
+    rows = [{"prompt": "Who?", **failed}, {"prompt": "Where?", "answer": "Lyon", **failed}]
+    made = lines(imported(written(tmp_path, rows), "evaluation", tmp_path))
+    assert [row["answer"] for row in made] == ["Lyon"]
+    assert "left out: 1: nothing in it says what is right: no answer, " in capsys.readouterr().out
+
+
 async def test_failures_are_left_out_however_they_are_written_and_told_by_sft(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -173,6 +183,25 @@ async def test_failures_are_left_out_however_they_are_written_and_told_by_sft(
     async with await scripted("Bye.") as agent:
         assert len(load_demonstrations(agent, source).train) == 8
     assert "4 of 8 conversations were reported as failures and are imitated, too" in caplog.text
+
+
+def test_what_no_replay_can_show_is_imitated_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = {"role": "user", "content": "Where is K27?"}
+    said = {"role": "assistant", "content": "In Lyon."}
+    later = {"role": "system", "content": "Be brief."}
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+    shown = {"role": "user", "content": [{"type": "text", "text": "And this?"}, picture]}
+    rows = [{"messages": [asked, said, more, asked, said]} for more in (later, shown)]
+    rows[1]["messages"].pop(3)  # no two messages of the user behind one another
+    source = written(tmp_path, rows)
+    for form, number in (("sft", 2), ("openai", 2), ("trl", 4)):
+        assert len(lines(imported(source, form, tmp_path))) == number
+    capsys.readouterr()
+    for form in ("scenarios", "replay", "evaluation"):
+        assert main(["import", str(source), "--as", form]) == 1
+        assert "stands behind the first reply, where a replay cannot show it" in capsys.readouterr().out
 
 
 def test_one_form_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
@@ -311,6 +340,35 @@ def test_a_later_call_has_the_thoughts_of_the_calls_before_it(tmp_path: Path) ->
     assert second["messages"][0]["content"] == "Bye."
 
 
+def test_only_calls_of_one_trace_or_session_are_merged(tmp_path: Path) -> None:
+    asked = [{"role": "user", "content": "Hi."}]
+    said = {"role": "assistant", "content": "Hello."}
+    more = [*asked, said, {"role": "user", "content": "Bye."}]
+    first = {"type": "GENERATION", "startTime": "2026-01-01", "input": asked, "output": said}
+    later = first | {"input": more, "output": "Bye."}
+    ann, ben = {"traceId": "ann", "tags": ["a"]}, {"traceId": "ben", "sessionId": "s"}
+    calls = [first | ann, later | ben, first | {"traceId": "ben"}, first | {"traceId": "c", "sessionId": "s"}]
+    rows = [row for _, row in read_rows(written(tmp_path, calls), of="file")]
+    assert [(row["id"], len(row["messages"]), row.get("tags")) for row in rows] == [
+        ("ann", 2, ["a"]),
+        ("ben", 4, None),
+    ]
+    # of LangSmith's runs the session is the project's, and the thread is what others call a session
+    run = {"run_type": "llm", "session_id": "project", "inputs": {"messages": asked}, "outputs": said}
+    runs = [run | {"trace_id": "ann"}, run | {"trace_id": "ben", "inputs": {"messages": more}}]
+    thread = {"extra": {"metadata": {"thread_id": "7"}}}
+    for given, sessions in ([runs, [None, None]], [[each | thread for each in runs], ["7"]]):
+        found = read_rows(written(tmp_path, given), of="file")
+        assert [row.get("session") for _, row in found] == sessions
+
+
+def test_rows_with_an_epoch_and_a_target_are_no_export_of_inspect(tmp_path: Path) -> None:
+    talk = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]
+    row = {"messages": talk, "epoch": 1, "target": "Hello.", "split": "test", "system": "Be brief."}
+    [(_, read)] = read_rows(written(tmp_path, [row]), of="file")
+    assert read == row
+
+
 def test_a_trace_of_langfuse_with_its_observations(tmp_path: Path) -> None:
     inner = {"id": "1", "type": "GENERATION", "traceId": "t", "input": "Hi.", "output": "Hello."}
     trace = {"id": "t", "timestamp": "x", "input": {"args": []}, "output": None, "observations": [inner]}
@@ -323,6 +381,32 @@ def test_a_trace_of_langfuse_with_its_observations(tmp_path: Path) -> None:
         written(tmp_path, [trace | {"observations": ["1"], "input": "Hi.", "output": "Yo."}]), of="x"
     )
     assert (bare["id"], bare["messages"][1]["content"]) == ("t", "Yo.")
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ('{"answer": 42}', '{"answer": 42}'),
+        ({"answer": 42}, '{"answer": 42}'),
+        ('["a","b"]', '["a","b"]'),
+        ('{"message": "hello", "confidence": 0.9}', '{"message": "hello", "confidence": 0.9}'),
+        ('{"title": "Lyon", "content": "a town"}', '{"title": "Lyon", "content": "a town"}'),
+        ('{"name": "Ann", "role": "engineer"}', '{"name": "Ann", "role": "engineer"}'),
+        ('{"role": "assistant", "content": "hello"}', "hello"),
+        ({"content": "hello"}, "hello"),
+        ({"choices": [{"message": {"role": "assistant", "content": "hello"}}]}, "hello"),
+        ({"output": "hello"}, "hello"),
+        ([{"type": "function_call", "call_id": "1", "name": "look", "arguments": "{}"}], None),
+        ({"choices": []}, None),
+        ({}, None),
+    ],
+)
+def test_an_answer_that_is_json_stays_what_it_was(output: Any, said: str | None, tmp_path: Path) -> None:
+    call = {"traceId": "t", "type": "GENERATION", "startTime": "2026-01-01", "input": "Hi."}
+    rows = read_rows(written(tmp_path, [call | {"output": output}]), of="file")
+    assert [row["messages"][1:] for _, row in rows] == (
+        [] if said is None else [[{"role": "assistant", "content": said}]]
+    )
 
 
 def test_langchain_runs_have_their_tools_beside(tmp_path: Path) -> None:
@@ -346,7 +430,7 @@ def test_langchain_runs_have_their_tools_beside(tmp_path: Path) -> None:
     [
         {"runType": "llm", "inputs": [], "extra": 5},
         {"traceId": "t", "type": [], "startTime": 1, "input": 5},
-        {"epoch": 1, "messages": {"a": 1}, "target": None, "events": 5},
+        {"epoch": 1, "messages": {"a": 1}, "target": None, "model_usage": {}, "events": 5},
         {"attributes": 5, "trace_id": "t", "span_id": "s"},
         {"resourceSpans": [5], "attributes": {}, "traceId": "", "spanId": ""},
     ],
@@ -357,6 +441,38 @@ def test_an_export_in_a_form_of_its_own_is_a_line(
     assert main(["import", str(written(tmp_path, [record]))]) == 1
     error = capsys.readouterr().err
     assert "export has a form of its own" in error or "gives no row" in error
+
+
+ODD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "Langfuse": (
+        {"traceId": "t", "type": "GENERATION", "startTime": 1, "input": "Hi.", "output": "Hello."},
+        {"traceId": "u", "type": [], "startTime": 1, "input": "Hi.", "output": "Yo."},
+    ),
+    "LangSmith": (
+        {"run_type": "llm", "inputs": {"prompt": "Hi."}, "outputs": {"output": "Hello."}},
+        {"run_type": "llm", "inputs": {"prompt": "Hi."}, "outputs": {"output": "Yo."}, "extra": 5},
+    ),
+    "OpenTelemetry": (
+        {
+            "trace_id": "t",
+            "span_id": "1",
+            "attributes": {"gen_ai.prompt": "Hi.", "gen_ai.completion": "Hello."},
+        },
+        {"trace_id": "t", "span_id": "2", "attributes": 5},
+    ),
+}
+
+
+@pytest.mark.parametrize("platform", ODD)
+def test_one_odd_record_is_left_out_with_its_place(
+    platform: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, odd = ODD[platform]
+    [row] = lines(imported(written(tmp_path, [odd, good]), "sft", tmp_path))
+    assert [message["content"] for message in row["messages"]] == ["Hi.", "Hello."]
+    [said] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("left out: ")]
+    assert said.startswith("left out: 1: it has a form of its own (")
+    assert said.endswith("(first: line 1)")
 
 
 # --- rows for others

@@ -18,7 +18,7 @@ from stateset_agents.core.environment import ConversationEnvironment
 from stateset_agents.core.reward import EnvironmentReward, create_customer_service_reward
 from stateset_agents.core.sources.datasets import chat_scenarios, dataset_scenarios
 from stateset_agents.core.tools import NOT_RECORDED, tool
-from stateset_agents.environments.chat_logs import ChatLogs
+from stateset_agents.environments.chat_logs import ChatLogs, made_the_recorded_calls
 from stateset_agents.evaluation.audit import audit
 from stateset_agents.evaluation.evaluator import evaluate
 from stateset_agents.training.components import check_scored, make_environment
@@ -123,6 +123,13 @@ def test_equal_logs_are_held_out_together() -> None:
     )
     assert [one.split for one in found[:40]] == [one.split for one in found[40:]]
     assert {one.split for one in found} == {"train", "test"}
+    alike = [
+        row | {"id": f"{n}{i}"}
+        for n, split in enumerate(("", "test", "train"))
+        for i, row in enumerate(many(9, split=split))
+    ]
+    found = chat_scenarios(alike, shares={"validation": 0.3})
+    assert [one.split for one in found] == ["test"] * 18 + ["train"] * 9
 
 
 async def test_a_log_is_played_again_its_tools_answer_as_they_did() -> None:
@@ -193,6 +200,15 @@ async def test_logs_are_an_evaluation_set() -> None:
     assert rates == [(1.0, 1), (0.0, 1)]
     played = await audit(environment, EnvironmentReward(), environment.scenarios("train"))
     assert played.policies["silent"].success == 0.0
+
+
+@pytest.mark.parametrize("verdict", [False, 0, "False", "0.0"])
+async def test_a_failure_however_it_is_written_is_no_example(verdict: Any) -> None:
+    failed = [{**CHAT, "success": verdict}, {"traj": CHAT["messages"], "reward": verdict}]
+    environment = ChatLogs(failed, keep_duplicates=True)
+    found = [made_the_recorded_calls(one, ()) for one in environment.scenarios("train")]
+    assert found == [None, None]
+    assert made_the_recorded_calls(chat_scenarios([{**CHAT, "reward": 0}])[0], ()) is False
 
 
 SEATS = {

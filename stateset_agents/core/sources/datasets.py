@@ -148,13 +148,13 @@ def read_any_scenarios(
 def expect_dataset(source: Mapping[str, Any], of: str) -> None:
     """Raises ConfigurationError unless a mapping holds arguments of `dataset_scenarios`; `of`: what it
     gives."""
-    known = [field.name for field in fields(DatasetRows)]
+    names = [field.name for field in fields(DatasetRows)]
     if "dataset" not in source:
         raise ConfigurationError(f"{of} must be a list of {of}, got one mapping: [{source!r:.60}]")
     for name in source:
-        if name not in known:
+        if name not in names:
             raise ConfigurationError(
-                f"{of} of a dataset have no argument {name!r}{nearest(str(name), known)}"
+                f"{of} of a dataset have no argument {name!r}{nearest(str(name), names)}"
             )
 
 
@@ -329,8 +329,8 @@ def with_drawn_split(scenarios: Sequence[Scenario], split: Split) -> list[Scenar
     lowest hash."""
     by_hash = sorted(scenarios, key=_split_hash)
     number = sum(_split_hash(scenario) < 0.1 for scenario in scenarios)
-    drawn = {scenario.id for scenario in by_hash[: min(max(number, 1), len(by_hash) - 1)]}
-    return [replace(each, split=split) if each.id in drawn else each for each in scenarios]
+    ids = {scenario.id for scenario in by_hash[: min(max(number, 1), len(by_hash) - 1)]}
+    return [replace(each, split=split) if each.id in ids else each for each in scenarios]
 
 
 def _split_hash(scenario: Scenario) -> float:
@@ -354,8 +354,8 @@ def with_shares(
         )
     divided, firsts = [], dict[str, Scenario]()
     for scenario, has_split in zip(scenarios, named, strict=True):
-        said = [scenario.context.get(key) for key in ("script", "recorded", "reference")]
-        position = _split_hash(firsts.setdefault(repr((scenario.messages(), said)), scenario))
+        values = [scenario.context.get(key) for key in ("script", "recorded", "reference")]
+        position = _split_hash(firsts.setdefault(repr((scenario.messages(), values)), scenario))
         below = 0.0
         for split in _HELD_OUT:
             share = shares.get(split, 0.0)

@@ -55,12 +55,12 @@ class Imported:
             format = f"{of.platform}, {self.num_records} records, "
             format += f"{of.num_calls} calls of models, {len(of.rows)} conversations"
         calls = Counter(call.name for message in messages for call in message.tool_calls)
-        offered = [tool["function"]["name"] for row in chats for tool in row.tools or ()]
-        tools = ", ".join(f"{name} (calls: {calls[name]})" for name in dict.fromkeys((*offered, *calls)))
+        names = [tool["function"]["name"] for row in chats for tool in row.tools or ()]
+        tools = ", ".join(f"{name} (calls: {calls[name]})" for name in dict.fromkeys((*names, *calls)))
         systems = Counter(message.content for message in messages if message.role == "system")
         prompts = "".join(f"; {text[:60]!r} (rows: {count})" for text, count in systems.most_common(3))
-        found = [f"format: {format}", f"tools: {tools or 'none'}", f"system prompts: {len(systems)}{prompts}"]
-        return [*found, *counts.lines()]
+        lines = [f"format: {format}", f"tools: {tools or 'none'}", f"system prompts: {len(systems)}{prompts}"]
+        return [*lines, *counts.lines()]
 
 
 def read_import(path: str | Path, *, redacts: bool = False) -> Imported:
@@ -106,7 +106,7 @@ def _hashed(data: dict[str, Any]) -> dict[str, Any]:
 
 def convert(rows: Iterable[tuple[str, Row]], form: str) -> tuple[list[dict[str, Any]], LeftOut]:
     """The rows in one of `FORMS`, and those that it cannot have. Ids are unique."""
-    made, left_out, seen = list[dict[str, Any]](), LeftOut(), set[str]()
+    records, left_out, seen_keys = list[dict[str, Any]](), LeftOut(), set[str]()
     for where, row in rows:
         try:
             scenario = replayed(row) if isinstance(row, DataRow) else scenario_of(row, RowCounts(), True)
@@ -114,15 +114,15 @@ def convert(rows: Iterable[tuple[str, Row]], form: str) -> tuple[list[dict[str, 
             columns = (column for each in new for column in each.items())
             texts = [(key, as_json(value, f"the values of {key!r}")) for key, value in columns]
             text = str(sorted(column for column in texts if column[0] not in ("id", "split")))
-            if text in seen:
+            if text in seen_keys:
                 raise ConfigurationError("all that it says stands in an earlier row")
-            if scenario.id in seen:
+            if scenario.id in seen_keys:
                 raise ConfigurationError(f"its id {scenario.id!r} is an earlier row's: give it another")
-            made += new
-            seen |= {scenario.id, text}
+            records += new
+            seen_keys |= {scenario.id, text}
         except ConfigurationError as error:
             left_out.append((where, str(error)))
-    return made, left_out
+    return records, left_out
 
 
 _READ_FIRST = ("messages", "conversations", "traj", "query", "prompt", "id")
@@ -167,9 +167,9 @@ def _chat(row: Row, scenario: Scenario) -> tuple[DataRow, list[dict[str, Any]], 
 def _replay(row: Row, scenario: Scenario) -> dict[str, Any]:
     """The whole conversation, with all that is known beside it."""
     chat, messages, beside = _chat(row, scenario)
-    asked = len(chat.prompt)
+    prompt_length = len(chat.prompt)
     if any(message.role == "assistant" for message in chat.prompt):  # `messages` would end before it
-        return {**beside, "prompt": messages[:asked], "completion": messages[asked:]}
+        return {**beside, "prompt": messages[:prompt_length], "completion": messages[prompt_length:]}
     return {**beside, "messages": messages}
 
 
@@ -206,8 +206,8 @@ def with_call_ids(messages: Sequence[Message]) -> list[Message]:
 
 def _for_openai(row: Row, scenario: Scenario) -> dict[str, Any]:
     """A line of OpenAI's fine-tuning: https://platform.openai.com/docs/guides/supervised-fine-tuning."""
-    made = _example(row, scenario)
-    messages, tools = made["messages"], made.get("tools") or []
+    example = _example(row, scenario)
+    messages, tools = example["messages"], example.get("tools") or []
     names = [tool["function"]["name"] for tool in tools]
     calls = [call for message in messages for call in message.get("tool_calls", ())]
     for name in (call["function"]["name"] for call in calls):
@@ -217,7 +217,7 @@ def _for_openai(row: Row, scenario: Scenario) -> dict[str, Any]:
         raise ConfigurationError("OpenAI takes the weights 0 and 1 alone")
     offers = ("tools", "parallel_tool_calls") if tools else ()
     lines = [_openai_message(message) for message in messages]
-    return {"messages": lines, **{key: made[key] for key in offers if key in made}}
+    return {"messages": lines, **{key: example[key] for key in offers if key in example}}
 
 
 def _openai_message(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -232,11 +232,11 @@ def _openai_message(record: Mapping[str, Any]) -> dict[str, Any]:
 def _for_trl(row: Row, scenario: Scenario) -> Iterator[dict[str, Any]]:
     """A row for each reply that trains: what it was asked, and what it said, with the tools as JSON text; the
     texts and numbers beside it are columns, which rewards get."""
-    made = _example(row, scenario)
-    messages = list(map(_trl_message, made["messages"]))
-    beside = {key: value for key, value in made.items() if isinstance(value, str | int | float)}
-    beside |= {"tools": json.dumps(made["tools"], ensure_ascii=False)} if made.get("tools") else {}
-    for place, message in enumerate(made["messages"]):
+    example = _example(row, scenario)
+    messages = list(map(_trl_message, example["messages"]))
+    beside = {key: value for key, value in example.items() if isinstance(value, str | int | float)}
+    beside |= {"tools": json.dumps(example["tools"], ensure_ascii=False)} if example.get("tools") else {}
+    for place, message in enumerate(example["messages"]):
         if message["role"] == "assistant" and message.get("weight", 1):
             yield {**beside, "prompt": messages[:place], "completion": [messages[place]]}
 

@@ -78,29 +78,29 @@ def _conversations(located: Sequence[Located], platform: str, of: Mapping[str, A
             calls.append((where, row))
         except ConfigurationError as error:
             left_out.append((where, str(error)))
-    rows, seen = _merged(calls, begins) if "output" in of else calls, Counter[str]()
+    rows, id_counts = _merged(calls, begins) if "output" in of else calls, Counter[str]()
     for _, row in rows:  # a trace may have several conversations, a sample several epochs
-        seen[name := str(row.get("id"))] += 1
-        row["id"] = name if seen[name] == 1 else f"{name}-{seen[name]}"
+        id_counts[name := str(row.get("id"))] += 1
+        row["id"] = name if id_counts[name] == 1 else f"{name}-{id_counts[name]}"
     return Traces(platform=platform, rows=rows, num_calls=len(calls), left_out=left_out)
 
 
 def _call(item: Mapping[str, Any], of: Mapping[str, Any]) -> dict[str, Any]:
     """A call as a row. Raises ConfigurationError for a record of something else."""
     kind = item.get(of.get("kind", ""))
-    asked, tools = _messages(_first(item, of["input"]), "user")
-    said, _ = _messages(_first(item, of.get("output", ())), "assistant")
+    prompt, tools = _messages(_first(item, of["input"]), "user")
+    reply, _ = _messages(_first(item, of.get("output", ())), "assistant")
     begin, _ = _messages(item.get("gen_ai.system_instructions"), "system")
     reasons = {
         f"{of.get('kind')} {kind!s:.40} is no call of a model": kind not in of.get("calls", [kind]),
         "it ended in an error": item.get("error"),
-        "it has no messages: they were not recorded, or it is no call of a model": not asked,
-        "the model gave no answer": "output" in of and not said,
+        "it has no messages: they were not recorded, or it is no call of a model": not prompt,
+        "the model gave no answer": "output" in of and not reply,
     }
     if reason := next((reason for reason, holds in reasons.items() if holds), None):
         raise ConfigurationError(reason)
     row = {name: item[key] for key, name in of["keeps"].items() if item.get(key) not in (None, "", [], {})}
-    return row | {"messages": [*begin, *asked, *said], "tools": _first(item, of.get("tools", ())) or tools}
+    return row | {"messages": [*begin, *prompt, *reply], "tools": _first(item, of.get("tools", ())) or tools}
 
 
 def _first(item: Mapping[str, Any], names: Iterable[str]) -> Any:
@@ -135,24 +135,24 @@ def _messages(value: Any, role: str) -> tuple[list[dict[str, Any]], Any]:
         items = [{"role": role, "parts": items}]
     if not all(item.keys() & set(tables()["speaks"]) for item in items):
         return [], None
-    named, known = {"role", "type", "from", "kwargs"}, tables()["read_keys"]
+    named, keys = {"role", "type", "from", "kwargs"}, tables()["read_keys"]
     items = [item if item.keys() & named else {"role": role, **item} for item in items]
     messages = [message for item in items for message in as_openai(item)]
-    return [{key: given for key, given in message.items() if key in known} for message in messages], None
+    return [{key: content for key, content in message.items() if key in keys} for message in messages], None
 
 
 def _merged(calls: Sequence[Located], begins: Sequence[Sequence[bytes]]) -> list[Located]:
     """Only the calls whose messages no other call begins with. Thoughts, which a later call no longer has,
     come from the call that said them."""
-    said = {begin[-1]: row["messages"][-1] for begin, (_, row) in zip(begins, calls, strict=True)}
+    replies = {begin[-1]: row["messages"][-1] for begin, (_, row) in zip(begins, calls, strict=True)}
     longest: dict[bytes, int] = {}
     for number in sorted(range(len(calls)), key=lambda number: len(begins[number])):
-        longest |= dict.fromkeys((begin for begin in begins[number] if begin in said), number)
+        longest |= dict.fromkeys((begin for begin in begins[number] if begin in replies), number)
     rows = []
     for number, (where, row) in enumerate(calls):
         if longest[begins[number][-1]] == number:
             pairs = zip(begins[number], row["messages"], strict=True)
-            whole = [{**said.get(begin, {}), **message} for begin, message in pairs]
+            whole = [{**replies.get(begin, {}), **message} for begin, message in pairs]
             rows.append((where, {**row, "messages": whole}))
     return rows
 

@@ -167,22 +167,22 @@ class EndpointAgent:
         )
         return answer
 
-    def _expect_answers(self, failure: Failure, said: str) -> None:
+    def _expect_answers(self, failure: Failure, reason: str) -> None:
         """Raises ContextLengthExceeded for a conversation that does not fit, and ConfigurationError for what
         would be refused whatever is asked."""
         if failure.exceeds_context:
-            raise ContextLengthExceeded(said)
+            raise ContextLengthExceeded(reason)
         if failure.status == 401:
             variable = self.client.settings.api_key_env
-            raise ConfigurationError(f"{said}: put the right key in the environment variable {variable}")
+            raise ConfigurationError(f"{reason}: put the right key in the environment variable {variable}")
         is_redirect = failure.status is not None and 300 <= failure.status < 400
         if failure.status in _NEVER or is_redirect:
             raise ConfigurationError(
-                f"{said}: check the url, the account and the model's name {self.client.model}"
+                f"{reason}: check the url, the account and the model's name {self.client.model}"
             )
         self._num_refused += not failure.transient
         if not self._num_answers and self._num_refused >= _REFUSALS:
-            raise ConfigurationError(f"{said}: nothing was answered, and {_REFUSALS} requests were refused")
+            raise ConfigurationError(f"{reason}: nothing was answered, and {_REFUSALS} requests were refused")
 
 
 def _asked(limits: ReplyLimits, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -194,8 +194,8 @@ def _asked(limits: ReplyLimits, tools: Sequence[Mapping[str, Any]]) -> dict[str,
             "the environment asks for thoughts or answers between tags by a grammar, and no request to an "
             "endpoint can: set reply_format to free, or play a model here"
         )
-    offered = limits.callable_tools is None or all(tool in tools for tool in limits.callable_tools)
-    if limits.tool_choice not in ("auto", "none") and not (tools and offered):
+    is_offered = limits.callable_tools is None or all(tool in tools for tool in limits.callable_tools)
+    if limits.tool_choice not in ("auto", "none") and not (tools and is_offered):
         raise ConfigurationError(
             f"the environment asks for tool_choice {limits.tool_choice}, and its prompt does not list the "
             "tools, which an endpoint is told no other way: let the environment offer them"
@@ -270,19 +270,19 @@ class EndpointSpeaker:
 
     def _as_sent(self, messages: Sequence[Message]) -> list[Mapping[str, Any]]:
         """The conversation in OpenAI's shape; its own replies as the endpoint wrote them."""
-        sent: list[Mapping[str, Any]] = []
+        records: list[Mapping[str, Any]] = []
         place = 0
         for message in messages:
             index = None
             if message.role == "assistant":
-                heard = _heard(message)
-                index = next((n for n in range(place, len(self._said)) if self._said[n][0] == heard), None)
+                reply = _heard(message)
+                index = next((n for n in range(place, len(self._said)) if self._said[n][0] == reply), None)
             if index is None:
-                sent.append(message.to_openai())
+                records.append(message.to_openai())
             else:
-                sent.append(self._said[index][1])
+                records.append(self._said[index][1])
                 place = index + 1
-        return sent
+        return records
 
     def _as_returned(self, answer: ChatAnswer, message: Message) -> dict[str, Any]:
         """The endpoint's own message as it gets it back: the fields that say something, whatever they are.
@@ -290,20 +290,20 @@ class EndpointSpeaker:
         Arguments that were no JSON are `{}` there, for many templates parse them; the tool's error says
         what was wrong with them.
         """
-        sent = {name: value for name, value in answer.message.items() if value not in (None, [], {})}
+        record = {name: value for name, value in answer.message.items() if value not in (None, [], {})}
         if not self._agent.send_thoughts:
             for name in ("reasoning", "reasoning_content", "reasoning_details"):
-                sent.pop(name, None)
-            if isinstance(sent.get("content"), str):
-                sent["content"] = words_of(sent["content"])
-        sent.pop("tool_calls", None)
+                record.pop(name, None)
+            if isinstance(record.get("content"), str):
+                record["content"] = words_of(record["content"])
+        record.pop("tool_calls", None)
         if message.tool_calls:
             as_written = [
                 item | {"id": call.id, "type": "function"}
                 for item, call in _calls(answer, message.tool_calls)
             ]
-            sent["tool_calls"] = as_written
-        return {"content": None if message.tool_calls else "", **sent, "role": "assistant"}
+            record["tool_calls"] = as_written
+        return {"content": None if message.tool_calls else "", **record, "role": "assistant"}
 
 
 def _calls(answer: ChatAnswer, calls: Sequence[ToolCall]) -> list[tuple[dict[str, Any], ToolCall]]:
@@ -311,11 +311,11 @@ def _calls(answer: ChatAnswer, calls: Sequence[ToolCall]) -> list[tuple[dict[str
     items = []
     for item, call in zip(answer.message["tool_calls"], calls, strict=True):
         plain = Message(role="assistant", content="", tool_calls=(call,)).to_openai()["tool_calls"][0]
-        written = item["function"].get("arguments")
-        is_text = call.error is None and isinstance(written, str) and written
-        arguments = written if is_text else plain["function"]["arguments"]
-        kept = {name: value for name, value in item.items() if name != "index"}
-        items.append(({**kept, "function": {**item["function"], "arguments": arguments}}, call))
+        text = item["function"].get("arguments")
+        is_text = call.error is None and isinstance(text, str) and text
+        arguments = text if is_text else plain["function"]["arguments"]
+        fields = {name: value for name, value in item.items() if name != "index"}
+        items.append(({**fields, "function": {**item["function"], "arguments": arguments}}, call))
     return items
 
 

@@ -86,8 +86,8 @@ class InProcessAgent(ProgramEnvironment):
                 tell that from conversations that share something, and nothing is probed.
         """
         super().__init__(scenarios, max_turns=max_turns, ignore=ignore, untrained=untrained, local=local)
-        offered = (*_CLIENTS, "base_url", "api_key", "scenario", "seed")
-        self._call = NamedCall("run", run, offered, positional=("client", "scenario"))
+        names = (*_CLIENTS, "base_url", "api_key", "scenario", "seed")
+        self._call = NamedCall("run", run, names, positional=("client", "scenario"))
         function = self._call.function
         if not is_async(function):
             raise ConfigurationError(
@@ -102,8 +102,8 @@ class InProcessAgent(ProgramEnvironment):
 
     async def _run(self, scenario: Scenario, seed: int, url: str) -> _ProgramTask:
         clients = {name: _client(name, url) for name in self._clients}
-        given = {"base_url": url, "api_key": API_KEY, "scenario": copy.deepcopy(scenario), "seed": seed}
-        return _ProgramTask(self._call.call({**clients, **given}), list(clients.values()))
+        arguments = {"base_url": url, "api_key": API_KEY, "scenario": copy.deepcopy(scenario), "seed": seed}
+        return _ProgramTask(self._call.call({**clients, **arguments}), list(clients.values()))
 
     # Whether conversations are independent: each is played by itself, again with the same replies, and once
     # more beside the other. Replies are repeated, not sampled anew, so that what differs is the program's.
@@ -122,28 +122,28 @@ class InProcessAgent(ProgramEnvironment):
         for scenario in (self.scenarios("train") * 2)[:2]:
             (group,) = await player.rollout([scenario], seed=0, step=0, temperature=0.0, sizes=[1])
             talks += group.trajectories
-        _refuse_change(before, begun := state(), may_fill=True)
-        alone = [[said async for said in _replay(environment, talk)] for talk in talks]
-        _refuse_change(begun, state())
-        for talk, said in zip(talks, alone, strict=True):
+        _refuse_change(before, first_state := state(), may_fill=True)
+        alone = [[step async for step in _replay(environment, talk)] for talk in talks]
+        _refuse_change(first_state, state())
+        for talk, items in zip(talks, alone, strict=True):
             if talk.outcome is not None:
-                heard = [turn.feedback for turn in talk.turns if not turn.is_summary]
+                feedback = [turn.feedback for turn in talk.turns if not turn.is_summary]
                 openings = [  # a system message also has the agent's own prompt
                     tuple(message for message in opening if message.role != "system")
-                    for opening in (talk.opening, said[0])
+                    for opening in (talk.opening, items[0])
                 ]
-                first = [openings[0], *heard, talk.outcome]
-                _refuse_other_words(first, [openings[1], *said[1:]], "played again")
+                first = [openings[0], *feedback, talk.outcome]
+                _refuse_other_words(first, [openings[1], *items[1:]], "played again")
         together: list[list[Any]] = [[] for _ in talks]
         async with AsyncExitStack() as opened:
             replays = [
                 await opened.enter_async_context(aclosing(_replay(environment, talk))) for talk in talks
             ]
             for _ in range(max(map(len, alone), default=0)):
-                for said, replay in zip(together, replays, strict=True):
+                for items, replay in zip(together, replays, strict=True):
                     if (item := await anext(replay, None)) is not None:
-                        said.append(item)
-                    _refuse_change(begun, state())
+                        items.append(item)
+                    _refuse_change(first_state, state())
         for by_itself, beside in zip(alone, together, strict=True):
             _refuse_other_words(by_itself, beside, "beside another conversation")
 
@@ -193,12 +193,12 @@ class _ProgramTask:
             if is_cut:
                 return FAILED
             raise EnvironmentFailure(": ".join(self.ending())) from self._error
-        given = self._task.result()
-        outcome = given if isinstance(given, Outcome) else read_verdict({} if given is None else given)
+        value = self._task.result()
+        outcome = value if isinstance(value, Outcome) else read_verdict({} if value is None else value)
         if outcome is None or str(outcome.reward) in ("nan", "inf", "-inf"):
             raise EnvironmentFailure(
                 'the program must return {"reward": NUMBER, "success": True or False, "metadata": {...}}'
-                f", any of them absent, an Outcome or None, got {given!r:.200}"
+                f", any of them absent, an Outcome or None, got {value!r:.200}"
             )
         return outcome
 
@@ -263,7 +263,7 @@ def _shared_state(function: Callable[..., Any]) -> dict[str, Any]:
     """Path -> value of what the function can reach."""
     name = getattr(function, "__qualname__", type(function).__qualname__)
     state: dict[str, Any] = {}
-    seen: set[int] = set()
+    seen_ids: set[int] = set()
     waiting = deque([(name, function)])
     while waiting and len(state) < _MAX_VALUES:
         path, value = waiting.popleft()
@@ -271,8 +271,8 @@ def _shared_state(function: Callable[..., Any]) -> dict[str, Any]:
             state[path] = value
             continue
         state[path] = id(value), value  # equal where it is the same object
-        if id(value) not in seen:
-            seen.add(id(value))
+        if id(value) not in seen_ids:
+            seen_ids.add(id(value))
             waiting += _parts(path, value)
     return state
 

@@ -91,12 +91,12 @@ def _messages(messages: Sequence[Message]) -> str:
     """Messages in the conventions' JSON."""
     parts = []
     for message in messages:
-        said: list[dict[str, Any]] = [{"type": "text", "content": message.content}] if message.content else []
+        body: list[dict[str, Any]] = [{"type": "text", "content": message.content}] if message.content else []
         if message.tool_call_id is not None:
-            said = [{"type": "tool_call_response", "id": message.tool_call_id, "response": message.content}]
-        said += [
+            body = [{"type": "tool_call_response", "id": message.tool_call_id, "response": message.content}]
+        body += [
             {"type": "tool_call", "id": call.id, "name": call.name, "arguments": dict(call.arguments)}
             for call in message.tool_calls
         ]
-        parts.append({"role": message.role, "parts": said})
+        parts.append({"role": message.role, "parts": body})
     return json.dumps(parts, default=str)

@@ -301,20 +301,20 @@ def token_gae(
     """
     check_unit("gamma", gamma)
     check_unit("lam", lam)
-    earned = rewards_on_agent_tokens(rewards, action_mask)
-    advantages, returns = [0.0] * len(earned), [0.0] * len(earned)
+    token_rewards = rewards_on_agent_tokens(rewards, action_mask)
+    advantages, returns = [0.0] * len(token_rewards), [0.0] * len(token_rewards)
     next_value = 0.0 if terminated else final_value
     last_advantage, discount = 0.0, gamma
-    for t in reversed(range(len(earned))):
+    for t in reversed(range(len(token_rewards))):
         if not action_mask[t]:
             discount = gamma
             continue
         if forced and forced[t]:
-            next_value = earned[t] + discount * next_value
+            next_value = token_rewards[t] + discount * next_value
             last_advantage, discount = discount * last_advantage, 1.0
             returns[t] = next_value + last_advantage
             continue
-        delta = earned[t] + discount * next_value - values[t]
+        delta = token_rewards[t] + discount * next_value - values[t]
         last_advantage = delta + discount * lam * last_advantage
         advantages[t], returns[t] = last_advantage, last_advantage + values[t]
         next_value, discount = values[t], 1.0
@@ -443,5 +443,5 @@ def decoupled_advantages(
 
 
 def _sum_of_known(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return math.fsum(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return math.fsum(numbers) if numbers else None

@@ -156,8 +156,8 @@ def interquartile_mean(values: Sequence[float]) -> float:
     if not values:
         raise ValueError("there is no value to take the mean of")
     cut = len(values) // 4
-    kept = sorted(values)[cut : len(values) - cut]
-    return math.fsum(kept) / len(kept)
+    middle = sorted(values)[cut : len(values) - cut]
+    return math.fsum(middle) / len(middle)
 
 
 def stratified_interval(
@@ -181,12 +181,12 @@ def stratified_interval(
     if min(len(runs) for runs in suites) < 3:
         return centre, None
     draw = random.Random(derive(seed, "stratified_interval"))
-    drawn = sorted(
+    estimates = sorted(
         measure([score for runs in suites for run in draw.choices(runs, k=len(runs)) for score in run])
         for _ in range(resamples)
     )
     cut = round(0.025 * resamples)
-    return centre, (drawn[cut], drawn[-1 - cut])
+    return centre, (estimates[cut], estimates[-1 - cut])
 
 
 @lru_cache(maxsize=1024)

@@ -236,16 +236,16 @@ def kl_tokens(
     useless (see the table above).
     """
     allowed = allowed_weightings(estimator)
-    chosen = allowed[0] if weighting is None else weighting
+    choice = allowed[0] if weighting is None else weighting
     name = f"kl weighting for {estimator} in the loss"
-    expect_that(chosen in allowed, name, f"be one of {', '.join(allowed)}", chosen)
-    if chosen == "none":
+    expect_that(choice in allowed, name, f"be one of {', '.join(allowed)}", choice)
+    if choice == "none":
         return estimate(logprobs, ref_logprobs, estimator)
     d = log_ratio(logprobs, ref_logprobs)
     bounded = d.detach()
     value, slope = value_and_slope(bounded, estimator)
     rho = log_ratio(logprobs.detach(), behaviour_logprobs).exp()
-    if chosen == "live":  # rho' = rho; of k3, value and slope cancel but for d, which rounding would drown
+    if choice == "live":  # rho' = rho; of k3, value and slope cancel but for d, which rounding would drown
         slope = bounded if estimator == "k3" else value + slope
     return _sloped(d, rho * value, rho * slope)
 

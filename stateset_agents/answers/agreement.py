@@ -176,9 +176,9 @@ def _is_name(node: Node) -> bool:
     return isinstance(node, Symbol)
 
 
-def _same_members(given: Sequence[_Read], truths: Sequence[Sequence[_Read]], form: Form) -> bool:
+def _same_members(answers: Sequence[_Read], truths: Sequence[Sequence[_Read]], form: Form) -> bool:
     """True where each true value, in any of its wordings, has one given value of its own, in any order."""
-    left = list(given)
+    left = list(answers)
     if len(left) != len(truths):
         return False
     for wordings in truths:
@@ -189,59 +189,59 @@ def _same_members(given: Sequence[_Read], truths: Sequence[Sequence[_Read]], for
     return True
 
 
-def _same(given: _Read, truth: _Read, form: Form) -> bool:
-    if isinstance(given, str) or isinstance(truth, str):
-        return given == truth and bool(truth)
-    given, truth = _without_names(given, truth)
-    if isinstance(given, Ambiguous) or isinstance(truth, Ambiguous):
-        return _same_ambiguous(given, truth, form)
-    given, given_unit = _unit(given)
+def _same(answer: _Read, truth: _Read, form: Form) -> bool:
+    if isinstance(answer, str) or isinstance(truth, str):
+        return answer == truth and bool(truth)
+    answer, truth = _without_names(answer, truth)
+    if isinstance(answer, Ambiguous) or isinstance(truth, Ambiguous):
+        return _same_ambiguous(answer, truth, form)
+    answer, given_unit = _unit(answer)
     truth, true_unit = _unit(truth)
     is_same_unit = same_unit(given_unit, true_unit)
     if not is_same_unit and (true_unit or not is_neutral_unit(given_unit)):
         return False
-    if isinstance(given, Group) or isinstance(truth, Group):
-        return _same_group(given, truth, form)
-    if isinstance(given, Apply) and isinstance(truth, Apply) and _are_relations(given.name, truth.name):
-        return _same_relation(given, truth, form)
+    if isinstance(answer, Group) or isinstance(truth, Group):
+        return _same_group(answer, truth, form)
+    if isinstance(answer, Apply) and isinstance(truth, Apply) and _are_relations(answer.name, truth.name):
+        return _same_relation(answer, truth, form)
     if form == "value":
         value = rational(truth)
         if value is not None:
-            return evaluated(given) == value
-        return bool(_written(given) == _written(truth))
-    equal = are_equal(given, truth)
-    if equal is None and _written(given) == _written(truth):
+            return evaluated(answer) == value
+        return bool(_written(answer) == _written(truth))
+    equal = are_equal(answer, truth)
+    if equal is None and _written(answer) == _written(truth):
         return True
-    return bool(symbolically_equal(given, truth) if equal is None else equal)
+    return bool(symbolically_equal(answer, truth) if equal is None else equal)
 
 
-def _same_ambiguous(given: Node, truth: Node, form: Form) -> bool:
+def _same_ambiguous(answer: Node, truth: Node, form: Form) -> bool:
     """`5 m` is what `5 meters` is, and what `m * 5` is. Two that may be quantities are: mg is no gm."""
-    if isinstance(given, Ambiguous) and isinstance(truth, Ambiguous):
-        return _same(given.quantity, truth.quantity, form)
+    if isinstance(answer, Ambiguous) and isinstance(truth, Ambiguous):
+        return _same(answer.quantity, truth.quantity, form)
     if isinstance(truth, Ambiguous):
-        return _same(given, truth.quantity, form) or _same(given, truth.product, form)
-    assert isinstance(given, Ambiguous)  # or the truth would be
-    is_quantity = given.is_spaced or bool(_unit(truth)[1])
-    return (is_quantity and _same(given.quantity, truth, form)) or _same(given.product, truth, form)
+        return _same(answer, truth.quantity, form) or _same(answer, truth.product, form)
+    assert isinstance(answer, Ambiguous)  # or the truth would be
+    is_quantity = answer.is_spaced or bool(_unit(truth)[1])
+    return (is_quantity and _same(answer.quantity, truth, form)) or _same(answer.product, truth, form)
 
 
-def _without_names(given: Node, truth: Node) -> tuple[Node, Node]:
+def _without_names(answer: Node, truth: Node) -> tuple[Node, Node]:
     """`x = 3` against 3, and `x \\in [1, 2]` against the interval: the name is left out, unless they
     differ."""
     named = ("=", "in")
     sides = [
         node.args if isinstance(node, Apply) and node.name in named and _is_name(node.args[0]) else None
-        for node in (given, truth)
+        for node in (answer, truth)
     ]
     if sides[0] is not None and sides[1] is not None and sides[0][0] != sides[1][0]:
-        return given, truth
-    return (given if sides[0] is None else sides[0][1]), (truth if sides[1] is None else sides[1][1])
+        return answer, truth
+    return (answer if sides[0] is None else sides[0][1]), (truth if sides[1] is None else sides[1][1])
 
 
-def _are_relations(given: str, truth: str) -> bool:
+def _are_relations(answer: str, truth: str) -> bool:
     """True for two operations of the same name that have sides and no value."""
-    return given == truth and (truth in ("=", "!=", "in", "union", "base") or truth.startswith("<"))
+    return answer == truth and (truth in ("=", "!=", "in", "union", "base") or truth.startswith("<"))
 
 
 def _unit(node: Node) -> tuple[Node, str]:
@@ -250,22 +250,22 @@ def _unit(node: Node) -> tuple[Node, str]:
     return node, ""
 
 
-def _same_group(given: Node, truth: Node, form: Form) -> bool:
-    if not isinstance(given, Group) or not isinstance(truth, Group):
+def _same_group(answer: Node, truth: Node, form: Form) -> bool:
+    if not isinstance(answer, Group) or not isinstance(truth, Group):
         return False
-    if given.kind != truth.kind or len(given.items) != len(truth.items):
+    if answer.kind != truth.kind or len(answer.items) != len(truth.items):
         return False
     if truth.kind in ("set", "list"):
-        return _same_members(given.items, [(item,) for item in truth.items], form)
-    return all(_same(one, other, form) for one, other in zip(given.items, truth.items, strict=True))
+        return _same_members(answer.items, [(item,) for item in truth.items], form)
+    return all(_same(one, other, form) for one, other in zip(answer.items, truth.items, strict=True))
 
 
-def _same_relation(given: Apply, truth: Apply, form: Form) -> bool:
-    if len(given.args) != len(truth.args):
+def _same_relation(answer: Apply, truth: Apply, form: Form) -> bool:
+    if len(answer.args) != len(truth.args):
         return False
-    orders = [given.args]
-    if given.name in ("=", "!=", "union"):
-        orders.append(given.args[::-1])
+    orders = [answer.args]
+    if answer.name in ("=", "!=", "union"):
+        orders.append(answer.args[::-1])
     return any(
         all(_same(one, other, form) for one, other in zip(order, truth.args, strict=True)) for order in orders
     )

@@ -199,10 +199,10 @@ def _times(left: Polynomial, right: Polynomial) -> Polynomial:
 
 
 def _bounded(polynomial: Mapping[Monomial, Fraction]) -> Polynomial:
-    kept = {monomial: factor for monomial, factor in polynomial.items() if factor}
-    if len(kept) > MAX_TERMS or any(_digits(factor) > MAX_DIGITS for factor in kept.values()):
+    terms = {monomial: factor for monomial, factor in polynomial.items() if factor}
+    if len(terms) > MAX_TERMS or any(_digits(factor) > MAX_DIGITS for factor in terms.values()):
         raise Undecided("too many terms or digits")
-    return kept
+    return terms
 
 
 def _joined(left: Monomial, right: Monomial) -> tuple[Monomial, Fraction]:

@@ -88,10 +88,10 @@ class _Reader:
         return None
 
     def expect(self, *marks: str) -> str:
-        found = self.accepts(*marks)
-        if found is None:
+        mark = self.accepts(*marks)
+        if mark is None:
             raise Unreadable(f"{' or '.join(marks)} is missing")
-        return found
+        return mark
 
     def relation(self) -> Node:
         left = self.ratio()

@@ -57,10 +57,10 @@ def latex_of(node: Node) -> str | None:
     if not isinstance(node, Apply) or not _is_small(node):
         return None
     parts = [latex_of(part) for part in node.args]
-    written = [part for part in parts if part is not None]
-    if len(written) < len(parts):
+    texts = [part for part in parts if part is not None]
+    if len(texts) < len(parts):
         return None
-    return _operation(node.name, written)
+    return _operation(node.name, texts)
 
 
 def _operation(name: str, parts: list[str]) -> str | None:
@@ -270,5 +270,5 @@ def symbolically_equal(given: Node, expected: Node) -> bool | None:
 
 
 @lru_cache(maxsize=4096)
-def _compared(given: str, expected: str) -> bool:
-    return _worker.are_equal(given, expected)
+def _compared(answer: str, expected: str) -> bool:
+    return _worker.are_equal(answer, expected)

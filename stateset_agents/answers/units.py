@@ -28,14 +28,14 @@ def _tables() -> tuple[dict[str, str], dict[str, str]]:
     symbols: dict[str, str] = {}
     names: dict[str, str] = {}
     for symbol, others in _UNITS["with_prefixes"].items():
-        known = others.split()
-        is_data = known[0] in _OF_DATA
-        names |= dict.fromkeys(known, known[0])
+        spellings = others.split()
+        is_data = spellings[0] in _OF_DATA
+        names |= dict.fromkeys(spellings, spellings[0])
         for letters, prefix in _UNITS["prefixes"].items():
             if is_data or len(letters) == 1 or letters == "da":
-                names |= {prefix + name: prefix + known[0] for name in known}
+                names |= {prefix + name: prefix + spellings[0] for name in spellings}
                 if not is_data or letters[0] in "kKMGTP":
-                    symbols[letters + symbol] = prefix + known[0]
+                    symbols[letters + symbol] = prefix + spellings[0]
     symbols |= {
         symbol: names.split()[0] for symbol, names in _UNITS["with_prefixes"].items() if symbol not in "bB"
     }

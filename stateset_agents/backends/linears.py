@@ -75,17 +75,17 @@ def is_usable(wanted: MatmulPrecision, device: torch.device) -> bool:
     return wanted == "highest" or _reason_against(wanted, device) is None
 
 
-def _reason_against(wanted: MatmulPrecision, device: torch.device) -> str | None:
+def _reason_against(precision: MatmulPrecision, device: torch.device) -> str | None:
     """The reason against that precision, by rule and never by timing: a run must be repeatable."""
     if device.type != "cpu":
         return f"it is of processors, and the model is on {device.type}; use dtype and precision bf16 there"
-    if wanted == "medium" and not _has_units("_is_avx512_bf16_supported", _WITHOUT_BF16):
+    if precision == "medium" and not _has_units("_is_avx512_bf16_supported", _WITHOUT_BF16):
         return "this processor has no bf16 units (AVX512-BF16 or AMX), or oneDNN may not use them"
-    if wanted == "high" and not _has_units("_is_amx_tile_supported", _WITHOUT_AMX):
+    if precision == "high" and not _has_units("_is_amx_tile_supported", _WITHOUT_AMX):
         return "three bf16 products take longer than one in fp32 on a processor without AMX"
-    if wanted == "high" and _gemm() is None:
+    if precision == "high" and _gemm() is None:
         return "this build of torch has no MKL, which makes its products"
-    if wanted == "high" and not _is_correct():
+    if precision == "high" and not _is_correct():
         return "this build of torch has an MKL whose products of bf16 are wrong"
     return None
 

@@ -56,8 +56,8 @@ def sample(logits: torch.Tensor, uniforms: torch.Tensor, metadata: SamplingMetad
     if metadata.greedy is not None:
         tokens = torch.where(metadata.greedy[:, None], probs.argmax(-1, keepdim=True), tokens)
     # By the total of the draw: a float32 softmax sums to 1 only within 1e-6.
-    chosen = probs.gather(-1, tokens).double() / total
-    return Sampled(tokens[:, 0], chosen.log()[:, 0].float(), None if metadata.top_k is None else probs > 0)
+    token_p = probs.gather(-1, tokens).double() / total
+    return Sampled(tokens[:, 0], token_p.log()[:, 0].float(), None if metadata.top_k is None else probs > 0)
 
 
 def forbid(

@@ -70,12 +70,12 @@ def _puts_off(kind: str, start: int, statements: Statements, replies: Replies) -
     questions, mine = _QUESTIONS[named], frozenset(map(stem, _NOUNS[named].split()))
     if named == "label":
         mine &= replies.questions
-    known = replies.topic | mine | _ANY
-    asked = {word for word in replies.questions if word not in _ALL_NOUNS | FUNCTION_WORDS} | mine
+    known_words = replies.topic | mine | _ANY
+    asked_words = {word for word in replies.questions if word not in _ALL_NOUNS | FUNCTION_WORDS} | mine
     asks = re.compile(rf"\b(?:{questions}) (?:you|it|the|your|they|our|we|i|is (?:right|due|best))\b")
     for match in _ENGLISH.nothing.finditer(statements.low, start):
         words = " ".join(filter(None, match.groups()))
-        if _is_said(match, statements) and known.issuperset(map(stem, _ENGLISH.about.findall(words))):
+        if _is_said(match, statements) and known_words.issuperset(map(stem, _ENGLISH.about.findall(words))):
             return True
     for match in _ENGLISH.put_off.finditer(statements.low, start):
         words = match["subject"] or match["object"] or match["matter"] or match["unknown"] or ""
@@ -89,7 +89,7 @@ def _puts_off(kind: str, start: int, statements: Statements, replies: Replies) -
             return True
         wide = match["firm"] or (match["subject"] and not match["passed"] and not match["shown"])
         if any(
-            stem(noun) in (asked if wide else mine) and (not other or stem(other) in known)
+            stem(noun) in (asked_words if wide else mine) and (not other or stem(other) in known_words)
             for noun, other in _ENGLISH.named.findall(head[0] if head else _ENGLISH.within.split(words)[0])
         ):
             return True
@@ -137,8 +137,8 @@ def fact_statuses(
     facts, replies, user_texts = composed(facts), composed(replies), composed(user_texts)
     types = tuple(tuple(options) for options in composed(choices))
     shown_texts = composed(shown_texts)
-    known = [value for text in (*user_texts, *shown_texts) for value in read_values(text, types)]
-    wanted = [wanted_value(wording, types) for wordings in facts.values() for wording in wordings]
+    known_values = [value for text in (*user_texts, *shown_texts) for value in read_values(text, types)]
+    expected_values = [wanted_value(wording, types) for wordings in facts.values() for wording in wordings]
     conditions = frozenset(
         stem(word)
         for text in user_texts
@@ -149,8 +149,8 @@ def fact_statuses(
         statements=[read_statements(text, conditions) for text in replies],
         values=[read_values(text, types) for text in replies],
         sound=frozenset(range(len(replies)) if sound is None else sound),
-        expected=[value for value in wanted if value is not None],
-        known=frozenset((value.kind, value.value) for value in known),
+        expected=[value for value in expected_values if value is not None],
+        known=frozenset((value.kind, value.value) for value in known_values),
         questions=frozenset(stem(word) for text in user_texts for word in _questions(text)),
         topic=frozenset(stem(word) for text in user_texts for word, _, _ in read_statements(text).words),
         limits=asked_limits(user_texts),
@@ -164,11 +164,11 @@ def fact_statuses(
     }
     covered = frozenset(
         (mention.reply, value.start)
-        for found in mentions.values()
-        for mention in found
+        for group in mentions.values()
+        for mention in group
         for value in mention.values
     )
-    return {name: _fact_status(found, read, covered) for name, found in mentions.items()}
+    return {name: _fact_status(group, read, covered) for name, group in mentions.items()}
 
 
 def _questions(text: str) -> Iterator[str]:
@@ -325,8 +325,8 @@ def _spans(wording: str, statements: Statements) -> Iterator[TextSpan]:
     value = wanted_value(wording)
     if value is not None:
         if value.kind not in ("number:", "status"):
-            found = read_values(statements.text)
-            yield from (TextSpan(other.start, other.end) for other in found if same_value(other, value))
+            text_values = read_values(statements.text)
+            yield from (TextSpan(other.start, other.end) for other in text_values if same_value(other, value))
         return
     parts = re.findall(r"[\w'$€£%]+", wording.lower())
     if len(parts) < 2 or not FUNCTION_WORDS.isdisjoint(parts):
@@ -353,8 +353,8 @@ def _meant(part: str, statements: Statements) -> list[TextSpan]:
     meaning = next((pattern for pattern in _MEANINGS.values() if pattern.fullmatch(part)), None)
     if meaning is not None:
         return [TextSpan(*match.span()) for match in meaning.finditer(statements.low)]
-    wanted = stem(part)
-    return [TextSpan(start, end) for word, start, end in statements.words if stem(word) == wanted]
+    part_stem = stem(part)
+    return [TextSpan(start, end) for word, start, end in statements.words if stem(word) == part_stem]
 
 
 def _is_together(first: TextSpan, second: TextSpan, statements: Statements) -> bool:

@@ -90,12 +90,12 @@ def find_mentions(
     wordings: Sequence[str], replies: Replies, choices: tuple[tuple[str, ...], ...], *, most: int
 ) -> list[Mention]:
     """The mentions of a fact in all replies, in order, up to `most` of each."""
-    found = []
-    wanted = [value for wording in wordings if (value := wanted_value(wording, choices)) is not None]
+    mentions = []
+    fact_values = [value for wording in wordings if (value := wanted_value(wording, choices)) is not None]
     for number, (statements, values) in enumerate(zip(replies.statements, replies.values, strict=True)):
         spans = {span for wording in wordings for span in phrase_spans(wording, statements)}
         for value in values:
-            if any(other.kind != "number:" and same_value(value, other) for other in wanted):
+            if any(other.kind != "number:" and same_value(value, other) for other in fact_values):
                 spans.add(TextSpan(value.start, value.end))
         spans = set(sorted(spans)[:most])
         places = {span: statements.at(span.start) for span in spans}
@@ -107,8 +107,8 @@ def find_mentions(
             }
         for start, end in sorted(places)[:most]:
             inside = tuple(value for value in values if value.start < end and start < value.end)
-            found.append(Mention(number, start, end, places[TextSpan(start, end)], inside))
-    return found
+            mentions.append(Mention(number, start, end, places[TextSpan(start, end)], inside))
+    return mentions
 
 
 def _denials(wording: str, statements: Statements) -> Iterator[tuple[TextSpan, Modality]]:

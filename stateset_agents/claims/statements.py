@@ -135,10 +135,10 @@ class Statements:
         changes: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
         unread = self.plain
         for operator in OPERATORS:
-            found = list(operator.pattern.finditer(unread))
+            matches = list(operator.pattern.finditer(unread))
             if operator.sign == "denied":  # "no way" is one denial, not also that of its "no"
                 unread = operator.pattern.sub(_blank, unread)
-            for match in found:
+            for match in matches:
                 scope = self._scope(operator, match.start(), match.end())
                 if scope.start < scope.end:
                     changes[operator.sign][scope.start] += 1
@@ -154,8 +154,8 @@ class Statements:
 
     def _count(self, sign: str, start: int) -> int:
         positions, counts = self._scopes.get(sign, ([], []))
-        found = bisect_right(positions, start) - 1
-        return counts[found] if found >= 0 else 0
+        index = bisect_right(positions, start) - 1
+        return counts[index] if index >= 0 else 0
 
     def _scope(self, operator: Operator, start: int, end: int) -> TextSpan:
         clause = self.clauses[self.clause_number(start)]
@@ -208,14 +208,14 @@ class Statements:
         return bool(_ENGLISH.past.search(words)) and not _ENGLISH.present.search(words)
 
     def _retracted(self) -> list[TextSpan]:
-        found = []
+        spans = []
         for sentence in self.sentences:
             words = self.low[sentence.start : sentence.end]
             start = sentence.start + len(words) - len(words.lstrip())
             match = _ENGLISH.retractions.search(words.strip())
             if match and not words.rstrip().endswith("?"):
-                found.append(TextSpan(start + match.start(), sentence.end))
-        return found
+                spans.append(TextSpan(start + match.start(), sentence.end))
+        return spans
 
 
 @lru_cache(maxsize=512)  # a score reads the same reply for each fact
@@ -249,15 +249,15 @@ def _parts(text: str, ends: re.Pattern[str]) -> list[TextSpan]:
 
 def _clauses(text: str, sentence: TextSpan) -> list[TextSpan]:
     """The clauses of a sentence; "and Friday" belongs to the clause that it continues."""
-    found: list[TextSpan] = []
+    spans: list[TextSpan] = []
     start = sentence.start
     ends = [match.span() for match in _ENGLISH.clause_end.finditer(text, sentence.start, sentence.end)]
     for end, after in [*ends, (sentence.end, sentence.end)]:
         span, start = TextSpan(start, max(start, end)), max(start, after)
-        if found and not text[span.start : span.end].strip():
+        if spans and not text[span.start : span.end].strip():
             continue
-        if found and span.end - span.start < NEARBY and _ENGLISH.bare_tail.match(text, span.start, span.end):
-            found[-1] = TextSpan(found[-1].start, span.end)
+        if spans and span.end - span.start < NEARBY and _ENGLISH.bare_tail.match(text, span.start, span.end):
+            spans[-1] = TextSpan(spans[-1].start, span.end)
         else:
-            found.append(span)
-    return found
+            spans.append(span)
+    return spans

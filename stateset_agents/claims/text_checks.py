@@ -100,22 +100,22 @@ def is_prose(text: str, *, english: bool = True) -> bool:
 
     `english=False` leaves out the check that needs function words.
     """
-    spoken = words(text)
-    if not spoken or _MARKUP.search(text):
+    text_words = words(text)
+    if not text_words or _MARKUP.search(text):
         return False
     if sum(map(_SYNTAX.__contains__, text)) > max(3, 0.08 * len(text)):
         return False
-    letters = [word for word in spoken if word.isalpha()]
-    if sum(map(_looks_typed_at_random, letters)) > 0.3 * len(spoken):
+    letters = [word for word in text_words if word.isalpha()]
+    if sum(map(_looks_typed_at_random, letters)) > 0.3 * len(text_words):
         return False
-    if len(spoken) >= 5 and len(set(pairwise(spoken))) < 0.7 * (len(spoken) - 1):
+    if len(text_words) >= 5 and len(set(pairwise(text_words))) < 0.7 * (len(text_words) - 1):
         return False
     running = words(_LABELLED.sub("", text))
     if english and len(running) >= 6 and sum(map(FUNCTION_WORDS.__contains__, running)) < 0.2 * len(running):
         return False
-    if len(spoken) >= 10:
-        most = max(Counter(word for word in spoken if word not in FUNCTION_WORDS).values(), default=0)
-        return most <= max(2, 0.2 * len(spoken))
+    if len(text_words) >= 10:
+        most = max(Counter(word for word in text_words if word not in FUNCTION_WORDS).values(), default=0)
+        return most <= max(2, 0.2 * len(text_words))
     return True
 
 
@@ -129,16 +129,16 @@ def _looks_typed_at_random(word: str) -> bool:
 
 def echo(text: str, heard: Sequence[str]) -> float:
     """Share of the text's word triples that stand in one of the texts heard; 0 below five words."""
-    spoken = _triples(text)
-    if len(spoken) < 3:
+    triples = _triples(text)
+    if len(triples) < 3:
         return 0.0
-    known = [set(_triples(other)) for other in heard]
-    return max((sum(triple in other for triple in spoken) for other in known), default=0) / len(spoken)
+    others = [set(_triples(other)) for other in heard]
+    return max((sum(triple in other for triple in triples) for other in others), default=0) / len(triples)
 
 
 def _triples(text: str) -> list[tuple[str, ...]]:
-    spoken = words(text)
-    return list(zip(spoken, spoken[1:], spoken[2:], strict=False))
+    text_words = words(text)
+    return list(zip(text_words, text_words[1:], text_words[2:], strict=False))
 
 
 def is_rude(text: str) -> bool:

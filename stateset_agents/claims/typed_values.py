@@ -52,8 +52,8 @@ def find_values(text: str, choices: Sequence[Sequence[str]] = ()) -> tuple[Value
     "Room 12 is $40 for five days" -> number:room 12, amount (usd, 40), duration (5, day).
     """
     every = (value for match in _VALUE.finditer(text) for value in _read(match, text))
-    found = list(islice(every, MOST_VALUES))
-    return tuple(sorted([*_joined(found, text), *_chosen(text, choices)], key=lambda value: value.start))
+    values = list(islice(every, MOST_VALUES))
+    return tuple(sorted([*_joined(values, text), *_chosen(text, choices)], key=lambda value: value.start))
 
 
 def same_value(first: Value, second: Value) -> bool:
@@ -79,15 +79,15 @@ def stem(word: str) -> str:
 
 
 def _read(match: re.Match[str], text: str) -> list[Value]:
-    kind, found = str(match.lastgroup), match[0]
-    low = found.lower()
+    kind, phrase = str(match.lastgroup), match[0]
+    low = phrase.lower()
     value: Hashable
     if kind in ("iso", "numeric"):
-        parts = [int(part) for part in re.split(r"[-./]", found)]
+        parts = [int(part) for part in re.split(r"[-./]", phrase)]
         pairs = {(parts[1], parts[2])} if kind == "iso" else {(parts[0], parts[1]), (parts[1], parts[0])}
         kind, value = "date", frozenset(pair for pair in pairs if pair[0] <= 12)
     elif kind in ("month_day", "day_month", "day"):
-        day = next(int(digits) for digits in re.findall(r"\d+", found) if len(digits) < 3)
+        day = next(int(digits) for digits in re.findall(r"\d+", phrase) if len(digits) < 3)
         letters = _ENGLISH.month.search(low)
         months = [_month(letters[0])] if letters and kind != "day" else list(range(1, 13))
         kind, value = "date", frozenset((month, day) for month in months)
@@ -119,29 +119,29 @@ def _read(match: re.Match[str], text: str) -> list[Value]:
 
 def _word(match: re.Match[str], text: str) -> list[Value]:
     """Return what a word is by itself: an identifier, a number of something, a status, a place."""
-    found, low, start, end = match[0], match[0].lower(), match.start(), match.end()
-    if found.isdecimal():
-        if len(found) >= 5:
-            return [Value("id", found, start, end)]
+    word, low, start, end = match[0], match[0].lower(), match.start(), match.end()
+    if word.isdecimal():
+        if len(word) >= 5:
+            return [Value("id", word, start, end)]
         if (
             re.match(r"[.)]\s", text[end : end + 2])
             and not text[:start].rstrip(" \t\r").strip("\n")[-1:].strip()
         ):
             return []
-        return [_number_of(float(found), text, start, end)]
+        return [_number_of(float(word), text, start, end)]
     if low in _NUMBERS and low != "one":
         value = _number_of(float(_NUMBERS[low]), text, start, end)
         return [] if value.kind == "number:" else [value]
-    if any(map(str.isdecimal, found)):
-        return [Value("id", low, start, end)] if any(map(str.isalpha, found)) else []
+    if any(map(str.isdecimal, word)):
+        return [Value("id", low, start, end)] if any(map(str.isalpha, word)) else []
     if low in _STATUSES:
         return [Value("status", _STATUSES[low], start, end)]
-    if low in _MONTHS and found[0].isupper():
+    if low in _MONTHS and word[0].isupper():
         return [Value("month", low, start, end)]
     before = text[max(0, start - 40) : start]
-    if found[0].isupper() and not found.isupper() and _ENGLISH.preposition.search(before):
+    if word[0].isupper() and not word.isupper() and _ENGLISH.preposition.search(before):
         return [Value("place", low, start, end)]
-    if found[0].isupper() and not found.isupper() and before.rstrip()[-1:] not in ("", ".", "!", "?", ":"):
+    if word[0].isupper() and not word.isupper() and before.rstrip()[-1:] not in ("", ".", "!", "?", ":"):
         return [Value("name", low, start, end)]
     return []
 
@@ -157,9 +157,9 @@ def _number_of(number: float, text: str, start: int, end: int) -> Value:
     return Value("number:", number, start, end)
 
 
-def _joined(found: Sequence[Value], text: str) -> list[Value]:
+def _joined(plain_values: Sequence[Value], text: str) -> list[Value]:
     """Bare numbers and names take the type of a neighbour that they are joined to: "$10, 20 or 40"."""
-    values = list(found)
+    values = list(plain_values)
     places = range(len(values))
     for order, step in ((places, -1), (reversed(places), 1)):
         for index in order:

@@ -68,29 +68,29 @@ def said_of(value: Value, statements: Statements) -> frozenset[str]:
         _ENGLISH.check_in.sub(r"check\1", text) for text in statements.around(value.start, value.end)
     )
     before, after = _ENGLISH.payout.sub("", before), _ENGLISH.payout.sub("", after)
-    spoken = _WORD.findall(_POSSESSIVE.sub("", _ENGLISH.telling.sub("", before)))
+    words = _WORD.findall(_POSSESSIVE.sub("", _ENGLISH.telling.sub("", before)))
     if not _ENGLISH.copula.search(before):  # the subject of "is" comes first, else the nearest verb counts
-        spoken.reverse()
-    for word in (*spoken, *_WORD.findall(after)):
-        found = frozenset(name for name in names if _key(word) in _ATTRIBUTES[name])
-        if found or (word in _SUMS and value.kind == "amount"):
-            return found
+        words.reverse()
+    for word in (*words, *_WORD.findall(after)):
+        attributes = frozenset(name for name in names if _key(word) in _ATTRIBUTES[name])
+        if attributes or (word in _SUMS and value.kind == "amount"):
+            return attributes
     return frozenset()
 
 
 def is_of_another(value: Value, reply: int, replies: Replies) -> bool:
     """True where it is surely said of something else: "another customer gets $40", "the label is $40"."""
     statements = replies.statements[reply]
-    asked, stated = asked_attributes(value.kind, replies), said_of(value, statements)
-    if "fee" in asked:  # "an overdraft costs $25"
-        asked |= {"purchase"}
-    if asked - {"again"} and stated and not stated & (asked | _VAGUE):
+    topics, stated = asked_attributes(value.kind, replies), said_of(value, statements)
+    if "fee" in topics:  # "an overdraft costs $25"
+        topics |= {"purchase"}
+    if topics - {"again"} and stated and not stated & (topics | _VAGUE):
         return True
     unit = rate_unit(value.start, value.end, statements) if value.kind.startswith(_RATED) else None
     if _has_another_unit(unit, replies, is_price=value.kind == "amount"):
         return True
     clause = " ".join(statements.around(value.start, value.end))
-    if "refund" in asked and _ENGLISH.you_owe.search(clause):
+    if "refund" in topics and _ENGLISH.you_owe.search(clause):
         return True
     others, somebody = (
         {stem(word) for words in pattern.findall(clause) for word in words if word not in FUNCTION_WORDS}
@@ -144,8 +144,8 @@ def _has_another_key(value: Value, reply: int, clause: str, replies: Replies) ->
         return True
     if value.kind == "time":
         days = {stem(day) for day in DAYS.findall(clause)}
-        asked = {stem(day) for day in DAYS.findall(" ".join(replies.topic))}
-        return bool(days and asked) and not days & asked
+        topic_days = {stem(day) for day in DAYS.findall(" ".join(replies.topic))}
+        return bool(days and topic_days) and not days & topic_days
     if any(hour not in replies.topic for hour in _ENGLISH.the_hour.findall(clause)):
         return True
     if value.kind == "id":
@@ -172,8 +172,8 @@ def shape(name: object) -> str:
 
 def differs(stated: frozenset[str], attributes: frozenset[str]) -> bool:
     """True where a value is said of something else than the attributes of a fact."""
-    known = attributes or stated <= PARTS
-    return bool(stated and known) and not stated & attributes
+    is_known = attributes or stated <= PARTS
+    return bool(stated and is_known) and not stated & attributes
 
 
 def own_subject(start: int, end: int, attributes: frozenset[str], statements: Statements) -> str:
@@ -193,11 +193,11 @@ def own_subject(start: int, end: int, attributes: frozenset[str], statements: St
         ]
     common = _COMMON.union(*(_ATTRIBUTES[name] for name in attributes))
     for words in (_WORD.findall(before), _WORD.findall(after)):
-        spoken = [
+        candidates = [
             word for word in words if word not in FUNCTION_WORDS and not _ENGLISH.no_subject.fullmatch(word)
         ]
-        if spoken:  # "order 48112 is sorted": what comes after is not what the value is of
-            return next((stem(word) for word in spoken if stem(word) not in common), "")
+        if candidates:  # "order 48112 is sorted": what comes after is not what the value is of
+            return next((stem(word) for word in candidates if stem(word) not in common), "")
     return ""
 
 
@@ -241,8 +241,8 @@ def adds_up(fact: Value, second: Value, replies: Replies) -> bool:
     times = [1.0, *sorted(factors)][:_MOST_FACTORS]
     terms_of = [part, *others][:_MOST_FACTORS]
     return len(terms_of) > 1 and any(
-        _equal(total, sum(factor * term for factor, term in zip(chosen, terms_of, strict=True)))
-        for chosen in product(times, repeat=len(terms_of))
+        _equal(total, sum(factor * term for factor, term in zip(multipliers, terms_of, strict=True)))
+        for multipliers in product(times, repeat=len(terms_of))
     )
 
 
@@ -262,7 +262,7 @@ def _number(value: Value) -> float | None:
 @lru_cache(maxsize=512)  # asked for each second value
 def find_counts(text: str) -> frozenset[float]:
     """The numbers of a text in lower case that may count something: "two tickets" -> {2.0}."""
-    return frozenset(_WORDS.get(found.removesuffix("s")) or float(found) for found in _COUNT.findall(text))
+    return frozenset(_WORDS.get(word.removesuffix("s")) or float(word) for word in _COUNT.findall(text))
 
 
 def _equal(first: float, second: float) -> bool:
@@ -365,9 +365,9 @@ def _how_told(kind: str, live: Sequence[Mention], replies: Replies) -> _Fact:
         for value in mention.values
         if value.kind == kind
     ]
-    asked = asked_attributes(kind, replies)
+    topics = asked_attributes(kind, replies)
     stated = frozenset(name for value, statements in values for name in said_of(value, statements))
-    attributes = asked & stated or (asked - PARTS if asked - PARTS else asked) or stated
+    attributes = topics & stated or (topics - PARTS if topics - PARTS else topics) or stated
     return _Fact(
         kind=kind,
         values=frozenset(value for value, _ in values),
@@ -568,7 +568,7 @@ def is_one_of_many(live: Sequence[Mention], replies: Replies) -> bool:
 
 
 def _frame_words(clause: str) -> tuple[str, ...]:
-    found = _WORD.findall(clause[:400])
-    while found and found[0] in _FILLERS:
-        found.pop(0)
-    return tuple(found)
+    words = _WORD.findall(clause[:400])
+    while words and words[0] in _FILLERS:
+        words.pop(0)
+    return tuple(words)

@@ -245,9 +245,9 @@ async def play(
         played = {"environment": dict(config.environment), "split": split}
         how = {name: with_what[name] for name in ("seed", "temperature", "tries")}
         file = endpoint.file(agent, {**played, **how})
-        with KeptConversations(file, identity=played, usage=lambda: agent.usage) as kept:
-            evaluation = await measured(agent, kept=kept)
-        model, usage = endpoint.model, {"endpoint": endpoint.summary(agent, kept)}
+        with KeptConversations(file, identity=played, usage=lambda: agent.usage) as store:
+            evaluation = await measured(agent, kept=store)
+        model, usage = endpoint.model, {"endpoint": endpoint.summary(agent, store)}
     of_floors = {name: with_what[name] for name in ("environment", "scenarios", "seed", "limits")}
     evaluation = await with_floors(evaluation, **of_floors)
     return evaluation, {"model": model, **evaluation.summary(), **usage}
@@ -289,8 +289,8 @@ def _with_floors(result: Mapping[str, Any], kind: str, name: str) -> str:
         for agent, floor in result.get("floors", {}).items()
         if name in floor[kind]
     ]
-    shown = f"  ({', '.join(got)})" if got else ""
-    return f"{result[kind][name]['n']}{shown}"
+    suffix = f"  ({', '.join(got)})" if got else ""
+    return f"{result[kind][name]['n']}{suffix}"
 
 
 # ------------------------------------------------------------------------------ compare

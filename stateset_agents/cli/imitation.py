@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 def run_demonstrate(args: argparse.Namespace) -> int:
     """Exit code 0 once the file is written."""
     check_new(args.out)
-    shown = event_loop.run(_demonstrated(args))
-    lines = list(map(dump, shown.chats))
+    result = event_loop.run(_demonstrated(args))
+    lines = list(map(dump, result.chats))
     Path(args.out).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    left_out = f"; {shown.num_failed} that did not succeed are left out" if shown.num_failed else ""
+    left_out = f"; {result.num_failed} that did not succeed are left out" if result.num_failed else ""
     print(f"{len(lines)} conversations in {args.out}{left_out}")
     return 0
 
@@ -193,15 +193,15 @@ def _config(args: argparse.Namespace) -> ExperimentConfig:
     from stateset_agents.training.experiment import load_experiment
 
     options = {"seed": args.seed, "max_steps": args.max_steps, "output_dir": args.output_dir}
-    chosen = load_experiment(args.config, overrides(args.set, {}))
-    shows, scores = chosen.traces is not None, chosen.training.distillation is not None
+    config = load_experiment(args.config, overrides(args.set, {}))
+    shows, scores = config.traces is not None, config.training.distillation is not None
     if shows == scores:
         both = "both a section traces and training.distillation" if shows else "no teacher"
         raise ConfigurationError(
             f"{args.config} has {both}: give one of them, traces: {{teacher: MODEL}} for its words or "
             "training: {distillation: {teacher: MODEL}} for its log-probs"
         )
-    if scores and chosen.sft is not None:
+    if scores and config.sft is not None:
         raise ConfigurationError(
             "sft goes with traces, and on-policy distillation reads training: take sft out"
         )
@@ -282,7 +282,7 @@ async def _traces(
     settings, environment = config.traces, distillation.environment
     assert settings is not None
     assert environment is not None
-    with _kept(distillation.teacher, config, args.conversations) as kept, PlayDisplay("teacher") as display:
+    with _kept(distillation.teacher, config, args.conversations) as store, PlayDisplay("teacher") as display:
         traces = await distillation.generate_distillation_data(
             held_out(environment, "train", settings.episodes),
             max_length=settings.max_new_tokens,
@@ -292,7 +292,7 @@ async def _traces(
             in_format=settings.in_format,
             seed=settings.seed,
             limits=config.training.rollout_limits(),
-            kept=kept,
+            kept=store,
             on_progress=display.on_progress,
         )
     counts = traces.counts
@@ -333,16 +333,16 @@ def _write_summary(folder: RunFolder, traces: Traces, distilled: Distilled) -> N
     write_report(folder.path)
 
 
-def _line(seen: Measured) -> str:
-    form = "" if seen.format is None else f"format {seen.format:.1%}"
-    success = "" if seen.success is None else f", success {seen.success:.1%}"
-    reward = "" if seen.mean_reward is None else f", mean reward {seen.mean_reward:.3f}"
-    return f"{form}{success}{reward}, over {seen.n} held-out scenarios"
+def _line(result: Measured) -> str:
+    form = "" if result.format is None else f"format {result.format:.1%}"
+    success = "" if result.success is None else f", success {result.success:.1%}"
+    reward = "" if result.mean_reward is None else f", mean reward {result.mean_reward:.3f}"
+    return f"{form}{success}{reward}, over {result.n} held-out scenarios"
 
 
 def _how_to_go_on(args: argparse.Namespace) -> str:
-    begun = "interrupted; a fine-tuning that has begun goes on with stateset-agents sft --resume RUN"
+    notice = "interrupted; a fine-tuning that has begun goes on with stateset-agents sft --resume RUN"
     if args.conversations is None:
-        return f"{begun}; with --conversations FILE the teacher's replies would have been kept"
+        return f"{notice}; with --conversations FILE the teacher's replies would have been kept"
     command = shlex.join(["stateset-agents", *args.argv])
-    return f"{begun}, else the teacher's replies are kept and are not asked again by: {command}"
+    return f"{notice}, else the teacher's replies are kept and are not asked again by: {command}"

@@ -192,10 +192,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"stateset-agents: {shown_line(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        kept = "; what had ended is kept, and is not played again by: " + shlex.join(
+        hint = "; what had ended is kept, and is not played again by: " + shlex.join(
             [parser.prog, *args.argv]
         )
-        print(f"stateset-agents: interrupted{kept if vars(args).get('keeps') else ''}", file=sys.stderr)
+        print(f"stateset-agents: interrupted{hint if vars(args).get('keeps') else ''}", file=sys.stderr)
         return 130
     return code
 

@@ -219,23 +219,23 @@ class MultiTurnAgent:
         """The template that `AgentConfig.chat_template` names, or the tokenizer's own; if both are one
         text, it has the arguments and the day of the training that wrote it."""
         raw = getattr(tokenizer, "hf", None)
-        chosen, present = self.config.chat_template, None if raw is None else raw.chat_template
-        if raw is None and chosen not in (None, "plain"):
+        setting, present = self.config.chat_template, None if raw is None else raw.chat_template
+        if raw is None and setting not in (None, "plain"):
             raise ConfigurationError(
                 f"chat_template needs a Hugging Face tokenizer, not {type(tokenizer).__name__}: leave it out"
             )
-        if chosen is None and raw is not None and not present:
+        if setting is None and raw is not None and not present:
             _log.warning(
                 "the model has no chat template: using plain; set AgentConfig.chat_template for another",
                 model=self.config.model_name,
             )
-        if chosen == "plain" or (chosen is None and (not present or is_plain(tokenizer))):
+        if setting == "plain" or (setting is None and (not present or is_plain(tokenizer))):
             if self.config.chat_template_kwargs:
                 raise ConfigurationError(
                     "chat_template_kwargs is a jinja template's, and this agent's is plain: leave it out"
                 )
             return PlainTemplate(tokenizer)
-        text = chatml_text(tokenizer) if chosen == "chatml" else chosen
+        text = chatml_text(tokenizer) if setting == "chatml" else setting
         if isinstance(present, str) and text == PinnedTemplate.read(present).text:
             text = present
         return JinjaTemplate(
@@ -335,8 +335,8 @@ class MultiTurnAgent:
                 )
             else:
                 make = partial(grammar.of_words, answer)
-            written = sum(map(len, self._constraints))
-            if len(self._constraints) >= _MOST_CONSTRAINTS or written > _MOST_WRITTEN:
+            num_characters = sum(map(len, self._constraints))
+            if len(self._constraints) >= _MOST_CONSTRAINTS or num_characters > _MOST_WRITTEN:
                 self._constraints.clear()
             self._constraints[key] = await asyncio.to_thread(make)
         return ReplyGrammar.of(self.template).raised(self._constraints[key], self.call_bias)
@@ -533,9 +533,9 @@ class MultiTurnAgent:
     def _write_words(self, folder: Path) -> None:
         """The chat template, and which tokens the model knows, where that is known."""
         write_template(folder, self.template.written(), self.template.stop_ids)
-        known = self.backend.trained_tokens if isinstance(self.backend, TrainableBackend) else None
-        if known is not None:
-            (folder / "trained_tokens.json").write_text(f"{json.dumps(sorted(known))}\n", encoding="utf-8")
+        ids = self.backend.trained_tokens if isinstance(self.backend, TrainableBackend) else None
+        if ids is not None:
+            (folder / "trained_tokens.json").write_text(f"{json.dumps(sorted(ids))}\n", encoding="utf-8")
 
     @classmethod
     async def from_pretrained(cls, path: str | Path, **settings: Any) -> MultiTurnAgent:

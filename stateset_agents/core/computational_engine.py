@@ -343,8 +343,8 @@ class ComputationalEngine:
         self, job: _Job, forks: Forks | None, temperature: float | None, kept: Kept | None = None
     ) -> Trajectory:
         member = job.session.member
-        if kept is not None and (known := kept.find(job.scenario, seed=job.seeds.user, member=member)):
-            return known
+        if kept is not None and (episode := kept.find(job.scenario, seed=job.seeds.user, member=member)):
+            return episode
 
         async def attempt(_: int) -> Trajectory:
             trajectory = await run_episode(

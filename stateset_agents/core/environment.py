@@ -95,17 +95,17 @@ class StateMaker:
             if callable(close):
                 close()
 
-    def _reset(self, made: Any, scenario: Scenario, seed: int) -> None:
+    def _reset(self, state: Any, scenario: Scenario, seed: int) -> None:
         """Call the `reset` of the class whose methods are tools, where it has one, with what it asks for by
         name: `scenario`, `seed` and keys of the scenario's context, all of these for `**kwargs`."""
         kind = self._kind
-        if kind is None or made is None:
+        if kind is None or state is None:
             return
-        if not isinstance(made, kind):
+        if not isinstance(state, kind):
             raise ConfigurationError(
-                f"state must make a {kind.__name__}, whose methods are tools, got {type(made).__name__}"
+                f"state must make a {kind.__name__}, whose methods are tools, got {type(state).__name__}"
             )
-        reset = getattr(made, "reset", None)
+        reset = getattr(state, "reset", None)
         if reset is None:
             return
         values = {**scenario.context, "scenario": scenario, "seed": seed}
@@ -126,10 +126,10 @@ class StateMaker:
             )
 
 
-def _expect_state(made: Any) -> Any:
-    if made is None:
+def _expect_state(state: Any) -> Any:
+    if state is None:
         raise ConfigurationError("state must return a conversation's state, got None: is a return missing?")
-    return made
+    return state
 
 
 def copy_state(state: Any) -> Any:
@@ -473,10 +473,10 @@ class ConversationEnvironment(OptionalMembers):
         if is_split or len(self._scenarios) < 2:
             return
         self._scenarios = tuple(with_drawn_split(self._scenarios, split))
-        drawn = [scenario.id for scenario in self._scenarios if scenario.split == split]
+        ids = [scenario.id for scenario in self._scenarios if scenario.split == split]
         _log.warning(
-            f"no scenario names a split: {len(drawn)} of {len(self._scenarios)} are held out as {split}, "
-            f"drawn by a hash of each ({', '.join(drawn[:3])}{', ...' if len(drawn) > 3 else ''}); "
+            f"no scenario names a split: {len(ids)} of {len(self._scenarios)} are held out as {split}, "
+            f"drawn by a hash of each ({', '.join(ids[:3])}{', ...' if len(ids) > 3 else ''}); "
             "give scenarios a `split` to choose"
         )
 
@@ -620,8 +620,8 @@ class _ScenarioConversation:
             twin.user = self.user.fork()
             return twin
         twin.state = copy_state(self.state)
-        wanted = wanted_arguments(f"{type(self.user).__name__}.fork", self.user.fork, ("state",))
-        twin.user = self.user.fork(**dict.fromkeys(wanted, twin.state))
+        names = wanted_arguments(f"{type(self.user).__name__}.fork", self.user.fork, ("state",))
+        twin.user = self.user.fork(**dict.fromkeys(names, twin.state))
         if _keeps(twin.user, self.state):
             raise ConfigurationError(
                 f"the user of scenario {self.scenario.id} keeps the state, so that its copy would look at "
@@ -637,7 +637,7 @@ class _ScenarioConversation:
 def _keeps(user: User, state: Any) -> bool:
     """True if the user, or a function that it holds, holds on to this state."""
     for value in vars(user).values() if hasattr(user, "__dict__") else ():
-        if value is state or any(held is state for held in _closed_over(getattr(value, "function", value))):
+        if value is state or any(item is state for item in _closed_over(getattr(value, "function", value))):
             return True
     return False
 
@@ -655,8 +655,8 @@ def _checked(user: Any) -> User:
             "user(scenario, seed) must make an object with reply(messages), such as a ScriptedUser, got "
             f"{user!r:.60}"
         )
-    made: User = user
-    return made
+    valid_user: User = user
+    return valid_user
 
 
 def _is_local(user: User) -> bool:
@@ -665,8 +665,8 @@ def _is_local(user: User) -> bool:
 
 
 async def _reply(user: User, messages: Sequence[Message], state: Any) -> str | None:
-    offered = ("messages",) if state is None else ("messages", "state")
-    reply = NamedCall(f"{type(user).__name__}.reply", user.reply, offered, positional=("messages",))
+    names = ("messages",) if state is None else ("messages", "state")
+    reply = NamedCall(f"{type(user).__name__}.reply", user.reply, names, positional=("messages",))
     words = await guarded("user", reply.call({"messages": messages, "state": state}))
     if words is not None and not isinstance(words, str):
         raise ConfigurationError(f"{type(user).__name__}.reply must return text or None, got {words!r:.60}")

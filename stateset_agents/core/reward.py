@@ -75,8 +75,8 @@ def named_terms(
     for key, pair in rewards.items() if isinstance(rewards, Mapping) else enumerate(rewards):
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             name = getattr(pair, "name", None) or getattr(pair, "__name__", None)
-            shown = f"{name} alone: write [({name}, 1.0)]" if name else f"{pair!r:.60}"
-            raise ConfigurationError(f"a {kind} takes (reward, {number}) pairs, got {shown}")
+            description = f"{name} alone: write [({name}, 1.0)]" if name else f"{pair!r:.60}"
+            raise ConfigurationError(f"a {kind} takes (reward, {number}) pairs, got {description}")
         reward, value = as_term(kind, pair[0]), pair[1]
         name = str(key) if named else reward.name
         if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:
@@ -209,5 +209,5 @@ class CompositeReward(RewardOfRewards):
                 ]
         if not weights:
             return RewardResult(score=None, breakdown=breakdown)
-        earned = tuple(reward / weights for reward in turns) if any_turn_rewards else ()
-        return RewardResult(score=total / weights, breakdown=breakdown, turn_rewards=earned)
+        turn_means = tuple(reward / weights for reward in turns) if any_turn_rewards else ()
+        return RewardResult(score=total / weights, breakdown=breakdown, turn_rewards=turn_means)

@@ -469,10 +469,10 @@ def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
             description.append(stripped)
         elif section == "args" and stripped:
             indent = len(line) - len(line.lstrip())
-            found = _ARGUMENT.match(stripped)
-            if found and indent <= 4:
-                current = found[1]
-                parameters[current] = found[2]
+            match = _ARGUMENT.match(stripped)
+            if match and indent <= 4:
+                current = match[1]
+                parameters[current] = match[2]
             elif current:
                 parameters[current] = f"{parameters[current]} {stripped}".strip()
     return re.sub(r"\s+", " ", " ".join(description)).strip(), parameters
@@ -511,25 +511,25 @@ class RecordedToolbox(Toolbox):
         """Name -> schema of what the scenario's row offers."""
         if scenario.tools is None:
             return self._called
-        offered = {schema["function"]["name"]: schema for schema in scenario.tools}
+        schemas = {schema["function"]["name"]: schema for schema in scenario.tools}
         calls = {call["name"]: _shape_of(call) for call in recorded_calls(scenario)}
-        return {**offered, **{name: schema for name, schema in calls.items() if name not in offered}}
+        return {**schemas, **{name: schema for name, schema in calls.items() if name not in schemas}}
 
     async def call(self, call: ToolCall, *, scenario: Scenario | None = None, state: Any = None) -> Message:
         """The recorded answer; an unreadable or unknown call is told as everywhere."""
-        known = {} if scenario is None else self._recorded(scenario)
-        if call.error is not None or call.name in self._tools or not known:
+        functions = {} if scenario is None else self._recorded(scenario)
+        if call.error is not None or call.name in self._tools or not functions:
             return await super().call(call, scenario=scenario, state=state)
-        if call.name not in known:
-            names = dict.fromkeys([*known, *self._tools])
+        if call.name not in functions:
+            names = dict.fromkeys([*functions, *self._tools])
             content = f"error: unknown tool {call.name!r}; there are: {', '.join(names)}"
         else:
-            schemas = list(known.values())
-            made = folded_key(call.name, call.arguments, schemas)
+            schemas = list(functions.values())
+            key = folded_key(call.name, call.arguments, schemas)
             recorded = [
                 entry["content"]
                 for entry in recorded_calls(scenario)
-                if folded_key(entry["name"], entry["arguments"], schemas) == made
+                if folded_key(entry["name"], entry["arguments"], schemas) == key
             ]
             content = next((text for text in recorded if text is not None), NOT_RECORDED)
         return Message(

@@ -333,10 +333,10 @@ class DeploymentController:
     def _append(self, row: Row) -> bool:
         """False: what is written once stands there already."""
         self._is_unsure = True
-        written = self._pages.append(row)
-        if written is not None:
-            self.ledger.apply(written)
-        return written is not None
+        entry = self._pages.append(row)
+        if entry is not None:
+            self.ledger.apply(entry)
+        return entry is not None
 
     def _move(
         self, mode: Mode, share: float, now: float, who: str, why: str, *, forced: bool = False

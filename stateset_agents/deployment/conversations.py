@@ -302,9 +302,9 @@ class Deployed:
             return None
 
     async def _answer_in_shadow(
-        self, pending: PendingRequest, candidate: ServedAgent, sent: Message | None
+        self, pending: PendingRequest, candidate: ServedAgent, reply: Message | None
     ) -> None:
-        measured = _Measured(compared_with=sent)
+        measured = _Measured(compared_with=reply)
         try:
             async with asyncio.timeout(self._patience) as limit:
                 await measured.of(candidate.answer(pending, is_sent=False))
@@ -312,10 +312,10 @@ class Deployed:
             measured.error = self._described(error, limit)
         await self._record(pending, "candidate", measured)
 
-    def _later(self, kept: set[asyncio.Task[None]], work: Any) -> None:
+    def _later(self, tasks: set[asyncio.Task[None]], work: Any) -> None:
         task = asyncio.create_task(work)
-        kept.add(task)
-        task.add_done_callback(kept.discard)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     async def _settle(self) -> None:
         while True:
@@ -354,11 +354,11 @@ class _Measured:
 
     async def of(self, work: Awaitable[Answer]) -> Answer:
         """The answer, and its time, also where there is none in the end."""
-        begun = time.monotonic()
+        start = time.monotonic()
         try:
             answer = await work
         finally:
-            self.seconds = max(self.seconds, time.monotonic() - begun)
+            self.seconds = max(self.seconds, time.monotonic() - start)
         self._answers.append(answer)
         return answer
 
@@ -439,7 +439,7 @@ class _Batches:
 
     def _write(self, calls: Sequence[Callable[[], Any]]) -> tuple[list[tuple[Any, Exception | None]], float]:
         """Each call's value or error, and the CPU seconds that all took."""
-        begun = time.thread_time()
+        start = time.thread_time()
         results: list[tuple[Any, Exception | None]] = []
         try:
             with self._controller.batch():
@@ -450,4 +450,4 @@ class _Batches:
                         results.append((None, error))
         except Exception as error:  # nothing of anything
             results = [(None, error)] * len(calls)
-        return results, time.thread_time() - begun
+        return results, time.thread_time() - start

@@ -156,11 +156,11 @@ class SafeGRPODeployment:
         hint = "give a function of the state, such as lambda state: ..., or a GRPOPolicyNetwork"
         acts = isinstance(policy, WindowPolicy) or (callable(policy) and not is_module)
         expect_that(acts, "policy", "take a state", policy, hint, length=60)
-        offered = getattr(action_space, "total_actions", None)
-        number = getattr(policy, "action_dim", offered)
-        if offered is not None and number != offered:
+        total_actions = getattr(action_space, "total_actions", None)
+        number = getattr(policy, "action_dim", total_actions)
+        if total_actions is not None and number != total_actions:
             raise ConfigurationError(
-                f"the policy has {number} actions and the action space {offered}: make the policy with "
+                f"the policy has {number} actions and the action space {total_actions}: make the policy with "
                 "action_space"
             )
         self.policy = policy
@@ -230,17 +230,17 @@ class SafeGRPODeployment:
         mode = self.mode
         number = self.num_actions
         self.num_actions += 1
-        wanted, violations = self._policy_action(state)
+        policy_action, violations = self._policy_action(state)
         place = bucket(self._salt, str(number) if key is None else f"key:{key}")
         has_turn = mode != "shadow" and arm_of(place, self.rollout_percentage) == "candidate"
         executed, source, forbidden = self._executed(
-            wanted if has_turn else None, violations, fallback_action, state
+            policy_action if has_turn else None, violations, fallback_action, state
         )
         now = float(self._clock())
         self.action_history.append(
             LoggedAction(
                 timestamp=datetime.fromtimestamp(now),
-                policy_action=None if wanted is None else dict(wanted),
+                policy_action=None if policy_action is None else dict(policy_action),
                 executed_action=dict(executed),
                 was_safe=not violations,
                 mode=mode,
@@ -259,7 +259,7 @@ class SafeGRPODeployment:
             names = ", ".join(violation.guard for violation in forbidden)
             self._alert("critical", f"the fallback is not allowed ({names}): nothing was changed", now)
         self._brake_or_ramp(now)
-        return ChosenAction(dict(executed), None if wanted is None else dict(wanted))
+        return ChosenAction(dict(executed), None if policy_action is None else dict(policy_action))
 
     def report_replay(self, candidate: float, baseline: float) -> Mode:
         """Takes the rewards of the policy and the baseline where a simulator played both on the same load;
@@ -282,12 +282,12 @@ class SafeGRPODeployment:
     def _policy_action(self, state: Any) -> tuple[dict[str, Any] | None, tuple[Violation, ...]]:
         """The policy's action with its violations; None if the policy failed, which is one."""
         try:
-            space, chosen = self.action_space, self._chosen(state)
-            index = space.encode_action(**chosen) if isinstance(chosen, Mapping) else int(chosen)
-            wanted = space.decode_action(index)
+            space, choice = self.action_space, self._chosen(state)
+            index = space.encode_action(**choice) if isinstance(choice, Mapping) else int(choice)
+            action = space.decode_action(index)
         except Exception as error:  # whatever it is, the infrastructure goes on with the fallback
             return None, (Violation("policy", f"the policy raised {type(error).__name__}: {error}"),)
-        return wanted, violations_of(self.constraints, wanted, state)
+        return action, violations_of(self.constraints, action, state)
 
     def _chosen(self, state: Any) -> Any:
         if isinstance(self.policy, WindowPolicy):

@@ -93,8 +93,8 @@ def build_tokenizer(
     `texts` is what stands between control tokens: contents of messages and calls as JSON. `tags` are one
     token each, such as <think>.
     """
-    kept = (*TOOL_CALL_TOKENS, *tags)
-    controls: Sequence[str] = (PAD, END, *ROLE_TOKENS.values(), *kept)
+    markup_tokens = (*TOOL_CALL_TOKENS, *tags)
+    controls: Sequence[str] = (PAD, END, *ROLE_TOKENS.values(), *markup_tokens)
     symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
     pipeline = _pipeline({symbol: index for index, symbol in enumerate(symbols)})
     pieces: dict[str, None] = dict.fromkeys(symbols)
@@ -110,10 +110,10 @@ def build_tokenizer(
     # Control tokens stand first, in the model's vocabulary too, so that ids do not depend on the texts.
     pipeline = _pipeline({**{token: index for index, token in enumerate(controls)}, **vocabulary})
     pipeline.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in controls[: -len(kept)]]
+        [AddedToken(token, special=True, normalized=False) for token in controls[: -len(markup_tokens)]]
     )
     pipeline.add_tokens(
-        [AddedToken(token, special=False, normalized=False) for token in kept]
+        [AddedToken(token, special=False, normalized=False) for token in markup_tokens]
     )  # kept when special tokens are left out of decoded text: whoever reads the calls needs them
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers leaves it untyped
         tokenizer_object=pipeline,

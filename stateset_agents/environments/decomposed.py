@@ -239,8 +239,8 @@ class DecomposedConversation:
         self.heard, self.earned = (), None
         await self._take(reply)
         await self._go_on()
-        heard = self.ended or Observation(messages=self.heard, conversation=self.messages)
-        return replace(heard, reward=self.earned)
+        observation = self.ended or Observation(messages=self.heard, conversation=self.messages)
+        return replace(observation, reward=self.earned)
 
     async def _go_on(self) -> None:
         """Have others play their roles until the agent has a turn."""
@@ -283,20 +283,20 @@ class DecomposedConversation:
             else:
                 self._open_next()
         else:
-            heard = await self.whole.step(reply)
-            self.thread = (*self.thread, reply, *heard.messages)
-            self.heard += heard.messages
-            if heard.reward is not None:
-                self.earned = (self.earned or 0.0) + heard.reward
-            if heard.terminated or heard.truncated:
-                self.ended, self.final_answer = replace(heard, breakdown={}), self.answer(reply)
+            observation = await self.whole.step(reply)
+            self.thread = (*self.thread, reply, *observation.messages)
+            self.heard += observation.messages
+            if observation.reward is not None:
+                self.earned = (self.earned or 0.0) + observation.reward
+            if observation.terminated or observation.truncated:
+                self.ended, self.final_answer = replace(observation, breakdown={}), self.answer(reply)
 
     async def _take_from_solver(self, part: Conversation, reply: Message) -> None:
-        heard = await part.step(reply)
+        observation = await part.step(reply)
         self.part_messages = (*self.part_messages, reply)
-        if not (heard.terminated or heard.truncated):
-            self.part_messages = heard.conversation or (*self.part_messages, *heard.messages)
-            self.heard += heard.messages
+        if not (observation.terminated or observation.truncated):
+            self.part_messages = observation.conversation or (*self.part_messages, *observation.messages)
+            self.heard += observation.messages
             return
         await part.close()
         self.finished = (*self.finished, self.part_messages)
@@ -496,14 +496,14 @@ class DecomposedProblems:
             await call_user_code(close)
 
 
-def _as_reply(role: Role, given: Any) -> Message:
+def _as_reply(role: Role, value: Any) -> Message:
     """The reply of a role from what its function gave."""
-    if isinstance(given, Message):
-        return given
+    if isinstance(value, Message):
+        return value
     if role != "decomposer":
-        expect_that(isinstance(given, str), f"what the {role} returns", "be text", given, length=60)
-        return Message(role="assistant", content=given)
-    is_parts = isinstance(given, list | tuple) and all(isinstance(part, str) for part in given)
-    expect_that(is_parts, "what the decomposer returns", "be a list of texts, one a part", given, length=60)
-    calls = tuple(ToolCall(name="solve", arguments={"problem": part}) for part in given)
+        expect_that(isinstance(value, str), f"what the {role} returns", "be text", value, length=60)
+        return Message(role="assistant", content=value)
+    is_parts = isinstance(value, list | tuple) and all(isinstance(part, str) for part in value)
+    expect_that(is_parts, "what the decomposer returns", "be a list of texts, one a part", value, length=60)
+    calls = tuple(ToolCall(name="solve", arguments={"problem": part}) for part in value)
     return Message(role="assistant", content="", tool_calls=calls)

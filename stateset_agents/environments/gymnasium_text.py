@@ -136,9 +136,9 @@ class _PendingReset:
         """Nobody does any more: a time-out, say."""
         with self._lock:
             self._is_cancelled = True
-            made = self._made
-        if made is not None:  # in the moment between its making and our hearing of it
-            threading.Thread(target=made.close_now, daemon=True).start()
+            world = self._made
+        if world is not None:  # in the moment between its making and our hearing of it
+            threading.Thread(target=world.close_now, daemon=True).start()
 
     def made(self, world: _GymWorld) -> None:
         with self._lock:

@@ -94,15 +94,15 @@ class TextAdapter:
         self.max_turns = max_turns
         self.misread_reward = float(misread_reward)
         self.system = () if system_prompt is None else (Message(role="system", content=system_prompt),)
-        seen = ("observation", "info", "scenario", *offers)
-        self.render = NamedCall("render", _plain if render is None else render, seen)
-        self.parse = NamedCall("parse", _action_parser(actions) if parse is None else parse, ("reply", *seen))
+        keys = ("observation", "info", "scenario", *offers)
+        self.render = NamedCall("render", _plain if render is None else render, keys)
+        self.parse = NamedCall("parse", _action_parser(actions) if parse is None else parse, ("reply", *keys))
         self.least: float | None = None
         self.success: NamedCall | None = None
         if isinstance(success, int | float) and _is_number(success):
             self.least = float(success)
         elif success is not None:
-            judged = ("total", "rewards", "terminated", "truncated", "messages", *seen)
+            judged = ("total", "rewards", "terminated", "truncated", "messages", *keys)
             self.success = NamedCall("success", success, judged)
 
     async def shown(self, world: World, scenario: Scenario) -> Message:

@@ -125,9 +125,9 @@ class Audit:
 
 
 def _highest(values: Mapping[str, float | None]) -> tuple[str | None, float | None]:
-    known = {name: value for name, value in values.items() if value is not None}
-    name = max(known, key=known.__getitem__, default=None)
-    return name, None if name is None else known[name]
+    scores = {name: value for name, value in values.items() if value is not None}
+    name = max(scores, key=scores.__getitem__, default=None)
+    return name, None if name is None else scores[name]
 
 
 def _first_error(evaluation: Evaluation) -> str:
@@ -185,8 +185,8 @@ async def audit(
     tasks = as_scenarios(scenarios)
     if not tasks:
         raise ConfigurationError("there is no scenario to play: give at least one")
-    chosen = degenerate_agents_of(environment) if policies is None else dict(policies)
-    if not chosen:
+    agents = degenerate_agents_of(environment) if policies is None else dict(policies)
+    if not agents:
         raise ConfigurationError("there is no agent to play: give at least one")
     reward = as_reward(reward_fn)
     limits = limits or RolloutLimits()
@@ -208,7 +208,7 @@ async def audit(
             )
         return await in_thread(measured, groups, tries=1, temperature=0.0)
 
-    results = {name: await evaluate(name, _for_all(make)) for name, make in chosen.items()}
+    results = {name: await evaluate(name, _for_all(make)) for name, make in agents.items()}
     honest = honest_agent_of(environment)
     return Audit(
         policies=results,

@@ -63,13 +63,13 @@ async def demonstrate(
     play = player(environment, seed=seed, limits=limits or RolloutLimits())
 
     async def play_one(scenario: Scenario) -> tuple[Trajectory, Sequence[Mapping[str, Any]]]:
-        offered: list[Mapping[str, Any]] = []
+        schemas: list[Mapping[str, Any]] = []
 
         def remember(tools: Sequence[Mapping[str, Any]]) -> ScriptedAgent:
-            offered.extend(tools)
+            schemas.extend(tools)
             return make(scenario)(tools)
 
-        return await play(scenario, remember), offered
+        return await play(scenario, remember), schemas
 
     played = await gather_or_cancel(play_one(scenario) for scenario in scenarios)
     chats = [

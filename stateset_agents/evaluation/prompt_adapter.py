@@ -59,8 +59,8 @@ class PromptAdapter:
         """Measure a prompt; `how`: other keywords for `measure`."""
         self.agent.config = self.agent.config.model_copy(update={PROMPT: prompt})
         file = self.folder / f"{split}-{digest(prompt)}.jsonl"
-        with KeptConversations(file, identity=self.identity) as kept:
-            return await self.measure(self.agent, kept=kept, **how)
+        with KeptConversations(file, identity=self.identity) as store:
+            return await self.measure(self.agent, kept=store, **how)
 
     def evaluate(self, batch: list[Scenario], candidate: dict[str, str], capture_traces: bool = False) -> Any:
         """gepa's `EvaluationBatch` of a candidate: a conversation of each scenario, and its score.

@@ -17,7 +17,7 @@ def trajectory_of(rollout: RecordedRollout) -> Trajectory:
     Log-probs have the record's six decimals, grammars and kept sets are left out; everything else is as it
     was.
     """
-    earned = [turn.earned for turn in rollout.turns if turn.earned is not None]
+    rewards = [turn.earned for turn in rollout.turns if turn.earned is not None]
     outcome = None
     if rollout.outcome is not None:
         outcome = Outcome(**rollout.outcome, changes=rollout.changes)
@@ -38,7 +38,7 @@ def trajectory_of(rollout: RecordedRollout) -> Trajectory:
         status=Status(rollout.status),
         outcome=outcome,
         reward=rollout.reward,
-        turn_rewards=tuple(earned) if len(earned) == len(rollout.turns) else (),
+        turn_rewards=tuple(rewards) if len(rewards) == len(rollout.turns) else (),
         breakdown=rollout.breakdown,
         error=rollout.error,
         metadata=rollout.metadata,

@@ -102,11 +102,11 @@ class ResponseCache:
             messages = model.with_system_prompt(as_messages(prompt))
             key = self._key(model, [message.to_record() for message in messages], kwargs)
             ask = partial(model.answer, messages, sampling=kwargs)
-        while (known := self._replies.get(key)) is None and (asked := self._asked.get(key)) is not None:
-            await asked.wait()
-        if known is not None:
+        while (hit := self._replies.get(key)) is None and (event := self._asked.get(key)) is not None:
+            await event.wait()
+        if hit is not None:
             self._hits += 1
-            return known
+            return hit
         self._misses += 1
         self._asked[key] = asyncio.Event()
         try:

@@ -105,11 +105,11 @@ class ToolSpammer(_GenericAgent):
 
     def reply(self, messages: Sequence[Message]) -> Message:
         """The next few calls; each round through the tools tries other arguments."""
-        known = _Known(messages)
+        facts = _Known(messages)
         calls = []
         for _ in range(min(_CALLS_OF_A_REPLY, max(1, len(self.tools)))):
             turn, index = divmod(self._num_calls, max(1, len(self.tools)))
-            calls.append(_call(self.tools[index] if self.tools else _NO_TOOL, known, turn))
+            calls.append(_call(self.tools[index] if self.tools else _NO_TOOL, facts, turn))
             self._num_calls += 1
         return _say("", calls)
 
@@ -127,15 +127,15 @@ class ConsentSkipper(_GenericAgent):
 
     def reply(self, messages: Sequence[Message]) -> Message:
         """First what may be read, then the write that the request sounds like, then success."""
-        known = _Known(messages)
+        facts = _Known(messages)
         readers = [tool for tool in self.tools if _READS.match(_name(tool))]
         writers = [tool for tool in self.tools if tool not in readers]
         if readers and not self._has_read:
             self._has_read = True
-            return _say("", [_call(tool, known, 0) for tool in readers[:_CALLS_OF_A_REPLY]])
+            return _say("", [_call(tool, facts, 0) for tool in readers[:_CALLS_OF_A_REPLY]])
         if writers and not self._has_written:
             self._has_written = True
-            return _say("", [_call(_most_similar(known.request, writers), known, 0)])
+            return _say("", [_call(_most_similar(facts.request, writers), facts, 0)])
         wordings = ("Done, I have already done that for you.", "It is done. Is there anything else?")
         return _say(wordings[num_replies(messages) % len(wordings)])
 
@@ -167,15 +167,15 @@ class _Known:
     """Arguments that can be read from the texts so far."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
-        shown = [message for message in messages if message.role != "assistant"]
-        self.request = " ".join(_said_by("user", shown))
-        self.texts = " ".join(message.content for message in shown)
+        inputs = [message for message in messages if message.role != "assistant"]
+        self.request = " ".join(_said_by("user", inputs))
+        self.texts = " ".join(message.content for message in inputs)
         self.named: dict[str, list[str]] = {}
         for name, *values in _NAMED.findall(self.texts):
             self.named.setdefault(name.lower(), []).append(next((v for v in values if v), ""))
         self.emails = _EMAIL.findall(self.texts)
         roles = ("user", "tool", "system")  # the likeliest first, of each the newest
-        self.ids = [id for role in roles for text in _said_by(role, shown)[::-1] for id in _ids(text)]
+        self.ids = [id for role in roles for text in _said_by(role, inputs)[::-1] for id in _ids(text)]
         self.words = [word for word in _words(self.request) if len(word) > 3]
         numbers = map(float, _NUMBER.findall(self.texts))
         self.numbers = [number for number in numbers if math.isfinite(number)]
@@ -235,13 +235,13 @@ def _most_similar(request: str, tools: Sequence[Mapping[str, Any]]) -> Mapping[s
     return tools[max(range(len(tools)), key=likeness)]
 
 
-def _call(tool: Mapping[str, Any], known: _Known, turn: int) -> ToolCall:
+def _call(tool: Mapping[str, Any], facts: _Known, turn: int) -> ToolCall:
     parameters = inlined(mapping_of(mapping_of(tool.get("function", tool)).get("parameters")))
-    arguments = _value("", {**parameters, "type": "object"}, known, turn)
+    arguments = _value("", {**parameters, "type": "object"}, facts, turn)
     return ToolCall(name=_name(tool), arguments=arguments, id=f"call_{turn}_{_name(tool)}")
 
 
-def _value(name: str, schema: Mapping[str, Any], known: _Known, turn: int) -> Any:
+def _value(name: str, schema: Mapping[str, Any], facts: _Known, turn: int) -> Any:
     """A value that fits a JSON schema, made from the texts where possible."""
     choices = schema.get("enum")
     if isinstance(choices, Sequence) and choices:
@@ -250,28 +250,28 @@ def _value(name: str, schema: Mapping[str, Any], known: _Known, turn: int) -> An
         return schema["const"]
     options = schema.get("anyOf") or schema.get("oneOf")
     if isinstance(options, Sequence) and options:
-        return _value(name, mapping_of(options[0]), known, turn)
+        return _value(name, mapping_of(options[0]), facts, turn)
     kind = schema.get("type")
     match kind[0] if isinstance(kind, list) and kind else kind:
         case "object":
             properties = mapping_of(schema.get("properties"))
-            needed = schema.get("required", properties) if turn % 2 == 0 else properties
+            keys = schema.get("required", properties) if turn % 2 == 0 else properties
             return {
-                key: _value(key, mapping_of(inner), known, turn)
+                key: _value(key, mapping_of(inner), facts, turn)
                 for key, inner in properties.items()
-                if key in needed
+                if key in keys
             }
         case "array":
-            return [_value(name, mapping_of(schema.get("items")), known, turn)]
+            return [_value(name, mapping_of(schema.get("items")), facts, turn)]
         case "integer":
-            return int(known.numbers[turn % len(known.numbers)]) if known.numbers else 1
+            return int(facts.numbers[turn % len(facts.numbers)]) if facts.numbers else 1
         case "number":
-            return known.numbers[turn % len(known.numbers)] if known.numbers else 1.0
+            return facts.numbers[turn % len(facts.numbers)] if facts.numbers else 1.0
         case "boolean":
             return turn % 2 == 0
         case "null":
             return None
-    return known.text(name, str(schema.get("description", "")), turn)
+    return facts.text(name, str(schema.get("description", "")), turn)
 
 
 def _name(tool: Mapping[str, Any]) -> str:

@@ -33,10 +33,10 @@ def normalise_by_part(
     """
     shape = list(advantages.shape)
     expect_that(list(labels.shape) == shape, "labels", f"be one per advantage, {shape}", list(labels.shape))
-    taken = np.ones(advantages.shape, dtype=np.bool_) if mask is None else mask
+    step_mask = np.ones(advantages.shape, dtype=np.bool_) if mask is None else mask
     result = np.zeros(advantages.shape)
-    for part in np.unique(labels[taken]):
-        within = taken & (labels == part)
+    for part in np.unique(labels[step_mask]):
+        within = step_mask & (labels == part)
         values = advantages[within]
         if values.max() == values.min():
             continue
@@ -55,20 +55,20 @@ def sign_flip_share(
 
     Such a step is pushed the wrong way. A 0 on either side has no sign; without a step the share is 0.
     """
-    taken = np.ones(raw.shape, dtype=np.bool_) if mask is None else mask
+    step_mask = np.ones(raw.shape, dtype=np.bool_) if mask is None else mask
     of_task = np.zeros(raw.shape, dtype=np.int64) if tasks is None else tasks
     reference = np.zeros(raw.shape)
-    for task in np.unique(of_task[taken]):
-        within = taken & (of_task == task)
+    for task in np.unique(of_task[step_mask]):
+        within = step_mask & (of_task == task)
         reference[within] = raw[within] - raw[within].mean()
-    flipped = (np.sign(reference) * np.sign(normalised) < 0) & taken
-    return float(flipped.sum() / taken.sum()) if taken.any() else 0.0
+    flipped = (np.sign(reference) * np.sign(normalised) < 0) & step_mask
+    return float(flipped.sum() / step_mask.sum()) if step_mask.any() else 0.0
 
 
 def absolute_shares(advantages: Floats, labels: Labels, num_parts: int, mask: Bools | None = None) -> Floats:
     """[num_parts] each part's share of the sum of |advantage|; all 0 where that sum is 0."""
-    taken = np.ones(advantages.shape, dtype=np.bool_) if mask is None else mask
-    sums = np.bincount(labels[taken], weights=np.abs(advantages[taken]), minlength=num_parts)
+    step_mask = np.ones(advantages.shape, dtype=np.bool_) if mask is None else mask
+    sums = np.bincount(labels[step_mask], weights=np.abs(advantages[step_mask]), minlength=num_parts)
     total = sums.sum()
     return sums / total if total else np.zeros(num_parts)
 
@@ -87,11 +87,11 @@ def part_statistics(
     advantages: Floats, labels: Labels, num_parts: int, mask: Bools | None = None
 ) -> list[PartStatistics]:
     """The statistics of each part, empty ones too."""
-    taken = np.ones(advantages.shape, dtype=np.bool_) if mask is None else mask
+    step_mask = np.ones(advantages.shape, dtype=np.bool_) if mask is None else mask
     shares = absolute_shares(advantages, labels, num_parts, mask)
     statistics = []
     for within, share in zip(create_group_masks(labels, num_parts), shares, strict=True):
-        values = advantages[within & taken]
+        values = advantages[within & step_mask]
         mean, std = (float(values.mean()), float(values.std())) if len(values) else (0.0, 0.0)
         statistics.append(PartStatistics(len(values), mean, std, float(share)))
     return statistics

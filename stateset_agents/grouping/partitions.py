@@ -99,13 +99,13 @@ def first_centres(rows: Floats, num_clusters: int, *, seed: int) -> Floats:
     all rows stand on a centre, there are no more.
     """
     draws = mulberry32(seed)
-    chosen = [int(next(draws) * len(rows))]
-    while len(chosen) < num_clusters:
-        heights = np.cumsum(_squared_distances(rows, rows[chosen]).min(axis=1))
+    indices = [int(next(draws) * len(rows))]
+    while len(indices) < num_clusters:
+        heights = np.cumsum(_squared_distances(rows, rows[indices]).min(axis=1))
         if heights[-1] == 0:
             break
-        chosen.append(int(np.searchsorted(heights, next(draws) * heights[-1], side="right")))
-    return rows[chosen]
+        indices.append(int(np.searchsorted(heights, next(draws) * heights[-1], side="right")))
+    return rows[indices]
 
 
 def nearest_centres(rows: Floats, centres: Floats) -> Labels:

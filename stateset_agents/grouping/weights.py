@@ -63,14 +63,14 @@ def step_weights(labels: Labels, weights: Floats, mask: Bools | None = None) -> 
     Weights of parts without a step go to the others in proportion. 0 where `mask` is False; with one part
     exactly 1.
     """
-    taken = np.ones(labels.shape, dtype=np.bool_) if mask is None else mask
-    counts = np.bincount(labels[taken], minlength=len(weights))
+    step_mask = np.ones(labels.shape, dtype=np.bool_) if mask is None else mask
+    counts = np.bincount(labels[step_mask], minlength=len(weights))
     present = np.where(counts > 0, weights, 0.0)
     if not present.any():
         return np.zeros(labels.shape)
     present = present / present.sum()
     factors = present * counts.sum() / np.maximum(counts, 1)
-    return np.where(taken, factors[labels], 0.0)
+    return np.where(step_mask, factors[labels], 0.0)
 
 
 def group_fairness(scores: Sequence[float] | Floats) -> float:
@@ -105,8 +105,8 @@ class GroupWeightCalculator:
             names = [sorted(map(str, each)) for each in (grouped_rollouts, group_advantages)]
             raise ConfigurationError(f"advantages must be of the same parts, got {names[0]} and {names[1]}")
         members = [member for group in grouped_rollouts.values() for member in group]
-        known = [getattr(member, "score", None) for member in members]
-        scores = scores_within(described(members).returns) if None in known else np.array(known)
+        own_scores = [getattr(member, "score", None) for member in members]
+        scores = scores_within(described(members).returns) if None in own_scores else np.array(own_scores)
         ends = np.cumsum([len(group) for group in grouped_rollouts.values()])[:-1]
         means = [float(part.mean()) for part in np.split(scores, ends)]
         return dict(zip(grouped_rollouts, self._weigh(grouped_rollouts, means).tolist(), strict=True))

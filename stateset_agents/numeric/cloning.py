@@ -71,13 +71,13 @@ def clone(
     expect_that(minibatch_size >= 1, "minibatch_size", "be at least 1", minibatch_size)
     starts = [derive(seed, "clone", index) for index in range(num_episodes)]
     held_out = [derive(seed, "clone held out", index) for index in range(max(1, num_episodes // 4))]
-    shown, shown_steps = _played(rule, environment, starts)
-    kept, kept_steps = _played(rule, environment, held_out)
+    train, train_steps = _played(rule, environment, starts)
+    validation, validation_steps = _played(rule, environment, held_out)
     policy.train(False)
     if isinstance(policy, ObservingPolicy):
-        policy.follow_observations(map_observations(np.asarray, shown.observations))
+        policy.follow_observations(map_observations(np.asarray, train.observations))
     generator = torch.Generator().manual_seed(derive(seed, "clone order") % 2**63)
-    number = len(shown.actions)
+    number = len(train.actions)
     settings = OptimizerSettings(
         learning_rate=learning_rate, lr_scheduler_type="linear", warmup_ratio=0.0, weight_decay=0.0
     )
@@ -86,17 +86,17 @@ def clone(
         order = torch.randperm(number, generator=generator)
         for begin in range(0, number, minibatch_size):
             indices = order[begin : begin + minibatch_size]
-            loss = functional.cross_entropy(shown.logits(policy, indices), shown.actions[indices])
+            loss = functional.cross_entropy(train.logits(policy, indices), train.actions[indices])
             optimization.backward(loss)
             optimization.step(position=done * number + begin)
     with torch.no_grad():
-        logits = kept.logits(policy, torch.arange(len(kept.actions)))
-    counts = torch.bincount(kept.actions)
+        logits = validation.logits(policy, torch.arange(len(validation.actions)))
+    counts = torch.bincount(validation.actions)
     return Cloned(
-        agreement=float((logits.argmax(dim=1) == kept.actions).float().mean()),
-        commonest=float(counts.max()) / len(kept.actions),
-        cross_entropy=float(functional.cross_entropy(logits, kept.actions)),
-        num_steps=shown_steps + kept_steps,
+        agreement=float((logits.argmax(dim=1) == validation.actions).float().mean()),
+        commonest=float(counts.max()) / len(validation.actions),
+        cross_entropy=float(functional.cross_entropy(logits, validation.actions)),
+        num_steps=train_steps + validation_steps,
     )
 
 
@@ -107,9 +107,9 @@ def _played(rule: Rule, environment: BatchedEnvironment, seeds: Sequence[int]) -
         raise ConfigurationError(
             f"{environment.spec.name}: all {len(seeds)} episodes of the rule failed: look at the environment"
         )
-    shown = _Shown(
+    demonstrations = _Shown(
         observations=as_tensors(rollout.seen()),
         masks=None if rollout.masks is None else torch.from_numpy(rollout.masks[alive]),
         actions=torch.from_numpy(rollout.actions[alive]),
     )
-    return shown, rollout.num_steps
+    return demonstrations, rollout.num_steps

@@ -238,16 +238,16 @@ def _windows(
     baseline = others[0].returns if others else (0.0,) * len(first.returns)
     pairs = zip(first.seeds, first.returns, baseline, strict=True)
     gains = sorted((a - b, seed) for seed, a, b in pairs if a is not None and b is not None)
-    chosen = {"worst": 0, "median": len(gains) // 2, "best": len(gains) - 1}
+    places = {"worst": 0, "median": len(gains) // 2, "best": len(gains) - 1}
     windows = []
-    for name, place in chosen.items() if gains else ():
+    for name, place in places.items() if gains else ():
         seed = gains[place][1]
         traces: dict[str, Trace] = {}
         returns: dict[str, float] = {}
-        for shown, player in players.items():
+        for player_name, player in players.items():
             assert isinstance(environment, BatchedEnvironment)
-            returns[shown] = measured(player, environment, [seed]).returns[0] or 0.0
-            traces[shown] = environment.trace(0)
+            returns[player_name] = measured(player, environment, [seed]).returns[0] or 0.0
+            traces[player_name] = environment.trace(0)
         windows.append(Window(name=name, seed=seed, returns=returns, traces=traces))
     return windows
 

@@ -323,12 +323,12 @@ def collect_branches(
                 raise ConfigurationError(
                     f"{environment.spec.name} cannot fork: set advantage_estimator to step_group"
                 ) from error
-            begun = map_observations(partial(np.take, indices=twigs, axis=0), play.observations)
+            starts = map_observations(partial(np.take, indices=twigs, axis=0), play.observations)
             # The streams of a state's branches follow from the row's own and from where it is.
             places = np.tile(np.arange(1, num_branches + 1, dtype=np.uint64), len(live))
             with np.errstate(over="ignore"):
                 own_keys = _mixed(keys[twigs] + _mixed(places + np.uint64(play.num_steps << 20)))
-            branch = _Play(fork, begun, _actor(policy, own_keys, len(own_keys)), play.limit - play.num_steps)
+            branch = _Play(fork, starts, _actor(policy, own_keys, len(own_keys)), play.limit - play.num_steps)
             branch.to_the_end()
             ended = branch.rollout([rows[row] for row in twigs], num_branches)
             returns = returns_to_go_array(ended.rewards, ended.alive, gamma=gamma)[0].reshape(
@@ -353,14 +353,14 @@ def _begun(environment: BatchedEnvironment, seeds: Sequence[int], act: Act, max_
 
 
 def _actor(policy: NumericPolicy, keys: NDArray[np.uint64] | None, num_rows: int) -> Act:
-    drawn: NDArray[np.float64] | None = None
+    draws: NDArray[np.float64] | None = None
     logits = logits_of(policy, num_rows)
 
     def act(observations: Observations, mask: BoolArray | None, step: int) -> tuple[IntArray, FloatArray]:
-        nonlocal drawn
+        nonlocal draws
         if keys is not None and step % _DRAWN == 0:
-            drawn = uniforms(keys, np.arange(step, step + _DRAWN)[:, None])
-        return sample_actions(logits(observations), mask, None if drawn is None else drawn[step % _DRAWN])
+            draws = uniforms(keys, np.arange(step, step + _DRAWN)[:, None])
+        return sample_actions(logits(observations), mask, None if draws is None else draws[step % _DRAWN])
 
     return act
 

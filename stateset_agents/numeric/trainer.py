@@ -367,8 +367,8 @@ class ControlTrainer(Session[ControlConfig]):
         )
         if config.log_episodes:
             self._recorder.tracker.log_episodes(self._state.step, rollout.episodes())
-            names, taken = self.environment.spec.action_names, rollout.action_counts().tolist()
-            counts = {names[at] if names else str(at): count for at, count in enumerate(taken) if count}
+            names, totals = self.environment.spec.action_names, rollout.action_counts().tolist()
+            counts = {names[at] if names else str(at): count for at, count in enumerate(totals) if count}
             self._recorder.tracker.log_event("actions", step=self._state.step, counts=counts)
         times = {"time/rollout": played - started, "time/update": ended - played}
         metrics = _metrics(rollout, result, times)
@@ -389,11 +389,11 @@ class ControlTrainer(Session[ControlConfig]):
         return play(self.policy, self.environment, seeds, group_size=size, keys=keys, max_steps=limit)
 
     def _next_num_groups(self, rollout: Rollout) -> int:
-        wanted = self.config.steps_per_rollout
-        if wanted is None:
+        num_steps = self.config.steps_per_rollout
+        if num_steps is None:
             return self.config.num_groups
         steps_of_a_group = max(1.0, rollout.num_steps / rollout.num_groups)
-        return min(self.config.num_groups, max(1, round(wanted / steps_of_a_group)))
+        return min(self.config.num_groups, max(1, round(num_steps / steps_of_a_group)))
 
     # ------------------------------------------------------------------------------ between updates
 
@@ -408,11 +408,11 @@ class ControlTrainer(Session[ControlConfig]):
     ) -> ControlEvaluation:
         """One episode of the current policy from each of `seeds`, by default `eval_episodes` starts that the
         training does not play; `deterministic`: always the likeliest action."""
-        chosen = (
+        starts = (
             evaluation_seeds(self.config.seed, self.config.eval_episodes) if seeds is None else list(seeds)
         )
         play = partial(evaluate, deterministic=deterministic, seed=self.config.seed)
-        return await self._worker.run(play, self.policy, self.validation, chosen)
+        return await self._worker.run(play, self.policy, self.validation, starts)
 
     async def call(self, work: Callable[[], _T]) -> _T:
         """The result of blocking work, done in the trainer's thread between two updates."""

@@ -304,18 +304,18 @@ def minibatches(
     end goes into the last one."""
     order = generator.permutation(len(groups))
     left = sum(group.stop - group.start for group in groups)
-    taken: list[Tensor] = []
+    chunks: list[Tensor] = []
     size = 0
     for index in order:
         group = groups[index]
-        taken.append(torch.arange(group.start, group.stop))
+        chunks.append(torch.arange(group.start, group.stop))
         size += group.stop - group.start
         left -= group.stop - group.start
         if size >= minibatch_size and (left >= minibatch_size or not left):
-            yield torch.cat(taken)
-            taken, size = [], 0
-    if taken:
-        yield torch.cat(taken)
+            yield torch.cat(chunks)
+            chunks, size = [], 0
+    if chunks:
+        yield torch.cat(chunks)
 
 
 def step_minibatches(num_steps: int, minibatch_size: int, generator: np.random.Generator) -> Iterator[Tensor]:

@@ -44,11 +44,11 @@ def ported_settings(args: Any, *, num_prompts: int | None) -> tuple[TrainingConf
     kind: type[Any] = trl.GRPOConfig  # type: ignore[attr-defined]  # not in its __all__
     expect("args", args, kind, "give the GRPOConfig that the script makes")
     default = type(args)(output_dir=args.output_dir, use_cpu=args.use_cpu, bf16=args.bf16, fp16=args.fp16)
-    given = {name for name, value in vars(args).items() if value != getattr(default, name, value)}
+    names = {name for name, value in vars(args).items() if value != getattr(default, name, value)}
     for name, why in FIELDS["refused"].items():
         is_adamw = name == "optim" and args.optim == "adamw_torch"  # the default but for its kernel
-        _expect(name not in given or is_adamw, args, name, why)
-    if set_aside := {name: why for name, why in FIELDS["set_aside"].items() if name in given}:
+        _expect(name not in names or is_adamw, args, name, why)
+    if set_aside := {name: why for name, why in FIELDS["set_aside"].items() if name in names}:
         _log.warning("settings of GRPOConfig that change nothing here", **set_aside)
     sections: dict[str, dict[str, Any]] = {"training": {}, "agent": {}}
     for name, place in FIELDS["taken"].items():
@@ -149,5 +149,5 @@ def _run(args: Any) -> dict[str, Any]:
         every[f"{name}_steps"] = 0 if strategy == "no" else math.ceil(steps / args.num_iterations)
     by_reward = args.metric_for_best_model in ("reward", "eval_reward") or not args.load_best_model_at_end
     _expect(by_reward, args, "metric_for_best_model", "the best is by reward: give eval_reward")
-    kept = {"save_total_limit": args.save_total_limit or _NO_BOUND, "metric_for_best": "eval/reward"}
-    return {**every, **kept, "progress": not args.disable_tqdm, "run_name": args.run_name or "run"}
+    checkpoints = {"save_total_limit": args.save_total_limit or _NO_BOUND, "metric_for_best": "eval/reward"}
+    return {**every, **checkpoints, "progress": not args.disable_tqdm, "run_name": args.run_name or "run"}

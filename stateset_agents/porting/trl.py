@@ -154,9 +154,9 @@ class TrlReward(FunctionReward):
                 scored[name] = value
         results = []
         for one in parts:
-            said = {name: value for name, value in one.items() if not math.isnan(value)}
-            scores = [weight * said[name] for name, weight in self._weights.items() if name in said]
-            results.append(RewardResult(score=sum(scores) if scores else None, breakdown=said))
+            numbers = {name: value for name, value in one.items() if not math.isnan(value)}
+            scores = [weight * numbers[name] for name, weight in self._weights.items() if name in numbers]
+            results.append(RewardResult(score=sum(scores) if scores else None, breakdown=numbers))
         return results
 
 
@@ -172,10 +172,10 @@ def _called(what: str, function: Callable[..., Any], /, *args: Any, **kwargs: An
 
 def _expect_takes(function: Any, names: Iterable[Any], where: str = "") -> None:
     """Raises ConfigurationError where a script's function is not one that takes these arguments."""
-    given = dict.fromkeys(names)
+    arguments = dict.fromkeys(names)
     what = f"{where}{getattr(function, '__qualname__', type(function).__qualname__)}"
-    what += f" is called with {', '.join(map(str, given)) or 'nothing'}, so take them or **kwargs"
-    _called(what, lambda: inspect.signature(function).bind(**given))
+    what += f" is called with {', '.join(map(str, arguments)) or 'nothing'}, so take them or **kwargs"
+    _called(what, lambda: inspect.signature(function).bind(**arguments))
 
 
 def _numbers(returned: Any) -> list[float]:
@@ -189,13 +189,13 @@ def _numbers(returned: Any) -> list[float]:
 def _columns(trajectories: Sequence[Trajectory]) -> dict[str, list[Any]]:
     rows = [trajectory.scenario.context for trajectory in trajectories]
     columns = {name: [row.get(name) for row in rows] for name in rows[0] if name != "prompt"}
-    held = [trajectory.metadata.get(_INSTANCE) for trajectory in trajectories]
-    if any(isinstance(name, _Held) for name in held):  # what was read from a file has names alone
-        columns["environments"] = [getattr(name, "instance", None) for name in held]
+    instances = [trajectory.metadata.get(_INSTANCE) for trajectory in trajectories]
+    if any(isinstance(name, _Held) for name in instances):  # what was read from a file has names alone
+        columns["environments"] = [getattr(name, "instance", None) for name in instances]
     columns.update(prompts=[], completions=[], completion_ids=[])
     for trajectory in trajectories:
-        shown, first = [_as_trl(message) for message in trajectory.messages], len(trajectory.opening)
-        prompt, completion = shown[:first], shown[first:]
+        messages, first = [_as_trl(message) for message in trajectory.messages], len(trajectory.opening)
+        prompt, completion = messages[:first], messages[first:]
         texts = trajectory.opening[-1].content, "".join(message["content"] for message in completion)
         is_text = not trajectory.scenario.prompt
         columns["prompts"].append(texts[0] if is_text else prompt)
@@ -208,16 +208,16 @@ def _columns(trajectories: Sequence[Trajectory]) -> dict[str, list[Any]]:
 def _as_trl(message: Message) -> dict[str, Any]:
     """A message as `parse_response` makes one: arguments are an object, calls have no ids, and a reply with
     one that cannot be read is text."""
-    shown: dict[str, Any] = {"role": message.role, "content": message.content}
+    entry: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.role == "tool":
-        return {**shown, "name": message.name}
+        return {**entry, "name": message.name}
     if len(message.readable_calls) < len(message.tool_calls):
-        return {**shown, "content": message.content + "".join(call.written for call in message.tool_calls)}
+        return {**entry, "content": message.content + "".join(call.written for call in message.tool_calls)}
     if message.reasoning is not None:
-        shown["reasoning_content"] = message.reasoning
+        entry["reasoning_content"] = message.reasoning
     functions = [{"name": call.name, "arguments": dict(call.arguments)} for call in message.tool_calls]
     calls = [{"type": "function", "function": function} for function in functions]
-    return {**shown, "tool_calls": calls} if calls else shown
+    return {**entry, "tool_calls": calls} if calls else entry
 
 
 class _Held(str):
@@ -260,13 +260,13 @@ class TrlEnvironment:
         self._max_rounds, told = max_tool_calling_iterations, "must make an object when called with nothing"
         named = self._factories.items()
         self._probes = {key: _called(f"environment_factory {one!r:.60} {told}", one) for key, one in named}
-        methods = {name: [*self._functions, *_methods(made)] for name, made in self._probes.items()}
+        methods = {name: [*self._functions, *_methods(probe)] for name, probe in self._probes.items()}
         self._schemas = {name: [_schema(method) for method in listed] for name, listed in methods.items()}
-        for made in self._probes.values():
-            has_reset = callable(getattr(made, "reset", None)) or not self.plays
-            expect_that(has_reset, "environment_factory", "make objects with reset", made, length=60)
-            _expect_takes(getattr(made, "get_reward", lambda: None), ())
-        owners = [type(made).__name__ for made in self._probes.values() if hasattr(made, "get_reward")]
+        for probe in self._probes.values():
+            has_reset = callable(getattr(probe, "reset", None)) or not self.plays
+            expect_that(has_reset, "environment_factory", "make objects with reset", probe, length=60)
+            _expect_takes(getattr(probe, "get_reward", lambda: None), ())
+        owners = [type(probe).__name__ for probe in self._probes.values() if hasattr(probe, "get_reward")]
         self.scored_by = tuple(dict.fromkeys(owners))
         """Names of the classes whose `get_reward` is a reward."""
         self.local = not any(is_async(method) for listed in methods.values() for method in listed)
@@ -297,9 +297,9 @@ class TrlEnvironment:
         expect_that(isinstance(listed, list | tuple) and len(listed) > 0, f"{where}: prompt", may_be, prompt)
         messages = tuple(_called(where, Message.from_openai, message) for message in listed)
         # TRL's environments may say what is asked in `reset`, which is added to the last message
-        said = [one.content for one in messages[: -1 if self.plays else None] if one.role == "user"]
+        texts = [one.content for one in messages[: -1 if self.plays else None] if one.role == "user"]
         rule = "have words in what the user says"
-        expect_that(all(map(str.strip, said)), f"{where}: prompt", rule, prompt, length=60)
+        expect_that(all(map(str.strip, texts)), f"{where}: prompt", rule, prompt, length=60)
         shared: dict[str, Any] = {"family": name or "default", "context": row, "split": split}
         id, opening, turns = f"{split}-{number}", messages[-1].content, () if is_text else messages
         return Scenario(id=id, opening=opening, prompt=turns, **shared)
@@ -352,22 +352,22 @@ class _TrlConversation:
         if not calls or len(reply.readable_calls) < len(calls) or self.rounds_left == 0:
             return Observation(terminated=True)
         self.rounds_left = None if self.rounds_left is None else self.rounds_left - 1
-        known = {method.__name__: method for method in (*self.functions, *_methods(self.instance))}
-        waiting = [call for call in calls if is_async(known.get(call.name))]
-        answers = [await _answer(known, call) for call in calls if call not in waiting]
-        answers += await gather_or_cancel(_answer(known, call) for call in waiting)  # TRL shows those last
+        tools = {method.__name__: method for method in (*self.functions, *_methods(self.instance))}
+        waiting = [call for call in calls if is_async(tools.get(call.name))]
+        answers = [await _answer(tools, call) for call in calls if call not in waiting]
+        answers += await gather_or_cancel(_answer(tools, call) for call in waiting)  # TRL shows those last
         return Observation(messages=tuple(answers))
 
     async def outcome(self) -> Outcome:
         if self.instance is None:
             return Outcome(reward=None)
-        held = _Held(type(self.instance).__name__)
-        held.instance, judge = self.instance, getattr(self.instance, "get_reward", lambda: None)
-        value = await guarded(f"{held}.get_reward", call_user_code(judge))
-        rule = f"{held}.get_reward must return a number or None, got {value!r:.60}"
+        holder = _Held(type(self.instance).__name__)
+        holder.instance, judge = self.instance, getattr(self.instance, "get_reward", lambda: None)
+        value = await guarded(f"{holder}.get_reward", call_user_code(judge))
+        rule = f"{holder}.get_reward must return a number or None, got {value!r:.60}"
         (score,) = _called(rule, _numbers, [value])
-        parts = {} if value is None else {str(held): score}
-        return Outcome(reward=parts.get(held), breakdown=parts, metadata={_INSTANCE: held})
+        parts = {} if value is None else {str(holder): score}
+        return Outcome(reward=parts.get(holder), breakdown=parts, metadata={_INSTANCE: holder})
 
     def fork(self) -> Conversation:
         twin = copy.copy(self)
@@ -378,12 +378,12 @@ class _TrlConversation:
         """Nothing: TRL's environments have no end, and reward functions still look at them."""
 
 
-async def _answer(known: Mapping[str, Callable[..., Any]], call: ToolCall) -> Message:
+async def _answer(tools: Mapping[str, Callable[..., Any]], call: ToolCall) -> Message:
     """What the agent reads of a call: the result, or what the tool raised."""
     try:
-        if call.name not in known:
+        if call.name not in tools:
             raise ValueError(f"Tool {call.name} not found.")
-        content = str(await call_user_code(known[call.name], **call.arguments))
+        content = str(await call_user_code(tools[call.name], **call.arguments))
     except Exception as error:  # whatever it is, TRL tells the model
         content = str({"error": str(error)})
     return Message(role="tool", name=call.name, content=content, tool_call_id=call.id or None)

@@ -154,13 +154,13 @@ class HierarchicalGRPO:
         for role in roles:
             if role not in ROLES:
                 raise ConfigurationError(f"there is no role {role!r:.40}{nearest(role, ROLES)}")
-        wanted = set(roles or ROLES)
-        if share_thread(self.roles) and wanted & {"decomposer", "synthesizer"}:
-            wanted |= {"decomposer", "synthesizer"}
+        trained_roles = set(roles or ROLES)
+        if share_thread(self.roles) and trained_roles & {"decomposer", "synthesizer"}:
+            trained_roles |= {"decomposer", "synthesizer"}
         await self._initialize()
         folders: dict[Role, Path] = {}
         for agent in self._agents():
-            own = [role for role in ROLES if role in wanted and self.agents[role] is agent]
+            own = [role for role in ROLES if role in trained_roles and self.agents[role] is agent]
             if not own:
                 continue
             environment = with_roles(self.environment, seen_by(agent, own, self.roles, self.agent))

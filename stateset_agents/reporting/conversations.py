@@ -235,7 +235,7 @@ def take(
     """
     waiting = [deque(by_interest(groups)) for groups in kinds]
     sizes = [0.0] * len(kinds)
-    taken = []
+    selection = []
     while any(waiting):
         kind = min((at for at, groups in enumerate(waiting) if groups), key=sizes.__getitem__)
         group = waiting[kind].popleft()
@@ -245,8 +245,8 @@ def take(
                 waiting[kind].clear()
             continue
         sizes[kind] += size
-        taken.append(group)
-    return taken
+        selection.append(group)
+    return selection
 
 
 def by_interest(groups: Sequence[PlayedGroup]) -> list[PlayedGroup]:
@@ -538,7 +538,7 @@ def _rows(lines: Iterable[MetricLine]) -> dict[int, tuple[float, float]]:
 def _updates(events: Iterable[Mapping[str, Any]]) -> _Updates:
     """Step -> begin and end of its update by the monotonic clock, and the number of the run's session: after
     a resume the clock may be another."""
-    begun: dict[int, float] = {}
+    begin_times: dict[int, float] = {}
     updates: dict[int, tuple[float, float, int]] = {}
     session = 0
     for event in events:
@@ -546,9 +546,9 @@ def _updates(events: Iterable[Mapping[str, Any]]) -> _Updates:
         if "monotonic" not in event:
             continue
         if event["event"] == "update begun":
-            begun[event["step"]] = event["monotonic"]
-        elif event["event"] == "update ended" and event["step"] in begun:
-            updates[event["step"]] = (begun[event["step"]], event["monotonic"], session)
+            begin_times[event["step"]] = event["monotonic"]
+        elif event["event"] == "update ended" and event["step"] in begin_times:
+            updates[event["step"]] = (begin_times[event["step"]], event["monotonic"], session)
     return updates
 
 

@@ -216,14 +216,14 @@ def axis(values: Sequence[float]) -> Range | None:
     """
     if not values:
         return None
-    kept = values
+    near_values = values
     if len(values) >= 8:
         first, _, third = quantiles(values, n=4)
         reach = 4 * (third - first)
         is_near = [True, *(first - reach <= value <= third + reach for value in values), True]
         neighbours = zip(values, is_near, is_near[1:], is_near[2:], strict=False)
-        kept = [v for v, before, near, after in neighbours if near or not (before and after)] or values
-    low, high = min(kept), max(kept)
+        near_values = [v for v, before, near, after in neighbours if near or not (before and after)] or values
+    low, high = min(near_values), max(near_values)
     if high - low <= 1e-4 * max(abs(low), abs(high)):  # the values look equal
         return (0.0, 2 * high or 1.0) if low >= 0 else (2 * low, 0.0)
     margin = 0.05 * (high - low)
@@ -254,9 +254,9 @@ def _learning(lines: Sequence[MetricLine]) -> list[_Kind]:
 
 def _metrics_without_chart(lines: Sequence[MetricLine], kinds: Sequence[_Kind]) -> list[str]:
     """Names of the metrics that none of these charts has, sorted."""
-    shown = {name for kind in kinds for name in kind.metrics}
-    shown |= {f"{base}_{end}" for name, base in _BANDS.items() if name in shown for end in ("low", "high")}
-    return sorted({name for line in lines for name in line.values} - shown)
+    names = {name for kind in kinds for name in kind.metrics}
+    names |= {f"{base}_{end}" for name, base in _BANDS.items() if name in names for end in ("low", "high")}
+    return sorted({name for line in lines for name in line.values} - names)
 
 
 def _is_term(name: str) -> bool:

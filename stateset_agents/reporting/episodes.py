@@ -112,10 +112,10 @@ def _components(lines: Sequence[MetricLine]) -> Chart | None:
     """The parts of the mean return, above and below zero; None for a reward of one part."""
     logged = {name for line in lines for name in line.values if name.startswith("reward/")}
     names = sorted(logged - {"reward/mean", "reward/std"})
-    chosen = [line for line in lines if any(name in line.values for name in names)]
+    component_lines = [line for line in lines if any(name in line.values for name in names)]
     if len(names) < 2:
         return None
-    parts, _ = binned(chosen, _MAX_POINTS)
+    parts, _ = binned(component_lines, _MAX_POINTS)
     series = [
         Series(
             name=name.removeprefix("reward/"),
@@ -162,15 +162,15 @@ def action_table(counts: Sequence[tuple[int, Mapping[str, int]]]) -> dict[str, A
     first, last = sides
     names = list(dict.fromkeys(name for _, each in counts for name in each))
     names.sort(key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0))
-    shown = names
+    row_names = names
     if len(names) > _MOST_ACTIONS:
         by_use = sorted(names, key=lambda name: -max(first.get(name, 0.0), last.get(name, 0.0)))
-        kept = set(by_use[: _MOST_ACTIONS - 1])
-        shown = [name for name in names if name in kept]
-    rows = [{"name": name, "first": first.get(name, 0.0), "last": last.get(name, 0.0)} for name in shown]
-    if len(shown) < len(names):
-        rest = f"{len(names) - len(shown)} others"
-        others = [sum(side.get(name, 0.0) for name in names if name not in shown) for side in sides]
+        top_names = set(by_use[: _MOST_ACTIONS - 1])
+        row_names = [name for name in names if name in top_names]
+    rows = [{"name": name, "first": first.get(name, 0.0), "last": last.get(name, 0.0)} for name in row_names]
+    if len(row_names) < len(names):
+        rest = f"{len(names) - len(row_names)} others"
+        others = [sum(side.get(name, 0.0) for name in names if name not in row_names) for side in sides]
         rows.append({"name": rest, "first": others[0], "last": others[1]})
     return {"rows": rows, "updates": tenth}
 

@@ -46,7 +46,7 @@ def lab_data(log: RunLog, max_conversations: int = MAX_CONVERSATIONS) -> dict[st
         raise ConfigurationError(
             f"{log.folder.path.name} has no conversations in rollouts.jsonl: train with log_rollouts true"
         )
-    used = {
+    token_ids = {
         token
         for step in steps
         for group in step["groups"]
@@ -59,7 +59,7 @@ def lab_data(log: RunLog, max_conversations: int = MAX_CONVERSATIONS) -> dict[st
         "settings": _page_settings(log.config().get("training") or {}),
         "steps": steps,
         "total_steps": total,
-        "texts": {token: texts[token] for token in used if token in texts},
+        "texts": {token: texts[token] for token in token_ids if token in texts},
     }
 
 
@@ -92,12 +92,12 @@ def _selected(log: RunLog, max_conversations: int) -> tuple[list[dict[str, Any]]
         if rollout.stage == "train" and not rollout.branch_of:
             by_step.setdefault(rollout.step, LineGroup()).add(rollout.offset, len(rollout.line))
     numbers = {id(lines): step for step, lines in by_step.items()}
-    chosen = within_limits(list(by_step.values()), max_conversations, _MAX_BYTES)
-    if by_step and not chosen:  # a step above the limits: one is better than none
-        chosen = [next(iter(by_step.values()))]
+    line_groups = within_limits(list(by_step.values()), max_conversations, _MAX_BYTES)
+    if by_step and not line_groups:  # a step above the limits: one is better than none
+        line_groups = [next(iter(by_step.values()))]
     steps = [
         {"step": numbers[id(lines)], "groups": list(_groups(file.records_at(lines.offsets)))}
-        for lines in chosen
+        for lines in line_groups
     ]
     return steps, len(by_step)
 
@@ -145,16 +145,16 @@ def parts_data(log: RunLog) -> dict[str, Any]:
     if not lines:
         raise ConfigurationError(f"{log.folder.path.name} has no finished update yet: train it first")
     places = np.unique(np.linspace(0, len(lines) - 1, _MOST_UPDATES).round().astype(int))
-    chosen = [lines[place] for place in places]
-    names = dict.fromkeys(name for line in chosen for name in line.values if name.startswith(_OF_PARTS))
+    updates = [lines[place] for place in places]
+    names = dict.fromkeys(name for line in updates for name in line.values if name.startswith(_OF_PARTS))
     config = log.config()
     return {
         "run": log.folder.path.name,
         "environment": (config.get("environment") or {}).get("name"),
         "training": config.get("training") or {},
         "total_updates": len(lines),
-        "steps": [line.step for line in chosen],
-        "series": {name: [line.values.get(name) for line in chosen] for name in names},
+        "steps": [line.step for line in updates],
+        "series": {name: [line.values.get(name) for line in updates] for name in names},
     }
 
 
@@ -183,7 +183,7 @@ def run_parts(log: RunLog) -> dict[str, Any]:
     earlier: dict[str, list[float]] = {family: [] for family in families}
     rows: list[dict[str, Any]] = []
     for step in data["steps"]:
-        prior = {family: math.fsum(seen) / len(seen) if seen else 0.0 for family, seen in earlier.items()}
+        prior = {family: math.fsum(past) / len(past) if past else 0.0 for family, past in earlier.items()}
         for group in step["groups"]:
             rows += _conversations(
                 group, step["step"], prior[group["family"]], families.index(group["family"])

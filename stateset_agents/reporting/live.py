@@ -227,7 +227,7 @@ async def send_changes(
 
     Where files cannot be read, a `trouble` event stands in for it, once for each error.
     """
-    sent: dict[str, object] = {}
+    sent_states: dict[str, object] = {}
     looked_at = dict.fromkeys(kinds, -math.inf)
     async with event_stream(request) as response:
         while True:
@@ -237,15 +237,15 @@ async def send_changes(
                 looked_at[name] = now
                 try:
                     states = await asyncio.to_thread(kind.states)
-                    is_new = name not in sent or sent[name] != states
+                    is_new = name not in sent_states or sent_states[name] != states
                     data = await kind.data(states) if is_new else b""
                     event = b"event: %s\ndata: %s\n\n" % (name.encode(), data)
                 except StatesetError as error:
                     states = str(error)
-                    is_new, event = sent.get(name) != states, _trouble(error)
+                    is_new, event = sent_states.get(name) != states, _trouble(error)
                 if is_new:
                     await response.write(event)
-                    sent[name] = states
+                    sent_states[name] = states
             await response.write(b": still here\n\n")
             await asyncio.sleep(poll_seconds)
     return response
@@ -340,11 +340,11 @@ class LiveOverview:
 
     def _read(self, log: RunLog, max_points: int) -> RunResults:
         states = _of(log.folder)
-        kept = self._runs.get(log.folder)
-        if kept is None or kept[:2] != (states, max_points):
-            kept = (states, max_points, read_run(log, max_points))
-            self._runs[log.folder] = kept
-        return kept[2]
+        entry = self._runs.get(log.folder)
+        if entry is None or entry[:2] != (states, max_points):
+            entry = (states, max_points, read_run(log, max_points))
+            self._runs[log.folder] = entry
+        return entry[2]
 
 
 def _of(folder: RunFolder) -> FileStates:

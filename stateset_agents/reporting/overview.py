@@ -261,10 +261,10 @@ def _labels(firsts: Sequence[RunResults]) -> list[str]:
     if len(firsts) == 1 or len(set(slugs)) == len(slugs):
         return slugs
     differing = differing_settings([run.config for run in firsts])
-    shown = {name: values for name, values in differing.items() if not is_identity(name)}
-    short = _short_names(shown)
+    table = {name: values for name, values in differing.items() if not is_identity(name)}
+    short = _short_names(table)
     labels = [
-        ", ".join(f"{short[name]}={values[at]}" for name, values in shown.items() if values[at] is not None)
+        ", ".join(f"{short[name]}={values[at]}" for name, values in table.items() if values[at] is not None)
         for at in range(len(firsts))
     ]
     labels = [

@@ -50,16 +50,16 @@ def row_changes(record: Mapping[str, Any], token_texts: Mapping[int, str]) -> di
         return {"number": number, "begins": dict.fromkeys(breaks), "gone": []}
     tokens = list(_texts_of_turns(record, token_texts))
     parts = [part for part in _parts(record) if _is_findable(part, follows, tokens)]
-    seen = _seen(parts, follows, [prompt for prompt, _ in tokens])
+    views = _seen(parts, follows, [prompt for prompt, _ in tokens])
     begins = {}
     for index in breaks:
-        lost = (seen[index - 1] | _said(parts, index - 1)) - seen[index]
+        lost = (views[index - 1] | _said(parts, index - 1)) - views[index]
         messages = sorted(part.message for part in lost if not part.is_thought)
         thoughts = sorted(part.turn for part in lost if part.is_thought and part.message not in messages)
         begins[index] = {"messages": messages, "thoughts": thoughts}
     gone = []
     for part in parts:
-        last = max((index for index, parts_seen in enumerate(seen) if part in parts_seen), default=part.turn)
+        last = max((index for index, parts_seen in enumerate(views) if part in parts_seen), default=part.turn)
         since = max(last, part.turn) + 1
         if since < len(turns):
             summarized = bool(turns[since - 1].get("is_summary")) and part.turn < since - 1
@@ -130,17 +130,17 @@ def _said(parts: Sequence[_Part], turn: int) -> set[_Part]:
 
 def _seen(parts: Sequence[_Part], follows: Sequence[int | None], prompts: Sequence[str]) -> list[set[_Part]]:
     """[turns] what stands before each turn's reply."""
-    seen: list[set[_Part]] = []
+    views: list[set[_Part]] = []
     for index, before in enumerate(follows):
-        held: set[_Part] = set()
+        view: set[_Part] = set()
         if before is not None:
-            held = seen[before] | {part for part in _said(parts, before) if part.is_reply}
+            view = views[before] | {part for part in _said(parts, before) if part.is_reply}
         if index == 0 or before == index - 1:
-            held |= _said(parts, index - 1)
+            view |= _said(parts, index - 1)
         else:
-            held |= _found([part for part in parts if part.turn < index and part not in held], prompts[index])
-        seen.append(held)
-    return seen
+            view |= _found([part for part in parts if part.turn < index and part not in view], prompts[index])
+        views.append(view)
+    return views
 
 
 def _found(parts: Sequence[_Part], context: str) -> set[_Part]:
@@ -156,15 +156,15 @@ def _found(parts: Sequence[_Part], context: str) -> set[_Part]:
             summaries |= {part} if places else set()
             continue
         longer = [
-            (places[at][1], characters + len(part.texts[0]), (*chosen, part))
-            for end, characters, chosen in best
+            (places[at][1], characters + len(part.texts[0]), (*parts_so_far, part))
+            for end, characters, parts_so_far in best
             if (at := bisect_left(places, (end, 0))) < len(places)
         ]
-        kept: list[tuple[int, int, tuple[_Part, ...]]] = []
+        choices: list[tuple[int, int, tuple[_Part, ...]]] = []
         for choice in sorted([*longer, *best], key=lambda choice: (choice[0], -choice[1])):
-            if not kept or choice[1] > kept[-1][1]:
-                kept.append(choice)
-        best = kept
+            if not choices or choice[1] > choices[-1][1]:
+                choices.append(choice)
+        best = choices
     return {*best[-1][2], *summaries}
 
 

@@ -74,12 +74,12 @@ class CodeReward(RewardFunction):
         self._tolerance = float(tolerance)
 
     async def score(self, trajectory: Trajectory) -> RewardResult:
-        given = trajectory.scenario.context.get("tests")
-        if given is None:
+        data = trajectory.scenario.context.get("tests")
+        if data is None:
             message = "reward does not apply: the scenario has no tests"
             self.warn_once(_log, message, mend='give context["tests"]')
             return RewardResult(score=None)
-        tests = read_tests(given)
+        tests = read_tests(data)
         program = last_program(trajectory.replies[-1].content) if trajectory.replies else None
         if program is None:
             return RewardResult(score=0.0, breakdown={"passed": 0.0, "ran": 0.0})
@@ -112,7 +112,7 @@ def last_program(reply: str) -> str | None:
     """
     if len(reply) > _MOST_CHARACTERS or not reply.strip():
         return None
-    found: str | None = None
+    program: str | None = None
     block: list[str] | None = None
     language, fence = "", ""
     has_fence = False
@@ -123,11 +123,11 @@ def last_program(reply: str) -> str | None:
             fence = "`" * (len(start) - len(start.lstrip("`")))
             language = start.lstrip("`").strip().lower()
         elif block is not None and start == fence:
-            found = "\n".join(block) if language in _PYTHON else found
+            program = "\n".join(block) if language in _PYTHON else program
             block = None
         elif block is not None:
             block.append(line)
-    return found if has_fence else reply
+    return program if has_fence else reply
 
 
 def read_tests(given: object) -> HiddenCases:
@@ -149,7 +149,7 @@ def read_tests(given: object) -> HiddenCases:
     read = [_read_case(case, of_function=entry_point is not None) for case in hidden]
     return HiddenCases(
         entry_point=entry_point,
-        inputs=tuple(given for given, _ in read),
+        inputs=tuple(case_input for case_input, _ in read),
         expected=tuple(expected for _, expected in read),
     )
 
@@ -158,15 +158,15 @@ def _read_case(case: object, *, of_function: bool) -> tuple[Any, Any]:
     key = "arguments" if of_function else "stdin"
     if not isinstance(case, Mapping) or set(case) - {"visible"} != {key, "expected"}:
         raise _unfit(f"needs cases with {key} and expected, got {case!r:.80}")
-    given, expected = case[key], case["expected"]
+    case_input, expected = case[key], case["expected"]
     if not of_function:
-        if not isinstance(given, str) or not isinstance(expected, str):
+        if not isinstance(case_input, str) or not isinstance(expected, str):
             raise _unfit(f"compares texts where it has no entry_point, got {case!r:.80}")
-        return given, expected
-    if not isinstance(given, list | tuple):
-        raise _unfit(f"needs a list of arguments for each case, got {given!r:.60}")
+        return case_input, expected
+    if not isinstance(case_input, list | tuple):
+        raise _unfit(f"needs a list of arguments for each case, got {case_input!r:.60}")
     expect_built_in('what context["tests"] expects', expected)
-    return tuple(given), expected
+    return tuple(case_input), expected
 
 
 def _unfit(what: str) -> ConfigurationError:

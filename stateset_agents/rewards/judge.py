@@ -92,11 +92,11 @@ class AnswerCache:
             connection = sqlite3.connect(self.path, timeout=_BUSY_TIMEOUT, check_same_thread=False)
             with connection:
                 connection.execute("BEGIN IMMEDIATE")
-                [found] = connection.execute("PRAGMA user_version").fetchone()
+                [version] = connection.execute("PRAGMA user_version").fetchone()
                 tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-                if found != _VERSION and (found or tables):
+                if version != _VERSION and (version or tables):
                     raise ConfigurationError(
-                        f"{self.path} has cache version {found}, not {_VERSION}: name another file"
+                        f"{self.path} has cache version {version}, not {_VERSION}: name another file"
                     )
                 connection.execute(
                     "CREATE TABLE IF NOT EXISTS answers "
@@ -199,8 +199,8 @@ class JudgeReward(RewardFunction):
             verdict = parse_verdict(await self._answer(prompt), top=self._top)
         else:
             verdict = await self._cached_verdict(prompt, self._cache)
-        spoken = sum(len(message.content.split()) for message in trajectory.replies)
-        return RewardResult(score=verdict, breakdown={"words": float(spoken)})
+        num_words = sum(len(message.content.split()) for message in trajectory.replies)
+        return RewardResult(score=verdict, breakdown={"words": float(num_words)})
 
     async def _cached_verdict(self, prompt: str, cache: AnswerCache) -> float:
         """The verdict on a prompt; only one that can be read is kept."""
@@ -282,7 +282,7 @@ _MARKUP = re.compile(r"[\x85\u2028\u2029]|<(?=[/|\uff5c\w])|\[(?=/?[A-Z_]+\])")
 def _as_line(value: object) -> str:
     """JSON on one line that holds no markup: "<|" stands there as "\\u003c|"."""
     text = json.dumps(value, ensure_ascii=False, default=str)
-    return _MARKUP.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _MARKUP.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def parse_verdict(answer: str, *, top: int = 10) -> float:
@@ -496,9 +496,9 @@ def kappa_interval(counts: Sequence[Counts], resamples: int = 2000) -> tuple[flo
 
     table = np.asarray(counts)  # [scenarios, 4]
     draw = np.random.default_rng(derive(0, "agreement", len(counts)))
-    drawn = table[draw.integers(len(table), size=(resamples, len(table)))].sum(1)  # [resamples, 4]
-    found = [cohens_kappa(*map(int, row)) for row in drawn]
-    kappas = [kappa for kappa in found if kappa is not None]
+    samples = table[draw.integers(len(table), size=(resamples, len(table)))].sum(1)  # [resamples, 4]
+    estimates = [cohens_kappa(*map(int, row)) for row in samples]
+    kappas = [kappa for kappa in estimates if kappa is not None]
     if not kappas:
         return None
     drawn_low, drawn_high = np.quantile(kappas, [0.025, 0.975])

@@ -101,10 +101,10 @@ class MathAnswerReward(CheckedReward):
     def _given(self, reply: Message) -> str | None:
         if self._answer_in == "tags":
             return answer_of(reply)
-        spoken = words_of(reply)
-        if spoken is None or self._answer_in == "boxed":
-            return None if spoken is None else _boxed(spoken)
-        return spoken.strip() or None
+        words = words_of(reply)
+        if words is None or self._answer_in == "boxed":
+            return None if words is None else _boxed(words)
+        return words.strip() or None
 
 
 _BOX = re.compile(r"\\boxed\s*\{")

@@ -110,7 +110,7 @@ class PotentialShaping(RewardOfRewards):
         return RewardResult(
             score=result.score + total,
             breakdown={**breakdown, "shaping": total},
-            turn_rewards=tuple(earned + move for earned, move in zip(earned_by_turn, moves, strict=True)),
+            turn_rewards=tuple(reward + move for reward, move in zip(earned_by_turn, moves, strict=True)),
         )
 
     async def _potentials(self, trajectory: Trajectory) -> list[float]:

@@ -112,14 +112,14 @@ def _wordings(expected: object) -> Sequence[str | float]:
 
 
 def _agrees(answer: str, expected: str | float, tolerance: float) -> bool:
-    wanted = parse_number(expected) if isinstance(expected, str) else (float(expected), "")
-    if wanted is None:
+    target = parse_number(expected) if isinstance(expected, str) else (float(expected), "")
+    if target is None:
         return _plain(answer) == _plain(str(expected))
     number = parse_number(answer)
     if number is None:
         return False
-    fits = same_unit(number[1], wanted[1]) or (not wanted[1] and number[1] not in _CHANGING)
-    return fits and math.isclose(number[0], wanted[0], rel_tol=tolerance, abs_tol=1e-12)
+    fits = same_unit(number[1], target[1]) or (not target[1] and number[1] not in _CHANGING)
+    return fits and math.isclose(number[0], target[0], rel_tol=tolerance, abs_tol=1e-12)
 
 
 def _plain(text: str) -> list[str]:
@@ -186,9 +186,9 @@ class CorrectnessReward(CheckedReward):
         text = trajectory.replies[-1].content
         if self._marker is None:
             return text if words(text) else None
-        found = re.findall(rf"{re.escape(self._marker)}[ \t]*(.*)", text, re.IGNORECASE)
-        answers = {parse_number(answer) or " ".join(answer.lower().split()) for answer in found}
-        return found[-1] if len(answers) == 1 and words(found[-1]) else None
+        matches = re.findall(rf"{re.escape(self._marker)}[ \t]*(.*)", text, re.IGNORECASE)
+        answers = {parse_number(answer) or " ".join(answer.lower().split()) for answer in matches}
+        return matches[-1] if len(answers) == 1 and words(matches[-1]) else None
 
 
 class SafetyReward(CheckedReward):
@@ -310,8 +310,8 @@ class ConcisenessReward(CheckedReward):
         resolved = resolution(trajectory, transcript, breakdown)
         if resolved is None:
             return RewardResult(score=None)
-        spoken = sum(len(words(text)) for text in transcript.replies)
-        breakdown["brevity"] = min(1.0, self._max_words / max(1, spoken))
+        num_words = sum(len(words(text)) for text in transcript.replies)
+        breakdown["brevity"] = min(1.0, self._max_words / max(1, num_words))
         value = 0.5 * resolved + (0.5 * breakdown["brevity"] if resolved > 1 - 1e-9 else 0.0)
         if claims_something_false(trajectory, transcript):
             breakdown["false_claim"], value = 1.0, 0.0

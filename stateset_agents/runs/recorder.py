@@ -81,7 +81,7 @@ class StepWarnings:
             tied = tied and not metrics.get("reward/std")
         self._num_tied = self._num_tied + 1 if tied else 0
         if self._num_tied == MAX_TIED_STEPS:
-            seen = (
+            symptom = (
                 f"no group had two different rewards in {MAX_TIED_STEPS} steps (mean "
                 f"{metrics['reward/mean']:.3g}), so nothing is learned"
             )
@@ -91,14 +91,14 @@ class StepWarnings:
             )
             if "episode/length" in metrics:
                 cure = "is the task solved, or is the reward the same whatever a member does?"
-            findings.append(Finding("tied groups", "fail", seen, cure))
+            findings.append(Finding("tied groups", "fail", symptom, cure))
         if metrics.get("time/loop_lag", 0.0) >= MAX_LOOP_LAG:
-            seen = f"the event loop stood still for {metrics['time/loop_lag']:.1f} s"
+            symptom = f"the event loop stood still for {metrics['time/loop_lag']:.1f} s"
             cure = OTHER_CODE_HINT
             if metrics.get("time/loop_lag_user", 0.0) >= MAX_LOOP_LAG:
-                seen += f" in your code ({lag_place})" if lag_place else " in your code"
+                symptom += f" in your code ({lag_place})" if lag_place else " in your code"
                 cure = "it blocks there; make that function a plain def, which runs in a thread"
-            findings.append(Finding("event loop", "warn", seen, cure))
+            findings.append(Finding("event loop", "warn", symptom, cure))
         return findings
 
 

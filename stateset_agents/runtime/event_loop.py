@@ -115,8 +115,8 @@ def runner() -> Iterator[asyncio.Runner]:
     the wait for events is heard at the next event, and a page that nobody opens has none.
     """
     if sys.platform == "win32":  # its loop is woken by signals
-        with asyncio.Runner() as made:
-            yield made
+        with asyncio.Runner() as loop_runner:
+            yield loop_runner
         return
     woken, wake = socket.socketpair()
     with woken, wake:
@@ -124,8 +124,8 @@ def runner() -> Iterator[asyncio.Runner]:
         wake.setblocking(False)
         before = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
         try:
-            with asyncio.Runner() as made:
-                made.get_loop().add_reader(woken, woken.recv, 4096)
-                yield made
+            with asyncio.Runner() as loop_runner:
+                loop_runner.get_loop().add_reader(woken, woken.recv, 4096)
+                yield loop_runner
         finally:
             signal.set_wakeup_fd(before)

@@ -111,9 +111,9 @@ class HttpGuard:
 
         hosts = request.headers.getall("Host", [])
         if len(hosts) != 1 or not self.allows_host(hosts[0]):
-            shown = f"{hosts[0]!r:.80}" if hosts else "nothing"
+            host = f"{hosts[0]!r:.80}" if hosts else "nothing"
             raise web.HTTPForbidden(
-                text=f"Host {shown} is not served here; served are {', '.join(self.hosts)}"
+                text=f"Host {host} is not served here; served are {', '.join(self.hosts)}"
             )
         if self.api_keys and request.path not in self.without_key and self.key_number(request) is None:
             raise web.HTTPUnauthorized(
@@ -134,7 +134,7 @@ class HttpGuard:
         if port and not port.isdecimal():
             return False
         allowed = [_name_and_port(host) for host in self.hosts]
-        if any(name == known and wanted in ("", port) for known, wanted in allowed):
+        if any(name == host and host_port in ("", port) for host, host_port in allowed):
             return True
         return self.any_address and _address(name) is not None
 
@@ -184,9 +184,9 @@ def read_api_keys(
     return keys
 
 
-def _expect_texts(name: str, given: Collection[str]) -> None:
+def _expect_texts(name: str, texts: Collection[str]) -> None:
     """Each character of a text would be a key or a host."""
-    if isinstance(given, str):
+    if isinstance(texts, str):
         raise ConfigurationError(f"{name} must be a list of texts, got a text: put it in [...]")
 
 

@@ -149,8 +149,8 @@ class NamedCall:
             )
         self.function: Callable[..., Any] = target
         cures = cures or {}
-        known = (*offered, *cures)
-        self._is_positional = positional is not None and _is_positional(target, offered, known, positional)
+        names = (*offered, *cures)
+        self._is_positional = positional is not None and _is_positional(target, offered, names, positional)
         self.wanted: tuple[str, ...] = (
             tuple(positional or ())
             if self._is_positional
@@ -192,7 +192,7 @@ def wanted_arguments(
 
 
 def _is_positional(
-    function: Callable[..., Any], offered: Sequence[str], known: Sequence[str], positional: Sequence[str]
+    function: Callable[..., Any], offered: Sequence[str], names: Sequence[str], positional: Sequence[str]
 ) -> bool:
     """True if the function takes the `positional` arguments in their order, under other names.
 
@@ -203,14 +203,14 @@ def _is_positional(
     except (TypeError, ValueError):
         return True
     parameters = list(signature.parameters.values())
-    needed = [parameter for parameter in parameters if parameter.default is parameter.empty]
-    if all(parameter.name in offered and parameter.kind != parameter.POSITIONAL_ONLY for parameter in needed):
+    needs = [parameter for parameter in parameters if parameter.default is parameter.empty]
+    if all(parameter.name in offered and parameter.kind != parameter.POSITIONAL_ONLY for parameter in needs):
         return False
     try:
         signature.bind(*positional)
     except TypeError:
         return False
     return all(
-        parameter.name == expected or parameter.name not in known
+        parameter.name == expected or parameter.name not in names
         for parameter, expected in zip(parameters, positional, strict=False)
     )

@@ -204,11 +204,11 @@ class LoopShare:
         loop = asyncio.get_running_loop()
         while self._until is not None and self._until[0] is loop:
             await self._until[1].wait()
-        begun = time.perf_counter()
+        start = time.perf_counter()
         try:
             return work()
         finally:
-            self._spent += time.perf_counter() - begun
+            self._spent += time.perf_counter() - start
             if self._spent >= self._seconds:
                 self._spent, next_round = 0.0, asyncio.Event()
                 self._until = loop, next_round

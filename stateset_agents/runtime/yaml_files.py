@@ -166,13 +166,13 @@ def _refuse_keys_and_numbers(root: yaml.Node, of: str) -> None:
     every number before it is read."""
     import yaml
 
-    seen: set[int] = set()
+    seen_ids: set[int] = set()
     waiting: list[tuple[str, Any]] = [("", root)]
     while waiting:
         path, node = waiting.pop()
-        if id(node) in seen:  # an alias
+        if id(node) in seen_ids:  # an alias
             continue
-        seen.add(id(node))
+        seen_ids.add(id(node))
         if node.tag in _NUMBERS and len(node.value) > _MAX_DIGITS:
             raise ConfigurationError(
                 f"{of}: {path}{path and ': '}{node.value[:20]}... is a number of {len(node.value):,} "

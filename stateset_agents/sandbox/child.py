@@ -51,12 +51,12 @@ def shut_the_door(job: Job) -> list[int]:
         call("prctl", _PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
         if os.getppid() != job["parent"]:  # it ended before that
             os._exit(1)
-    used = 0.0
+    cost = 0.0
     if job["mounts"] is not None:
         _leave_the_machine(call, job["mounts"], job["pivot_root"])
-        used += _go_on_in_a_child(call, is_program=False)  # the first of the new process namespace
+        cost += _go_on_in_a_child(call, is_program=False)  # the first of the new process namespace
     if job["is_first"]:
-        used += _go_on_in_a_child(call, is_program=True)  # the first gets no signal that it sends itself
+        cost += _go_on_in_a_child(call, is_program=True)  # the first gets no signal that it sends itself
     if job["capset"]:
         _drop_capabilities(call, job["capset"])
         call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
@@ -64,7 +64,7 @@ def shut_the_door(job: Job) -> list[int]:
         call("syscall", _LANDLOCK_RESTRICT_SELF, job["ruleset"], 0)
         os.close(job["ruleset"])
     _limit(job["limits"], len(inputs))
-    _end_after(call, job["cpu_seconds"] + _ROUNDED - used)
+    _end_after(call, job["cpu_seconds"] + _ROUNDED - cost)
     call("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)
     if job["filter"]:
         _filter_system_calls(call, job["filter"])
@@ -156,11 +156,11 @@ def _leave_the_machine(call: Any, mounts: dict[str, list[str]], pivot_root: int)
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
     call("mount", b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
-    shown = {path: os.open(path, os.O_PATH) for path in mounts["show"]}
+    descriptors = {path: os.open(path, os.O_PATH) for path in mounts["show"]}
     root = "/tmp" if os.path.isdir("/tmp") else "/var"
     read_only = _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV
     call("mount", b"tmpfs", root.encode(), b"tmpfs", _MS_NOSUID | _MS_NODEV, b"size=1m,mode=755")
-    for path, descriptor in shown.items():
+    for path, descriptor in descriptors.items():
         target = root + path
         if os.path.isdir(f"/proc/self/fd/{descriptor}"):
             os.makedirs(target, exist_ok=True)
@@ -168,8 +168,8 @@ def _leave_the_machine(call: Any, mounts: dict[str, list[str]], pivot_root: int)
             os.makedirs(os.path.dirname(target), exist_ok=True)
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
         call("mount", f"/proc/self/fd/{descriptor}".encode(), target.encode(), None, _MS_BIND, None)
-        kept = os.statvfs(target).f_flag & 0b1111
-        call("mount", None, target.encode(), None, kept | read_only, None)
+        flags = os.statvfs(target).f_flag & 0b1111
+        call("mount", None, target.encode(), None, flags | read_only, None)
         os.close(descriptor)
     for path in mounts["hide"]:
         call("mount", b"tmpfs", (root + path).encode(), b"tmpfs", _MS_RDONLY, b"size=4k,mode=000")
@@ -186,14 +186,14 @@ def _go_on_in_a_child(call: Any, *, is_program: bool) -> float:
     Gives the processor time used until then, which the child's clock does not have. A program's own codes
     become 0 or 1, so that none can say that it was killed.
     """
-    used = time.process_time()
+    cost = time.process_time()
     inside = os.fork()
     if inside:
         code = os.waitstatus_to_exitcode(os.waitpid(inside, 0)[1])
         was_killed = code == -_SIGKILL or (code == KILLED and not is_program)
         os._exit(KILLED if was_killed else int(code != 0))
     call("prctl", _PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
-    return used
+    return cost
 
 
 def encoded(value: Any, depth: int = 0) -> str:
@@ -276,9 +276,9 @@ def _call_function(program: str, entry_point: str, arguments: list[tuple[object,
     names = _new_module("submission")
     exec(compile(program, "<submission>", "exec"), names)
     function = names[entry_point]
-    for case, given in enumerate(arguments):
+    for case, case_arguments in enumerate(arguments):
         try:
-            line = f'[{case},"value",{encoded(function(*given))}]'
+            line = f'[{case},"value",{encoded(function(*case_arguments))}]'
         except BaseException as error:
             line = f'[{case},"raised",{_quoted(_described(error))}]'
         write(line)
@@ -286,8 +286,8 @@ def _call_function(program: str, entry_point: str, arguments: list[tuple[object,
 
 def _run_program(program: str, inputs: list[int], write: Any) -> None:
     code = compile(program, "<submission>", "exec")
-    for case, given in enumerate(inputs):
-        os.dup2(given, 0)  # open(0) reads it, too
+    for case, descriptor in enumerate(inputs):
+        os.dup2(descriptor, 0)  # open(0) reads it, too
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  # the program's
         printed = io.BytesIO()
         stdout = io.TextIOWrapper(printed, encoding="utf-8", errors="surrogatepass", write_through=True)

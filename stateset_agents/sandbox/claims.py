@@ -106,8 +106,8 @@ def agrees(claim: Any, expected: object, *, tolerance: float = 0.0) -> bool:
     if isinstance(expected, int):
         return _int(claim) == expected
     if isinstance(expected, float):
-        given = _floats(claim, "float", 1)
-        return given is not None and _close(given[0], expected, tolerance)
+        value = _floats(claim, "float", 1)
+        return value is not None and _close(value[0], expected, tolerance)
     if isinstance(expected, complex):
         parts = _floats(claim, "complex", 2)
         return (
@@ -124,7 +124,7 @@ def agrees(claim: Any, expected: object, *, tolerance: float = 0.0) -> bool:
         return False
     if isinstance(expected, list | tuple):
         return all(
-            agrees(item, wanted, tolerance=tolerance) for item, wanted in zip(items, expected, strict=True)
+            agrees(item, part, tolerance=tolerance) for item, part in zip(items, expected, strict=True)
         )
     if isinstance(expected, dict):
         return _same_dict(items, expected, tolerance)
@@ -212,7 +212,7 @@ def _floats(claim: Any, kind: str, count: int) -> list[float] | None:
         return None
 
 
-def _close(given: float, expected: float, tolerance: float) -> bool:
-    return given == expected or (
-        math.isfinite(given) and math.isclose(given, expected, rel_tol=tolerance, abs_tol=tolerance)
+def _close(value: float, expected: float, tolerance: float) -> bool:
+    return value == expected or (
+        math.isfinite(value) and math.isclose(value, expected, rel_tol=tolerance, abs_tol=tolerance)
     )

@@ -40,8 +40,8 @@ class Job:
             raise ConfigurationError(
                 f"entry_point {self.entry_point!r:.60} is a function: give arguments, a tuple for each case"
             )
-        for given in self.arguments:
-            expect_built_in("an argument", given)
+        for case in self.arguments:
+            expect_built_in("an argument", case)
 
     @property
     def num_cases(self) -> int:

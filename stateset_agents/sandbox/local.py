@@ -158,15 +158,15 @@ def _watched(job: Job, limits: Limits, walls: Walls, watch: Watch) -> _Run:
                 env={},
                 pass_fds=[descriptor for descriptor in (writing.fileno(), ruleset) if descriptor >= 0],
             )
-        written, limit = b"", None
+        output, limit = b"", None
         try:
-            written, limit = _read(reading.fileno(), pid, limits)
+            output, limit = _read(reading.fileno(), pid, limits)
         finally:
             status, cpu_seconds = watch.reap()
         if limit is None:
-            written += _rest(reading.fileno(), limits.output_bytes - len(written))
-            limit = "output limit" if len(written) > limits.output_bytes else None
-        return _Run(written, status, cpu_seconds, limit)
+            output += _rest(reading.fileno(), limits.output_bytes - len(output))
+            limit = "output limit" if len(output) > limits.output_bytes else None
+        return _Run(output, status, cpu_seconds, limit)
 
 
 def _read(reading: int, pid: int, limits: Limits) -> tuple[bytes, Ending | None]:

@@ -47,14 +47,14 @@ async def run_elsewhere(url: str, job: Job, *, limits: Limits) -> Claims:
         return _nothing("output limit", url)
     if result.get("status") == "TimeLimitExceeded":
         return _nothing("wall limit", url)
-    written = str(result.get("stdout") or "").encode("utf-8", errors="surrogatepass")
-    if not written.startswith(READY):
-        why = why_broken(written.partition(b"\n")[0]) or str(result.get("stderr") or "it printed nothing")
+    output = str(result.get("stdout") or "").encode("utf-8", errors="surrogatepass")
+    if not output.startswith(READY):
+        why = why_broken(output.partition(b"\n")[0]) or str(result.get("stderr") or "it printed nothing")
         raise SandboxFailure(f"the executor at {url} did not start the program: {why.strip()[-200:]}")
-    if len(written) > limits.output_bytes:
+    if len(output) > limits.output_bytes:
         return _nothing("output limit", url)
     has_finished = result.get("return_code") == 0
-    lines = written.removeprefix(READY)
+    lines = output.removeprefix(READY)
     claims = read_claims(lines if has_finished else lines[: lines.rfind(b"\n") + 1], num_cases=job.num_cases)
     if claims is None:
         return _nothing("malformed", url)

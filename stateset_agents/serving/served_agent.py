@@ -72,10 +72,10 @@ class ClientHistory:
     def restored(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """A request's messages, up to the last answer that is remembered as they were sampled."""
         messages = tuple(messages)
-        if (found := self._conversations.find(messages)) is None:
+        if (result := self._conversations.find(messages)) is None:
             return messages
-        known, following = found
-        return (*known.conversation, *following)
+        record, following = result
+        return (*record.conversation, *following)
 
     def add(self, messages: Sequence[Message], conversation: tuple[Message, ...]) -> None:
         """Remember a conversation that ends with an answer; `messages`: the same as the client has it."""

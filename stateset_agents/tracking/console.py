@@ -100,9 +100,9 @@ class ConsoleDisplay:
         """A line on what the validation split showed, above the live one on a terminal."""
         metrics = evaluation.metrics()
         results = [(name, style, metrics.get(f"eval/{name}")) for name, style in _RESULTS]
-        shown = [f"{name} {style.format(value)}" for name, style, value in results if value is not None]
+        texts = [f"{name} {style.format(value)}" for name, style, value in results if value is not None]
         best = " (best)" if self._trainer and self._trainer.progress.best_step == step else ""
-        line = f"eval step {step}: {', '.join(shown) or 'no verdict and no score'}{best}"
+        line = f"eval step {step}: {', '.join(texts) or 'no verdict and no score'}{best}"
         self._console.print(line, highlight=False, soft_wrap=True)
 
     def _seconds_left(self, step: int) -> float:

@@ -417,9 +417,9 @@ def _held_out(history: History) -> Finding | None:
         return Finding("held-out", "fail", f"{result}: it fell", cure)
     hint = "train longer; where the reward rose, look for what it pays besides success"
     if result.scenarios_needed <= _MAX_SCENARIOS:
-        needed = _round_up(result.scenarios_needed)
+        number = _round_up(result.scenarios_needed)
         hint = (
-            f"{result.n} {history.units().scenario}s are too few to tell this change: about {needed} would "
+            f"{result.n} {history.units().scenario}s are too few to tell this change: about {number} would "
             f"(evaluation.episodes{'' if history.units() is NUMERIC else ', or evaluation.tries'})"
         )
     why = (result.paired and result.paired.reason) or "no clear change"

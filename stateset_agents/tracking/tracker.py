@@ -185,7 +185,7 @@ def rollout_record(
     record = scenario.to_record()
     messages = [message for turn in trajectory.turns for message in (turn.completion.message, *turn.feedback)]
     turns = [
-        _turn_record(turn, earned) for turn, earned in zip_longest(trajectory.turns, trajectory.turn_rewards)
+        _turn_record(turn, reward) for turn, reward in zip_longest(trajectory.turns, trajectory.turn_rewards)
     ]
     line = {
         "scenario": scenario.id,
@@ -237,7 +237,7 @@ def timeline_record(trajectory: Trajectory) -> dict[str, Any]:
     return {"member": trajectory.member, "begin": round(begin, 4), "spans": spans}
 
 
-def _turn_record(turn: Turn, earned: float | None) -> dict[str, Any]:
+def _turn_record(turn: Turn, turn_reward: float | None) -> dict[str, Any]:
     """`follows` and `is_summary` only where they say something: versions before them read the others."""
     record: dict[str, Any] = {
         "prompt_tokens": len(turn.prompt_ids),
@@ -246,7 +246,7 @@ def _turn_record(turn: Turn, earned: float | None) -> dict[str, Any]:
         "finish_reason": turn.completion.finish_reason,
         "reward": turn.reward,
         "breakdown": dict(turn.breakdown),
-        "earned": earned,
+        "earned": turn_reward,
     }
     if turn.follows != -1:
         record["follows"] = turn.follows

@@ -88,8 +88,8 @@ def canonical(settings: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[s
     if flags.get("bf16") and flags.get("fp16"):
         raise ConfigurationError("bf16 and fp16 cannot both be true")
     if flags:
-        chosen = next((name for name in ("bf16", "fp16") if flags.get(name)), None)
-        values["precision"] = chosen or ("auto" if flags.get("use_amp") else "fp32")
+        precision = next((name for name in ("bf16", "fp16") if flags.get(name)), None)
+        values["precision"] = precision or ("auto" if flags.get("use_amp") else "fp32")
     scaling = values.get("advantage_normalization")
     if isinstance(scaling, bool):
         estimator = values.get("advantage_estimator", DEFAULT_ESTIMATOR)
@@ -159,9 +159,9 @@ class TrainingConfig(
     def __init__(self, **settings: Any) -> None:
         """`settings` win over the loss's own clip range and the estimator's own loss, those over the
         profile's table."""
-        given = canonical(settings, _CANONICAL)
-        super().__init__(**{**defaults(given), **given})
-        self.model_fields_set.intersection_update(given)  # what the user said, for with_recommended
+        choices = canonical(settings, _CANONICAL)
+        super().__init__(**{**defaults(choices), **choices})
+        self.model_fields_set.intersection_update(choices)  # what the user said, for with_recommended
 
     @model_validator(mode="after")
     def _refuse_what_cannot_be(self) -> Self:

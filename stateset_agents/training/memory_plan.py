@@ -113,12 +113,12 @@ class MemoryPlan:
 
     def adopted(self, agent: AgentConfig, training: TrainingConfig) -> tuple[AgentConfig, TrainingConfig]:
         """The settings with those that the plan chose, so that a resumed run has the same on any GPU."""
-        chosen = {
+        choices = {
             "gradient_checkpointing": self.gradient_checkpointing,
             "micro_batch_tokens": self.micro_batch_tokens,
         }
         bound = {"max_cached_tokens": self.max_cached_tokens}
-        return agent.model_copy(update=bound), training.model_copy(update=chosen)
+        return agent.model_copy(update=bound), training.model_copy(update=choices)
 
     def expect_fitting(self) -> None:
         """Raises ConfigurationError where a phase does not fit, with the settings that would make it."""
@@ -165,8 +165,8 @@ def plan_memory(
         )
     planner = _Planner(model_config, agent, training, usable, teacher_config)
     cache, rollouts = planner.rollouts
-    kept = 0 if training.rollout_sleep else rollouts if training.max_staleness else cache
-    recomputes, tokens, update, least = planner.choose(usable - kept)
+    reserve = 0 if training.rollout_sleep else rollouts if training.max_staleness else cache
+    recomputes, tokens, update, least = planner.choose(usable - reserve)
     full = planner.full
     start, hand_over = full.start, full.hand_over()
     lora = training.lora
@@ -182,10 +182,10 @@ def plan_memory(
     no_reference = (
         ", or beta: 0, which needs no reference" if training.uses_reference and lora is None else ""
     )
-    short_passes_fit = least <= usable - kept
+    short_passes_fit = least <= usable - reserve
     long_step = planner.full.critic is not None and training.gradient_accumulation_steps > 1
     options = {
-        "rollout_sleep: true": kept and not training.rollout_sleep and not training.max_staleness,
+        "rollout_sleep: true": reserve and not training.rollout_sleep and not training.max_staleness,
         "gradient_checkpointing: true": not recomputes,
         "lower gradient_accumulation_steps": long_step and not short_passes_fit,
         "lower micro_batch_tokens": short_passes_fit,
@@ -205,11 +205,11 @@ def plan_memory(
         ),
         Phase(
             name="update",
-            bytes=update + kept,
+            bytes=update + reserve,
             what=f"passes of {tokens:,} tokens, activations {how}",
             mend=smaller_update,
         ),
-        Phase(name="hand-over", bytes=hand_over + kept, what="the sampler's new weights", mend=smaller),
+        Phase(name="hand-over", bytes=hand_over + reserve, what="the sampler's new weights", mend=smaller),
     )
     largest = max(parameter.numel() for parameter in full.policy.model.parameters())
     return MemoryPlan(

@@ -598,9 +598,9 @@ class MultiTurnGRPOTrainer(AgentSession[TrainingConfig]):
 
     async def generate_trajectories(self, scenarios: Scenarios) -> list[TrajectoryGroup]:
         """One scored group per scenario, sampled from the current policy."""
-        chosen = as_scenarios(scenarios)
+        scenario_list = as_scenarios(scenarios)
         self._refuse_in_callback("generate_trajectories")
-        return await ready(self._parts).rollouts.play(chosen, self._state)
+        return await ready(self._parts).rollouts.play(scenario_list, self._state)
 
     @awaitable
     async def compute_grpo_loss(self, groups: Groups) -> dict[str, Tensor]:

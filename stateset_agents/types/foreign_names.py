@@ -44,21 +44,21 @@ def setting_hint(name: str, section: str = "") -> str | None:
 
     `section`: the class that was given it; empty for the top of a file, where every name needs its section.
     """
-    known = SETTINGS.get(name)
-    if known is None:
+    entry = SETTINGS.get(name)
+    if entry is None:
         return None
-    note = f"; {known.note}" if known.note else ""
-    if not known.here:
-        return f" (of {known.origin}; {known.note})"
-    home, _, field = known.here.partition(".")
+    note = f"; {entry.note}" if entry.note else ""
+    if not entry.here:
+        return f" (of {entry.origin}; {entry.note})"
+    home, _, field = entry.here.partition(".")
     if home == _CLASSES.get(section):
         return f" (did you mean {field!r}?{note})"
-    return f" (did you mean {known.here!r}?{note})"
+    return f" (did you mean {entry.here!r}?{note})"
 
 
 def argument_hint(name: str, offered: Collection[str]) -> str:
     """` (of TRL; here it is 'replies')`, or nothing where that is not offered."""
-    known = ARGUMENTS.get(name)
-    if known is None or known.here not in offered:
+    entry = ARGUMENTS.get(name)
+    if entry is None or entry.here not in offered:
         return ""
-    return f" (of {known.origin}; here it is {known.here!r}{f'; {known.note}' if known.note else ''})"
+    return f" (of {entry.origin}; here it is {entry.here!r}{f'; {entry.note}' if entry.note else ''})"

@@ -166,7 +166,7 @@ class Message:
         if not any(error for error, _ in facts):
             return message
         calls = zip(message.tool_calls, facts, strict=True)
-        read = tuple(replace(call, error=error, written=written) for call, (error, written) in calls)
+        read = tuple(replace(call, error=error, written=text) for call, (error, text) in calls)
         return replace(message, tool_calls=read)
 
     def to_record(self) -> dict[str, Any]:
@@ -198,14 +198,14 @@ def _content(content: Any) -> tuple[str, tuple[Image, ...]]:
         raise ConfigurationError(f"message content must be text or a list of parts, got {_shown(content)}")
     texts: list[str] = []
     images: list[Image] = []
-    seen = any(isinstance(part, Mapping) and part.get("type") == "image_url" for part in content)
+    has_images = any(isinstance(part, Mapping) and part.get("type") == "image_url" for part in content)
     for part in content:
         if isinstance(part, Mapping) and part.get("type") == "image_url":
             images.append(Image.from_openai(part))
             texts.append(IMAGE_MARK)
         elif isinstance(part, Mapping) and isinstance(part.get("text"), str):
             # a mark in words would stand for a picture
-            texts.append(part["text"].replace(IMAGE_MARK, "\ufffd") if seen else part["text"])
+            texts.append(part["text"].replace(IMAGE_MARK, "\ufffd") if has_images else part["text"])
         else:
             raise ConfigurationError(
                 'a part of a message\'s content must be {"type": "text", "text": ...} or {"type": '
@@ -390,9 +390,9 @@ class SamplingMask:
     def of(cls, sets: Iterable[Sequence[int]]) -> SamplingMask:
         """The mask of [T] sets, empty where nothing was left out."""
         token_ids, counts = array("i"), array("i")
-        for kept in sets:
-            token_ids.extend(kept)
-            counts.append(len(kept))
+        for ids in sets:
+            token_ids.extend(ids)
+            counts.append(len(ids))
         return cls(token_ids, counts)
 
     def sets(self) -> list[array[int]]:
@@ -404,10 +404,10 @@ class SamplingMask:
         """Raises BackendError where a sampled token is not in its set, or has none of its own length."""
         if len(sampled) != len(self.counts):
             raise BackendError(f"a sampling mask of {len(self.counts)} tokens came with {len(sampled)}")
-        for place, (token, kept) in enumerate(zip(sampled, self.sets(), strict=True)):
-            if kept and token not in kept:
+        for place, (token, ids) in enumerate(zip(sampled, self.sets(), strict=True)):
+            if ids and token not in ids:
                 raise BackendError(
-                    f"the sampled token {token} at place {place} is outside the {len(kept)} that top-k and "
+                    f"the sampled token {token} at place {place} is outside the {len(ids)} that top-k and "
                     "top-p kept there: the engine that sampled it returned another token's set"
                 )
 

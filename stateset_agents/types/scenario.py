@@ -127,9 +127,9 @@ Scenarios = Sequence[Scenario | Mapping[str, Any]]
 
 def expect_split(split: object, name: str = "split") -> Split:
     """The split. Raises ConfigurationError for an unknown one."""
-    for known in _SPLITS:
-        if split == known:
-            return known
+    for candidate in _SPLITS:
+        if split == candidate:
+            return candidate
     raise ConfigurationError(f"{name} must be train, validation or test, got {split!r:.60}")
 
 
@@ -157,8 +157,8 @@ _warned_keys: set[str] = set()
 
 
 def _warn_if_misspelt(key: object, data: Mapping[str, Any]) -> None:
-    known = [*_FIELDS, "topic", "script", "expected_facts"]
-    similar = closest(key, known, likeness=0.8) if isinstance(key, str) and key not in known else None
+    names = [*_FIELDS, "topic", "script", "expected_facts"]
+    similar = closest(key, names, likeness=0.8) if isinstance(key, str) and key not in names else None
     if similar is not None and similar not in data and key not in _warned_keys:
         _warned_keys.add(str(key))
         _log.warning(f"scenario key {key!r} is no field and goes into the context; did you mean {similar!r}?")

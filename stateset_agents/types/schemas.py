@@ -196,22 +196,22 @@ def _inlined(schema: Any, root: Any, inside: tuple[str, ...], left: list[int]) -
     return {**_inlined(target, root, (*inside, name), left), **beside}
 
 
-def _kinds(schema: Any, root: Any, known: dict[str, tuple[ValueKind, ...]]) -> tuple[ValueKind, ...]:
+def _kinds(schema: Any, root: Any, cache: dict[str, tuple[ValueKind, ...]]) -> tuple[ValueKind, ...]:
     if not isinstance(schema, Mapping):
         return (ValueKind(types=_ANY_TYPE),)
     kinds: tuple[ValueKind, ...] = (_declared(schema),)
     name = str(schema.get("$ref", ""))
     if (target := _target(name, root)) is not None:
-        if name not in known:
-            known[name] = ()  # what holds itself adds nothing
-            known[name] = _kinds(target, root, known)
-        kinds = _both(kinds, known[name])
+        if name not in cache:
+            cache[name] = ()  # what holds itself adds nothing
+            cache[name] = _kinds(target, root, cache)
+        kinds = _both(kinds, cache[name])
     for part in _sequence(schema.get("allOf")):
-        kinds = _both(kinds, _kinds(part, root, known))
+        kinds = _both(kinds, _kinds(part, root, cache))
     for union in ("anyOf", "oneOf"):
         if choices := _sequence(schema.get(union)):
-            found = (kind for choice in choices for kind in _kinds(choice, root, known))
-            kinds = _both(kinds, _distinct(found))
+            alternatives = (kind for choice in choices for kind in _kinds(choice, root, cache))
+            kinds = _both(kinds, _distinct(alternatives))
     if schema.get("nullable") is True:
         kinds = (*kinds, ValueKind(types=frozenset({"null"})))
     return kinds
@@ -258,9 +258,9 @@ def _distinct(kinds: Iterator[ValueKind]) -> tuple[ValueKind, ...]:
     distinct: dict[tuple[frozenset[str], bool], ValueKind] = {}
     for kind in kinds:
         key = kind.types, kind.values is None
-        known = distinct.setdefault(key, kind)
-        if known.values is not None and kind.values is not None:
-            distinct[key] = ValueKind(types=kind.types, values={**known.values, **kind.values})
+        earlier = distinct.setdefault(key, kind)
+        if earlier.values is not None and kind.values is not None:
+            distinct[key] = ValueKind(types=kind.types, values={**earlier.values, **kind.values})
         if len(distinct) > _MOST_KINDS:
             return (ValueKind(types=_ANY_TYPE),)
     return tuple(distinct.values())
@@ -283,23 +283,23 @@ def _has_type(value: Any, types: frozenset[str]) -> bool:
     return isinstance(value, Mapping) and "object" in types
 
 
-def _parts(schema: Any, root: Any, seen: set[str] | None = None) -> Iterator[Mapping[str, Any]]:
+def _parts(schema: Any, root: Any, names: set[str] | None = None) -> Iterator[Mapping[str, Any]]:
     """The schemas that all hold for an object or a list of this one, the general ones first.
 
     Each reference is followed once: a schema may hold itself.
     """
     if not isinstance(schema, Mapping):
         return
-    seen = set() if seen is None else seen
+    names = set() if names is None else names
     name = str(schema.get("$ref", ""))
-    if (target := _target(name, root)) is not None and name not in seen:
-        seen.add(name)
-        yield from _parts(target, root, seen)
+    if (target := _target(name, root)) is not None and name not in names:
+        names.add(name)
+        yield from _parts(target, root, names)
     for part in _sequence(schema.get("allOf")):
-        yield from _parts(part, root, seen)
+        yield from _parts(part, root, names)
     for union in ("anyOf", "oneOf"):
-        choices = [found for each in _sequence(schema.get(union)) if (found := [*_parts(each, root, seen)])]
-        shaped = [found for found in choices if any("properties" in p or "items" in p for p in found)]
+        choices = [parts for each in _sequence(schema.get(union)) if (parts := [*_parts(each, root, names)])]
+        shaped = [parts for parts in choices if any("properties" in p or "items" in p for p in parts)]
         if len(shaped) == 1:
             yield from shaped[0]
     yield schema

@@ -154,12 +154,12 @@ class Trajectory:
                 raise ValueError(f"turn {index} follows turn {turn.follows}, which is none before it")
         for index, turn in enumerate(self.turns):
             prompt, before = turn.completion.prompt_ids, self.follows(index)
-            shown: tuple[int, ...] = ()
+            prefix: tuple[int, ...] = ()
             added = turn.prompt_ids
             if before is not None:  # its own prompt has been checked
                 earlier = self.turns[before].completion
-                shown, added = earlier.prompt_ids, earlier.token_ids + added
-            if prompt[: len(shown)] != shown or prompt[len(shown) :] != added:
+                prefix, added = earlier.prompt_ids, earlier.token_ids + added
+            if prompt[: len(prefix)] != prefix or prompt[len(prefix) :] != added:
                 raise ValueError("a turn's prompt is not what stood in the conversation before it")
 
     def follows(self, index: int) -> int | None:

@@ -207,8 +207,8 @@ class ChatCompletions:
     def read(self, data: Any, client: str, *, ignore: Collection[str] = ()) -> ChatExchange:
         """See `Dialect.read`."""
         body = validated(self.body, data, ignore)
-        offered = [tool.function for tool in body.tools or ()]
-        tools = [function_tool(tool.name, tool.description, tool.parameters) for tool in offered]
+        functions = [tool.function for tool in body.tools or ()]
+        tools = [function_tool(tool.name, tool.description, tool.parameters) for tool in functions]
         lengths = [length for length in (body.max_tokens, body.max_completion_tokens) if length is not None]
         stop = (body.stop,) if isinstance(body.stop, str) else body.stop
         named = body.tool_choice.function.name if isinstance(body.tool_choice, ChosenTool) else None

@@ -307,8 +307,8 @@ def _names(loc: Sequence[str | int]) -> list[str | int]:
 
 def _path(loc: Sequence[str | int]) -> str:
     """`("messages", 0, "content", "list[TextPart]", 1)` -> `messages[0].content[1]`."""
-    shown = (f"[{part}]" if isinstance(part, int) else f".{part[:_SHOWN]}" for part in _names(loc))
-    return "".join(shown).removeprefix(".") or "the body"
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part[:_SHOWN]}" for part in _names(loc))
+    return "".join(parts).removeprefix(".") or "the body"
 
 
 def _shown(value: Any) -> str:

@@ -222,7 +222,7 @@ class Responses:
         previous = body.previous_response_id
         before = () if previous is None else self.stored.find(client, previous)
         messages = read_messages(_chat_items(body.input), before=before)
-        offered = [function_tool(tool.name, tool.description, tool.parameters) for tool in body.tools or ()]
+        tools = [function_tool(tool.name, tool.description, tool.parameters) for tool in body.tools or ()]
         choice = body.tool_choice or "auto"
         is_name = isinstance(choice, NamedFunction)
         word = choice if isinstance(choice, str) else choice.name
@@ -230,14 +230,14 @@ class Responses:
         system = [Message(role="system", content=body.instructions)] if body.instructions else []
         request = ChatRequest(
             messages=(*system, *messages),
-            tools=() if choice == "none" else tuple(offered),
+            tools=() if choice == "none" else tuple(tools),
             model=body.model or "",
             stream=bool(body.stream),
             sampling=without_nulls(
                 temperature=body.temperature, top_p=body.top_p, max_tokens=body.max_output_tokens
             ),
             single_call=body.parallel_tool_calls is False,
-            tool_choice=read_choice(word, offered, is_name=is_name),
+            tool_choice=read_choice(word, tools, is_name=is_name),
             answer_schema=format_schema(format),
             user=body.user or "",
             metadata=body.metadata or {},
@@ -410,8 +410,8 @@ class ResponseExchange:
         self._output.append(item)
         self._is_open = True
         parts = item.get("content", [])
-        shown = {**item, "content": []} if parts else item
-        yield self._event("response.output_item.added", output_index=len(self._output) - 1, item=shown)
+        opening_item = {**item, "content": []} if parts else item
+        yield self._event("response.output_item.added", output_index=len(self._output) - 1, item=opening_item)
         for part in parts:
             yield self._in_part("response.content_part.added", part=part)
 
@@ -444,7 +444,7 @@ class ResponseExchange:
         """The response as it stands; the request's own fields are said again."""
         body = self._body
         names = {"tools", "tool_choice", "text", "metadata"}
-        shown = body.model_dump(include=names, exclude_none=True, by_alias=True)
+        request_fields = body.model_dump(include=names, exclude_none=True, by_alias=True)
         return {
             "id": f"resp_{answer.id}",
             "object": "response",
@@ -464,7 +464,7 @@ class ResponseExchange:
             "user": body.user,
             "usage": None if status in ("in_progress", "failed") else _usage(answer),
             **{"tools": [], "tool_choice": "auto", "text": {"format": {"type": "text"}}, "metadata": {}},
-            **shown,
+            **request_fields,
         }
 
 

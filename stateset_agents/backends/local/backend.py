@@ -490,8 +490,8 @@ class HuggingFaceBackend:
         for start in range(0, len(logits), _SCORE_TOKENS):
             chunk, following = logits[start : start + _SCORE_TOKENS], row[1:][start : start + _SCORE_TOKENS]
             scores = chunk.float() / temperature
-            chosen = scores.gather(-1, following[:, None])[:, 0]
-            picked += (chosen - scores.logsumexp(-1)).tolist()
+            token_scores = scores.gather(-1, following[:, None])[:, 0]
+            picked += (token_scores - scores.logsumexp(-1)).tolist()
         return picked
 
     def _load(self, state: Mapping[str, torch.Tensor], version: int) -> None:
@@ -526,17 +526,17 @@ class HuggingFaceBackend:
         self._batcher.set_version(version)
 
 
-def _context_length(model: PreTrainedModel, wanted: int | None) -> int:
-    """The model's own limit, or `wanted` if that is lower."""
+def _context_length(model: PreTrainedModel, context_length: int | None) -> int:
+    """The model's own limit, or `context_length` if that is lower."""
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if wanted is not None and wanted < 2:
-        raise ConfigurationError(f"context_length must be at least 2, got {wanted}")
-    if limit is None and wanted is None:
+    if context_length is not None and context_length < 2:
+        raise ConfigurationError(f"context_length must be at least 2, got {context_length}")
+    if limit is None and context_length is None:
         raise ConfigurationError(
             f"{type(model).__name__} names no longest context (max_position_embeddings); set the agent's "
             "max_context_tokens, or context_length of a backend of your own"
         )
-    return min(length for length in (limit, wanted) if length is not None)
+    return min(length for length in (limit, context_length) if length is not None)
 
 
 def _read_folder(path: Path, model: PreTrainedModel) -> dict[str, torch.Tensor]:

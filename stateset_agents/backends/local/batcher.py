@@ -56,12 +56,12 @@ def shared_prefixes(
     token is never copied: it is forwarded. Of two equally good sources the first is taken.
     """
     sources = np.array([*occupied, *lacking])
-    offered = np.concatenate([cached[list(occupied)], length[list(lacking)]])
+    source_lengths = np.concatenate([cached[list(occupied)], length[list(lacking)]])
     ready = np.full(len(sources), -1)  # the wave after which a source has the tokens that it offers
     copies = []
     for index, slot in enumerate(lacking, start=len(occupied)):
         source, longest = -1, int(cached[slot]) + MIN_SHARED_TOKENS - 1
-        offers = np.minimum(offered[:index], length[slot] - 1)
+        offers = np.minimum(source_lengths[:index], length[slot] - 1)
         begin = 0
         while begin < index:
             # A better source offers more than the longest so far and has the same token at that position.
@@ -339,9 +339,9 @@ class Batcher:
         # Each turn has its own row of random numbers, so a token depends on no other row of the batch.
         uniforms = self._tensor(table.uniforms[slots, columns])
         logits = self._constrained(slots, logits)
-        drawn = sample(logits, uniforms, metadata)
-        tokens, logprobs = drawn.tokens.cpu().numpy(), drawn.logprobs.cpu().numpy()
-        self._keep_sets(slots, drawn.kept)
+        draw = sample(logits, uniforms, metadata)
+        tokens, logprobs = draw.tokens.cpu().numpy(), draw.logprobs.cpu().numpy()
+        self._keep_sets(slots, draw.kept)
         ended: list[GenerationRequest] = []
         failed = np.isnan(logprobs)
         if failed.any():
@@ -386,14 +386,14 @@ class Batcher:
         logits[rows] = part
         return logits
 
-    def _keep_sets(self, slots: Ints, kept: torch.Tensor | None) -> None:
+    def _keep_sets(self, slots: Ints, mask: torch.Tensor | None) -> None:
         """Note what top-k and top-p kept of [B, V] tokens, for the requests that carry it."""
         table = self._table
-        for row, slot in enumerate(slots.tolist() if kept is not None else ()):
+        for row, slot in enumerate(slots.tolist() if mask is not None else ()):
             request = table.requests[slot]
-            if kept is not None and request is not None and request.params.carries_mask:
+            if mask is not None and request is not None and request.params.carries_mask:
                 place = int(table.length[slot] - table.prompt[slot])
-                request.kept[place] = kept[row].nonzero()[:, 0].tolist()
+                request.kept[place] = mask[row].nonzero()[:, 0].tolist()
 
     def _fail(self, slot: int, cause: Exception | None = None) -> GenerationRequest:
         """End a live request with an error, and drop its conversation; without a cause its logits are NaN.

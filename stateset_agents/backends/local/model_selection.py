@@ -108,8 +108,8 @@ def check_cache(
         for member, prompt in enumerate(prompts):
             params = SamplingParams(max_new_tokens=_NEW_TOKENS[member], stream=member)
             key, stop_ids = (0, 0, member), frozenset[int]()
-            shown = pictures_of[member]
-            requests.append(new_request(key, prompt, params, stop_ids, context_length, pixels=shown))
+            pixels = pictures_of[member]
+            requests.append(new_request(key, prompt, params, stop_ids, context_length, pixels=pixels))
         with unfit_as_backend_error():
             _run(batcher, requests)
             for request in requests:

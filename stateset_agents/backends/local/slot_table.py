@@ -288,8 +288,8 @@ class SlotTable:
             self._freed_size = None
         while True:
             occupied = {owner: slot for owner, slot in self.slot_of.items() if owner != key}
-            needed = self.end[list(occupied.values())].max(initial=columns)
-            widest = round_up(int(needed), COLUMN_MULTIPLE)
+            num_columns = self.end[list(occupied.values())].max(initial=columns)
+            widest = round_up(int(num_columns), COLUMN_MULTIPLE)
             max_slots = self._max_cached_tokens // widest
             if len(occupied) < max_slots:
                 # With more columns the limit allows fewer slots: those above it move into free ones below.
@@ -325,13 +325,13 @@ class SlotTable:
         size = tokens * self._model.token_bytes
         return f" ({size / 2**20:.3g} MiB)" if size else ""
 
-    def _grow(self, needed: int, columns: int) -> None:
+    def _grow(self, num_slots: int, columns: int) -> None:
         """Grow to at least so many slots and columns. It doubles within the limit, so that it is rare."""
         have_slots, have_columns = self._model.num_slots, self._model.num_columns
-        if needed <= have_slots and columns <= have_columns:
+        if num_slots <= have_slots and columns <= have_columns:
             return
-        slots = round_up(needed, ROW_MULTIPLE)
-        doubled_slots = have_slots if needed <= have_slots else max(slots, 2 * have_slots)
+        slots = round_up(num_slots, ROW_MULTIPLE)
+        doubled_slots = have_slots if num_slots <= have_slots else max(slots, 2 * have_slots)
         doubled_columns = have_columns if columns <= have_columns else max(columns, 2 * have_columns)
         if doubled_slots * doubled_columns <= self._max_cached_tokens:
             slots, columns = doubled_slots, doubled_columns
@@ -353,8 +353,8 @@ class SlotTable:
     def swap(self, low: list[int], high: list[int]) -> None:
         """Swap the conversations of `low[i]` and `high[i]`, for all i."""
         into, out_of = [*low, *high], [*high, *low]
-        needed = [(a, b) for a, b in zip(into, out_of, strict=True) if self.cached[b]]  # not the empty slots
-        self._model.permute([a for a, _ in needed], [b for _, b in needed], int(self.cached[out_of].max()))
+        pairs = [(a, b) for a, b in zip(into, out_of, strict=True) if self.cached[b]]  # not the empty slots
+        self._model.permute([a for a, _ in pairs], [b for _, b in pairs], int(self.cached[out_of].max()))
         for name in _ARRAYS:
             array = getattr(self, name)
             array[into] = array[out_of]

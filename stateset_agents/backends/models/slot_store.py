@@ -328,7 +328,7 @@ class SlotStore(EngineBase):
             self._visible = (
                 visible
                 if self.device.type == "cpu"
-                else {window: _additive(seen, self._dtype) for window, seen in visible.items()}
+                else {window: _additive(mask, self._dtype) for window, mask in visible.items()}
             )
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:

@@ -73,10 +73,10 @@ class UnbatchedModel(EngineBase):
         logits, end = [], 0
         pixels = plan.pixels or [()] * len(plan.slots)
         with fast_linears(False, self.precision, wide=head_weight(self.model)), wide_logits(self.model):
-            for slot, start, length, seen in zip(plan.slots, plan.starts, plan.lengths, pixels, strict=True):
+            for slot, start, length, items in zip(plan.slots, plan.starts, plan.lengths, pixels, strict=True):
                 end += int(length)
                 new = torch.from_numpy(plan.tokens[end - int(length) : end]).to(self.device)
-                logits.append(self._extend(int(slot), int(start), new, seen))
+                logits.append(self._extend(int(slot), int(start), new, items))
         return torch.stack(logits)
 
     def reusable_tokens(self, slot: int, shared: int) -> int:

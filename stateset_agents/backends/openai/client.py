@@ -315,11 +315,11 @@ class ChatClient:
         return False
 
     def _spend_call(self) -> None:
-        for unit, used, budget in (
+        for unit, amount, budget in (
             ("calls", self.num_calls, self.settings.max_calls),
             ("tokens", self.num_tokens, self.settings.max_tokens),
         ):
-            if budget is not None and used >= budget:
+            if budget is not None and amount >= budget:
                 raise BudgetExceeded(
                     f"the budget of {budget} {unit} for {self.model} at {self.url} is used up: raise "
                     f"max_{unit}, or ask it about fewer conversations"
@@ -366,12 +366,12 @@ class ChatClient:
         except aiohttp.ClientError as error:
             is_final = isinstance(error, aiohttp.InvalidURL | aiohttp.ClientSSLError)
             return Failure(f"{type(error).__name__}: {error}", transient=not is_final)
-        shown = text.replace(key, "(the key)") if key else text  # some repeat it in an error
+        safe_text = text.replace(key, "(the key)") if key else text  # some repeat it in an error
         if response.status != 200:
-            return http_failure(response.status, shown, response.headers)
+            return http_failure(response.status, safe_text, response.headers)
         result = read(text, body)
         if isinstance(result, Failure):
-            return read(shown, body)
+            return read(safe_text, body)
         if result.text and body.get("stream"):  # it did not stream
             on_piece(result.text)
         return result

@@ -64,16 +64,16 @@ class WordStream:
         text, words = self._rest + piece, ""
         while True:
             delimiter = _CLOSE if self.in_thought else _OPEN
-            before, found, after = text.partition(delimiter)
-            if not found:
+            before, separator, after = text.partition(delimiter)
+            if not separator:
                 break
             words += self._words(before)
             self.in_thought = not self.in_thought
             self._strips = self._strips or not self.in_thought
             text = after
-        held = next(n for n in range(len(delimiter), -1, -1) if text.endswith(delimiter[:n]))
-        self._rest = text[len(text) - held :]
-        return words + self._words(text[: len(text) - held])
+        overlap = next(n for n in range(len(delimiter), -1, -1) if text.endswith(delimiter[:n]))
+        self._rest = text[len(text) - overlap :]
+        return words + self._words(text[: len(text) - overlap])
 
     def finish(self) -> str:
         """The words that were held back until nothing more can come."""
@@ -371,8 +371,8 @@ def _reported_failure(error: Any) -> Failure:
 
 
 def _without_text(data: Any, *, transient: bool = False) -> Failure:
-    shown = "" if data is None else f": {json.dumps(data)[:160]}"
-    return Failure(f"its answer holds no text{shown}", transient=transient)
+    excerpt = "" if data is None else f": {json.dumps(data)[:160]}"
+    return Failure(f"its answer holds no text{excerpt}", transient=transient)
 
 
 def _counted(text: str, finish_reason: Any, usage: Any, body: Mapping[str, Any]) -> ChatAnswer:

@@ -155,9 +155,9 @@ def marked(ids: Sequence[int], pixels: Sequence[PixelValues], place_id: int) -> 
     Raises BackendError where there are more or fewer places than the pictures need.
     """
     num_places = sum(id == place_id for id in ids)
-    needed = sum(item.num_places for item in pixels)
-    if num_places != needed:
-        raise BackendError(f"a prompt has {num_places} places for pictures, and its pictures need {needed}")
+    total = sum(item.num_places for item in pixels)
+    if num_places != total:
+        raise BackendError(f"a prompt has {num_places} places for pictures, and its pictures need {total}")
     marks = iter(-1 - int(item.digest[:15], 16) for item in pixels for _ in range(item.num_places))
     return [next(marks) if id == place_id else id for id in ids]
 

@@ -76,13 +76,13 @@ class KnownConversations(Generic[T]):
         """The latest of the longest that the messages go on from, and what they add: results with the ids
         that their calls have in the conversation. None where they repeat none."""
         for length in range(len(messages) - 1, 0, -1):
-            for known in reversed(self._ending.get(_end(messages, length), ())):
+            for entry in reversed(self._ending.get(_end(messages, length), ())):
                 begin, following = messages[:length], messages[length:]
-                if _repeats(begin, known.sent):
-                    if begin != known.conversation:
-                        ids = _ids(begin, known.conversation)
+                if _repeats(begin, entry.sent):
+                    if begin != entry.conversation:
+                        ids = _ids(begin, entry.conversation)
                         following = tuple(_with_id(message, ids) for message in following)
-                    return known, following
+                    return entry, following
         return None
 
 
@@ -91,11 +91,11 @@ def _end(messages: Sequence[Message], length: int) -> int:
     return hash((length, messages[length - 1].content.strip()))
 
 
-def _repeats(messages: tuple[Message, ...], sent: tuple[Message, ...]) -> bool:
-    if messages == sent or len(messages) != len(sent):
-        return messages == sent
+def _repeats(messages: tuple[Message, ...], others: tuple[Message, ...]) -> bool:
+    if messages == others or len(messages) != len(others):
+        return messages == others
     ids: dict[str, str] = {}
-    for message, other in zip(messages, sent, strict=True):
+    for message, other in zip(messages, others, strict=True):
         if message.role == other.role == "assistant":
             if (
                 message.content.strip() != other.content.strip()
@@ -328,12 +328,12 @@ class ChatHistory:
         messages, turn = place.messages, place.turn
         following = messages[len(turn.conversation) :] if turn is not None else ()
         if turn is None or not self._goes_on(turn, following, tools, view):
-            shown = view.of(messages)
-            least = self._template.least_tokens(shown)
+            visible_messages = view.of(messages)
+            least = self._template.least_tokens(visible_messages)
             if least >= self._context_length:  # a megabyte takes a second to encode
-                raise self._too_long(shown, f"at least {least}")
-            ids = tuple(self._template.prompt(shown, tools))
-            pixels = self._template.pixels(shown)
+                raise self._too_long(visible_messages, f"at least {least}")
+            ids = tuple(self._template.prompt(visible_messages, tools))
+            pixels = self._template.pixels(visible_messages)
             return Prompt(messages=messages, tools=tools, view=view, ids=ids, pixels=pixels)
         row, sampled = turn.completion.prompt_ids, turn.completion.token_ids
         is_cut = not sampled or sampled[-1] not in self._template.stop_ids  # by a limit
@@ -357,9 +357,9 @@ class ChatHistory:
             return False
         if self._mode == "keep":
             return True
-        shown, completion = view.of(turn.conversation[:-1]), turn.completion
+        messages, completion = view.of(turn.conversation[:-1]), turn.completion
         return self._template.goes_on(
-            shown, completion.message, following, tools, sampled=completion.token_ids
+            messages, completion.message, following, tools, sampled=completion.token_ids
         )
 
     def _slid(self, place: Place, tools: _Tools, view: View) -> Prompt:
@@ -367,8 +367,8 @@ class ChatHistory:
         room = self._context_length - self._config.max_new_tokens
 
         def fits(view: View) -> bool:
-            shown = view.of(place.messages)
-            return self._template.least_tokens(shown) <= room >= len(self._template.prompt(shown, tools))
+            talk = view.of(place.messages)
+            return self._template.least_tokens(talk) <= room >= len(self._template.prompt(talk, tools))
 
         if self._template.least_tokens(view.of(place.messages)) <= room:
             prompt = self._prompt(place, tools, view)
@@ -385,8 +385,8 @@ class ChatHistory:
         question = Message(role="user", content=self._config.compact_prompt)
 
         def asking(*results: Message) -> Prompt:
-            asked = replace(place, messages=(*until_reply, *results, question))
-            return replace(self._prompt(asked, tools, view), messages=until_reply, asks_summary=True)
+            summary_place = replace(place, messages=(*until_reply, *results, question))
+            return replace(self._prompt(summary_place, tools, view), messages=until_reply, asks_summary=True)
 
         if results:
             with suppress(ContextLengthExceeded):
@@ -395,9 +395,9 @@ class ChatHistory:
                     return prompt
         return asking()
 
-    def _too_long(self, shown: tuple[Message, ...], tokens: str) -> ContextLengthExceeded:
+    def _too_long(self, messages: tuple[Message, ...], tokens: str) -> ContextLengthExceeded:
         hint = "shorten the messages or raise max_context_tokens"
-        if self._mode in ("template", "keep") and sum(m.role == "user" for m in shown) > 1:
+        if self._mode in ("template", "keep") and sum(m.role == "user" for m in messages) > 1:
             hint += ", or let the agent's history slide (without the oldest) or compact (sums them up)"
         if self._mode == "compact":
             hint += ", or compact_room, so that a summary is asked for earlier"

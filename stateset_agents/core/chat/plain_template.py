@@ -90,8 +90,8 @@ class PlainTemplate:
         if not sampled:
             return True
         ends = sampled[-1] in self.stop_ids
-        said = self.tokenizer.decode_markup(sampled[:-1] if ends else sampled)
-        is_same = "".join(said.split()) == "".join(_body(reply).split())
+        text = self.tokenizer.decode_markup(sampled[:-1] if ends else sampled)
+        is_same = "".join(text.split()) == "".join(_body(reply).split())
         return is_same and (not ends or sampled[-1] == self.end_id)
 
     def render_reply(self, reply: Message) -> str:
@@ -138,15 +138,15 @@ def with_thought_as_text(message: Message) -> str:
     return f"<think>\n{message.reasoning}\n</think>\n\n{message.content}"
 
 
-def _calls_as_text(message: Message, written: Callable[[str], str] = str) -> str:
-    """The message's tool calls behind one another; `written` makes what stands between the frames."""
+def _calls_as_text(message: Message, write: Callable[[str], str] = str) -> str:
+    """The message's tool calls behind one another; `write` makes what stands between the frames."""
     texts: list[str] = []
     for call in message.tool_calls:
         if call.error is not None and call.written:
-            texts.append(written(call.written))
+            texts.append(write(call.written))
         else:
             body = json.dumps({"name": call.name, "arguments": dict(call.arguments)})
-            texts.append(f"<tool_call>{written(body)}</tool_call>")
+            texts.append(f"<tool_call>{write(body)}</tool_call>")
     return "".join(texts)
 
 

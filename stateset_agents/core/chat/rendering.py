@@ -61,8 +61,8 @@ class PinnedTemplate:
     @classmethod
     def read(cls, text: str) -> PinnedTemplate:
         """Reads a text that `written` wrote; any other text has nothing pinned."""
-        head, found, own = text.partition(_PINNED_LAST)
-        if not found or not head.startswith(_PINNED_FIRST):
+        head, separator, own = text.partition(_PINNED_LAST)
+        if not separator or not head.startswith(_PINNED_FIRST):
             return cls(text=text)
         pinned = json.loads(head.removeprefix(_PINNED_FIRST).split(" #}\n")[0])
         date = pinned["date"]
@@ -356,14 +356,14 @@ class Rendering:
         """
         from jinja2 import TemplateError
 
-        written = [self._shape.written(message) for message in messages]
+        entries = [self._shape.written(message) for message in messages]
         described = [self._described(tool) for tool in tools] or None
         try:
             if self._endless is not None:
                 raise self._endless
             text = within_limit(
                 lambda: self._hf.apply_chat_template(
-                    written,
+                    entries,
                     tools=described,
                     chat_template=self._text,
                     add_generation_prompt=generate,
@@ -416,9 +416,9 @@ class Rendering:
     def _find_image_shape(self, image_token: str) -> None:
         """Finds out whether the template writes pictures that are parts; else they stand in the content."""
         picture = Image(data=b"any")
-        shown = Message(role="user", content=IMAGE_MARK + MARKS[0], images=(picture,))
+        probe = Message(role="user", content=IMAGE_MARK + MARKS[0], images=(picture,))
         try:
-            has_parts = self([shown]).count(image_token) == 1
+            has_parts = self([probe]).count(image_token) == 1
         except ConversationRefused:
             has_parts = False
         if not has_parts:
@@ -479,21 +479,21 @@ class Roles:
 
     def spoken(self, messages: Sequence[Message], *, answers_call: bool = False) -> list[Message]:
         """The messages in roles that the template knows; the first may answer a reply with calls."""
-        spoken: list[Message] = []
-        held: list[str] = []  # what the next user message is to begin with
+        talk: list[Message] = []
+        texts: list[str] = []  # what the next user message is to begin with
         for message in messages:
             if (text := self._as_user_text(message, answers_call)) is not None:
-                held.append(text)
+                texts.append(text)
                 continue
-            if held and message.role == "user":
-                message, held = replace(message, content="\n\n".join([*held, message.content])), []
-            elif held:
-                spoken, held = _said_by_user(spoken, held), []
+            if texts and message.role == "user":
+                message, texts = replace(message, content="\n\n".join([*texts, message.content])), []
+            elif texts:
+                talk, texts = _said_by_user(talk, texts), []
             if message.role == "assistant":
                 message = self._with_readable_calls(message)
                 answers_call = bool(message.tool_calls)
-            spoken.append(message)
-        return _said_by_user(spoken, held) if held else spoken
+            talk.append(message)
+        return _said_by_user(talk, texts) if texts else talk
 
     def _as_user_text(self, message: Message, answers_call: bool) -> str | None:
         """A message in a role that the template does not know, in a user's words; None for other messages."""
@@ -533,10 +533,10 @@ def find_roles(rendering: Rendering) -> Roles:
     )
 
 
-def _said_by_user(spoken: Sequence[Message], texts: Sequence[str]) -> list[Message]:
+def _said_by_user(talk: Sequence[Message], texts: Sequence[str]) -> list[Message]:
     """The messages with these texts behind them, in the last user's message where that is the last: such
     templates want roles to alternate."""
-    if spoken and spoken[-1].role == "user":
-        *spoken, last = spoken
-        return [*spoken, replace(last, content="\n\n".join([last.content, *texts]))]
-    return [*spoken, Message(role="user", content="\n\n".join(texts))]
+    if talk and talk[-1].role == "user":
+        *talk, last = talk
+        return [*talk, replace(last, content="\n\n".join([last.content, *texts]))]
+    return [*talk, Message(role="user", content="\n\n".join(texts))]

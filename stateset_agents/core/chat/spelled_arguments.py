@@ -63,11 +63,11 @@ class SpelledArguments:
 
         def value(example: Any) -> str | None:
             """One value as it is written."""
-            written = write({"ka": example, "kb": 6})
+            call_text = write({"ka": example, "kb": 6})
             before, after = f"{opens}ka{divides}", f"{joins}kb{divides}6{closes}"
-            if written is None or not (written.startswith(before) and written.endswith(after)):
+            if call_text is None or not (call_text.startswith(before) and call_text.endswith(after)):
                 return None
-            return written[len(before) : len(written) - len(after)]
+            return call_text[len(before) : len(call_text) - len(after)]
 
         text, true, false, null = value("va"), value(True), value(False), value(None)
         if text is None or "va" not in text or true is None or false is None:
@@ -144,8 +144,8 @@ class _Values:
         self._literal = literal
         self._end = literal(form.end) if form.end else ""
 
-    def value(self, schema: Any, name: str, seen: tuple[str, ...] = ()) -> str:
-        """An expression of the values that the schema of argument `name` takes. `seen`: references on the
+    def value(self, schema: Any, name: str, references: tuple[str, ...] = ()) -> str:
+        """An expression of the values that the schema of argument `name` takes. `references`: those on the
         way."""
         if not isinstance(schema, Mapping) or not schema:
             any_value = f"{self._text({}, name)} | {self._ended('%json {}')}"
@@ -154,57 +154,57 @@ class _Values:
             if keyword in schema:
                 _refuse(name, keyword)
         if "$ref" in schema:
-            return self._referred(str(schema["$ref"]), name, seen)
+            return self._referred(str(schema["$ref"]), name, references)
         if "enum" in schema or "const" in schema:
             return self._ended(" | ".join(map(self._constant, schema.get("enum", [schema.get("const")]))))
         for keyword in ("anyOf", "oneOf"):
             if keyword in schema:
-                return " | ".join(f"({self.value(option, name, seen)})" for option in schema[keyword])
+                return " | ".join(f"({self.value(option, name, references)})" for option in schema[keyword])
         kinds = schema.get("type", ["string", "number", "boolean", "null"])
         kinds = kinds if isinstance(kinds, list) else [kinds]
         return " | ".join(
             self._text(schema, name)
             if kind == "string"
-            else self._ended(self._of_kind(kind, schema, name, seen))
+            else self._ended(self._of_kind(kind, schema, name, references))
             for kind in kinds
         )
 
     def _ended(self, expression: str) -> str:
         return f"({expression}) {self._end}" if self._end else expression
 
-    def _of_kind(self, kind: str, schema: Mapping[str, Any], name: str, seen: tuple[str, ...]) -> str:
+    def _of_kind(self, kind: str, schema: Mapping[str, Any], name: str, references: tuple[str, ...]) -> str:
         form = self._form
         if kind == "boolean":
             return " | ".join(self._literal(form.constants[word]) for word in ("true", "false"))
         if kind == "null":
             return self._literal(form.constants["null"])
         if kind == "array" and form.items is not None:
-            return self._list(schema, name, seen)
+            return self._list(schema, name, references)
         if kind == "object" and not form.objects_are_json:
             _refuse(name, "an object")
         definitions = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
         return f"%json {json.dumps({**schema, 'type': kind, **definitions})}"
 
-    def _list(self, schema: Mapping[str, Any], name: str, seen: tuple[str, ...]) -> str:
+    def _list(self, schema: Mapping[str, Any], name: str, references: tuple[str, ...]) -> str:
         assert self._form.items is not None
         opens, parts, closes = map(self._literal, self._form.items)
         for keyword in ("uniqueItems", "prefixItems", "contains"):
             if schema.get(keyword):
                 _refuse(name, keyword)
         least, most = int(schema.get("minItems", 0)), schema.get("maxItems")
-        item = f"({self.value(schema.get('items', {}), name, seen)})"
+        item = f"({self.value(schema.get('items', {}), name, references)})"
         if most == 0:
             return f"{opens} {closes}"
         further = f"({parts} {item}){{{max(0, least - 1)},{'' if most is None else int(most) - 1}}}"
         return f"{opens} {item} {further} {closes}" + (f" | {opens} {closes}" if least == 0 else "")
 
-    def _referred(self, reference: str, name: str, seen: tuple[str, ...]) -> str:
+    def _referred(self, reference: str, name: str, references: tuple[str, ...]) -> str:
         target: Any = self._root
         for part in reference.removeprefix("#/").split("/"):
             target = target.get(part) if isinstance(target, Mapping) else None
-        if target is None or reference in seen or not reference.startswith("#/"):
+        if target is None or reference in references or not reference.startswith("#/"):
             _refuse(name, f"$ref {reference}")
-        return self.value(target, name, (*seen, reference))
+        return self.value(target, name, (*references, reference))
 
     def _constant(self, value: Any) -> str:
         if isinstance(value, str):

@@ -259,8 +259,8 @@ class JinjaTemplate:
             self._check_tools(tools)
             self._tools_checked = True
         opening = repr((messages, tools))
-        known, ids = self._last  # taken at once: long prompts are encoded in a thread
-        if opening != known:  # the members of a group open alike
+        last_opening, ids = self._last  # taken at once: long prompts are encoded in a thread
+        if opening != last_opening:  # the members of a group open alike
             ids = self._encoder.encode(lambda escaper: self._written(messages, tools, escaper))
             ids = self._with_pictures(ids, messages)
             self._last = opening, ids
@@ -310,14 +310,14 @@ class JinjaTemplate:
     def _writes(self, reply: Message, following: Sequence[Message], sampled: Sequence[int]) -> bool:
         """True if the template writes this reply as it was sampled, and ends it so. It is not asked for the
         whole conversation: one that only appends writes a reply as if nothing else had been said."""
-        end, said = self._sampled(sampled)
+        end, text = self._sampled(sampled)
         if end is not None and end != self._delta(following, reply.readable_calls)[0]:
             return False
-        is_words = reply.reasoning is None and not reply.tool_calls and _THOUGHT_END.strip() not in said
-        if is_words and _squeezed(said) == _squeezed(reply.content):
+        is_words = reply.reasoning is None and not reply.tool_calls and _THOUGHT_END.strip() not in text
+        if is_words and _squeezed(text) == _squeezed(reply.content):
             return True
         try:
-            return self._is_same(self.render_reply(reply), said)
+            return self._is_same(self.render_reply(reply), text)
         except ConfigurationError:
             return False
 
@@ -328,10 +328,10 @@ class JinjaTemplate:
         Raises ConfigurationError where it does not show all of the thought, the words and the calls.
         """
         escaper = ControlTokenEscaper(self._controls)
-        (spoken,) = self._roles.spoken([reply])
+        (message,) = self._roles.spoken([reply])
         text = escaper.shown(self._reply_text(reply, escaper))
-        parts = Counter([spoken.content.strip(), (spoken.reasoning or "").strip()])
-        parts += Counter(call.name for call in spoken.tool_calls)
+        parts = Counter([message.content.strip(), (message.reasoning or "").strip()])
+        parts += Counter(call.name for call in message.tool_calls)
         missing = [part for part, times in parts.items() if text.count(part) < times]
         if missing:
             raise ConfigurationError(f"the chat template does not show all of a reply: {missing[0]!r:.80}")
@@ -344,10 +344,10 @@ class JinjaTemplate:
         read back.
         """
         for candidate in (message, _without_nulls(message, tools)):
-            if (shown := self._read_back(candidate, tools)) is not None:
-                reading, unshown = shown
-                (spoken,) = self._roles.spoken([reading])
-                end = self._call_end if spoken.tool_calls else None
+            if (result := self._read_back(candidate, tools)) is not None:
+                reading, unshown = result
+                (reply,) = self._roles.spoken([reading])
+                end = self._call_end if reply.tool_calls else None
                 stop = self.stop_ids[0] if end is None else self._id(end)
                 return [*self._encode_reply(reading, unshown), stop]
         why = why_unread(message, tools, self.parser, self.render_reply, self._read_back)
@@ -365,10 +365,10 @@ class JinjaTemplate:
             readings.append((replace(message, reasoning=None), thought))
         for reading, unshown in readings:
             try:
-                said = ("" if unshown is None else unshown + _THOUGHT_END) + self.render_reply(reading)
+                text = ("" if unshown is None else unshown + _THOUGHT_END) + self.render_reply(reading)
             except ConfigurationError:
                 continue
-            if _says_the_same(self.parser.read(said, tools=tools), message, tools):
+            if _says_the_same(self.parser.read(text, tools=tools), message, tools):
                 return reading, unshown
         return None
 
@@ -411,9 +411,9 @@ class JinjaTemplate:
     def _reply_text(self, reply: Message, escaper: ControlTokenEscaper) -> str:
         """The template's text of a reply. The frames of its calls are no text, where the template has no
         place for calls, too."""
-        (spoken,) = self._roles.spoken(escaper.messages([reply]))
-        text = self._render([_ASKED, spoken])
-        end = self._call_end if spoken.tool_calls else None
+        (message,) = self._roles.spoken(escaper.messages([reply]))
+        text = self._render([_ASKED, message])
+        end = self._call_end if message.tool_calls else None
         return self._ends.said(self._ends.without_closing(text, end))
 
     def _encode_reply(self, reply: Message, unshown: str | None) -> list[int]:
@@ -469,11 +469,11 @@ class JinjaTemplate:
         or results of another number; then calls and results are told in words, in `roles` without tools.
         """
         schemas, messages = escaper.schemas(tools), self._roles.opened(messages)
-        spoken = (roles or self._roles).spoken(messages)
+        talk = (roles or self._roles).spoken(messages)
         try:
-            if any(message.role == "system" for message in spoken[1:]):
-                self._expect_systems(spoken, lambda marked: self._render(marked, schemas))
-            return self._render(escaper.messages(spoken), schemas, generate=True)
+            if any(message.role == "system" for message in talk[1:]):
+                self._expect_systems(talk, lambda marked: self._render(marked, schemas))
+            return self._render(escaper.messages(talk), schemas, generate=True)
         except ConversationRefused as error:
             if roles is not None:
                 raise
@@ -520,10 +520,10 @@ class JinjaTemplate:
         has_calls = bool(calls) and self._roles.has_calls and roles is None
         if has_calls:
             reply = self._reply_with(calls, escaper)
-        spoken = (roles or self._roles).spoken(following, answers_call=has_calls)
+        talk = (roles or self._roles).spoken(following, answers_call=has_calls)
         try:
-            self._expect_systems(spoken, lambda marked: "".join(self._ends.after([_ASKED], reply, marked)))
-            return self._ends.after([_ASKED], reply, escaper.messages(spoken))
+            self._expect_systems(talk, lambda marked: "".join(self._ends.after([_ASKED], reply, marked)))
+            return self._ends.after([_ASKED], reply, escaper.messages(talk))
         except ConfigurationError:
             if not has_calls:
                 raise
@@ -590,7 +590,7 @@ class JinjaTemplate:
 
     def _extends(
         self,
-        shown: Sequence[Message],
+        messages: Sequence[Message],
         reply: Message,
         following: Sequence[Message],
         tools: ToolSchemas,
@@ -599,23 +599,23 @@ class JinjaTemplate:
         """`goes_on` by rendering."""
         escaper = ControlTokenEscaper(self._controls)
         calls = [(call.name, call.id) for call in reply.readable_calls]
-        end, said = (None, None) if sampled is None else self._sampled(sampled)
+        end, text = (None, None) if sampled is None else self._sampled(sampled)
         try:
-            row, talk = self._text(shown, tools), self._text([*shown, reply, *following], tools)
+            row, talk = self._text(messages, tools), self._text([*messages, reply, *following], tools)
             stop, after = self._after_reply(calls, following, escaper)
-            said = self._as_said(reply) if sampled is None else said
+            text = self._as_said(reply) if sampled is None else text
         except ConfigurationError:
             return False
         delta = stop + escaper.shown(after)
         stops = self.stop_ids if end is None else (end,)
         if self._id(stop) not in stops or not (talk.startswith(row) and talk.endswith(delta)):
             return False
-        return said is not None and self._is_same(talk[len(row) : len(talk) - len(delta)], said)
+        return text is not None and self._is_same(talk[len(row) : len(talk) - len(delta)], text)
 
-    def _is_same(self, shows: str, said: str) -> bool:
+    def _is_same(self, shows: str, sample: str) -> bool:
         """True if the template shows of a reply what was said. White space may differ, and in calls the order
         of keys: what was lost in reading a call is missing in one of the texts."""
-        return _squeezed(shows) == _squeezed(said) or self._in_parts(shows) == self._in_parts(said)
+        return _squeezed(shows) == _squeezed(sample) or self._in_parts(shows) == self._in_parts(sample)
 
     def _in_parts(self, text: str) -> tuple[str, list[list[str]]]:
         """A reply's text without its calls, and the characters of each call in one order."""
@@ -636,16 +636,16 @@ class JinjaTemplate:
 
         Raises ConfigurationError where the template does not show all of it.
         """
-        (spoken,) = self._roles.spoken([reply])
-        words, thought = _squeezed(spoken.content), reply.reasoning
-        if thought is None and not spoken.tool_calls:
+        (message,) = self._roles.spoken([reply])
+        words, thought = _squeezed(message.content), reply.reasoning
+        if thought is None and not message.tool_calls:
             return words
         if thought is None:
             text = _squeezed(self.render_reply(reply))
-            return text if text.startswith(words) and text != self._with_empty_thought(spoken) else None
-        if not words and not spoken.tool_calls:
+            return text if text.startswith(words) and text != self._with_empty_thought(message) else None
+        if not words and not message.tool_calls:
             return None
-        return _squeezed(self.render_reply(reply)) if thought.strip() else self._with_empty_thought(spoken)
+        return _squeezed(self.render_reply(reply)) if thought.strip() else self._with_empty_thought(message)
 
     def _with_empty_thought(self, reply: Message) -> str | None:
         """A reply's text with an empty thought before it, as the template frames thoughts, or None."""

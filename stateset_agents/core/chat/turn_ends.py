@@ -81,8 +81,8 @@ class TurnEnds:
         Raises ConfigurationError where the template cannot render this talk or does not end the reply.
         """
         schemas = [dict(tool) for tool in tools]
-        _, found, going = self._render([*before, reply, *following], schemas, generate=True).rpartition(mark)
-        if not found:
+        _, sep, going = self._render([*before, reply, *following], schemas, generate=True).rpartition(mark)
+        if not sep:
             raise rewrites("what was said is not shown any more when the conversation goes on")
         if reply.tool_calls:
             ended = self._render([*before, reply], schemas).rpartition(mark)[2]
@@ -204,11 +204,11 @@ def refuse_unstable(
 
 
 def _refuse_losses(talk: Sequence[Message], text: str) -> None:
-    shown = [message for message in talk if not message.tool_calls]  # some show no words beside a call
-    for message in shown:
+    messages = [message for message in talk if not message.tool_calls]  # some show no words beside a call
+    for message in messages:
         if (times := text.count(message.content)) != 1:
             raise rewrites(f"it shows an earlier message of role {message.role} {times} times")
-    places = [text.find(message.content) for message in shown]
+    places = [text.find(message.content) for message in messages]
     if places != sorted(places):
         raise rewrites("it shows messages in another order")
 

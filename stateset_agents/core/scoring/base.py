@@ -75,10 +75,10 @@ def with_score(trajectory: Trajectory, result: Result) -> tuple[Trajectory, Rewa
     try:
         if isinstance(result, RewardFailure):
             raise result
-        earned = () if result.score is None else turn_rewards(result, len(trajectory.turns))
+        rewards = () if result.score is None else turn_rewards(result, len(trajectory.turns))
     except RewardFailure as failure:
         return replace(trajectory, error=f"unscored: {failure}"), failure
-    scored = replace(trajectory, reward=result.score, breakdown=result.breakdown, turn_rewards=earned)
+    scored = replace(trajectory, reward=result.score, breakdown=result.breakdown, turn_rewards=rewards)
     return scored, None
 
 

@@ -111,8 +111,8 @@ class FunctionReward(RewardFunction):
         return RewardResult(score=math.fsum(applicable) / len(applicable), turn_rewards=_mean_moves(scores))
 
     def _given(self, trajectory: Trajectory) -> dict[str, Any]:
-        wanted = [name for name in self.wanted if name in _TRAJECTORY_ARGUMENTS]
-        return {name: _TRAJECTORY_ARGUMENTS[name](trajectory) for name in wanted}
+        names = [name for name in self.wanted if name in _TRAJECTORY_ARGUMENTS]
+        return {name: _TRAJECTORY_ARGUMENTS[name](trajectory) for name in names}
 
 
 def _mean_moves(scores: Sequence[float | None]) -> tuple[float, ...]:
@@ -186,6 +186,6 @@ def asks_for_a_conversation(value: object) -> bool:
         parameters = inspect.signature(value).parameters.values()
     except ValueError:  # a built-in that does not tell
         return False
-    needed = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
-    foreign = any(name in ARGUMENTS for name in needed)
-    return foreign or (bool(needed) and all(name in _TRAJECTORY_ARGUMENTS for name in needed))
+    names = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+    foreign = any(name in ARGUMENTS for name in names)
+    return foreign or (bool(names) and all(name in _TRAJECTORY_ARGUMENTS for name in names))

@@ -55,11 +55,11 @@ def read_transcript(trajectory: Trajectory, *, english: bool = True) -> Transcri
     sound: list[str] = []
     user_texts: list[str] = []
     reactions: list[str] = []
-    heard: list[str] = []
+    heard_texts: list[str] = []
     earlier: set[tuple[str, ...]] = set()
     for index, message in enumerate(trajectory.messages):
         if message.role in ("user", "system"):
-            heard.append(message.content[:MOST_READ])
+            heard_texts.append(message.content[:MOST_READ])
         if message.role == "user":
             user_texts.append(message.content[:MOST_READ])
             if replies:
@@ -71,11 +71,11 @@ def read_transcript(trajectory: Trajectory, *, english: bool = True) -> Transcri
         replies.append(text)
         if len(message.content) > MOST_READ:
             continue
-        spoken = tuple(words(text))
-        repeated = len(spoken) >= 4 and spoken in earlier
-        if is_prose(text, english=english) and not repeated and echo(text, heard) < 0.6:
+        reply_words = tuple(words(text))
+        repeated = len(reply_words) >= 4 and reply_words in earlier
+        if is_prose(text, english=english) and not repeated and echo(text, heard_texts) < 0.6:
             sound.append(text)
-        earlier.add(spoken)
+        earlier.add(reply_words)
     expected = facts(trajectory.scenario.context, "expected_facts")
     subject = [
         trajectory.scenario.family,
@@ -102,7 +102,7 @@ def resolution(trajectory: Trajectory, transcript: Transcript, breakdown: dict[s
     expected = facts(context, "expected_facts")
     parts = []
     if expected:
-        found = fact_statuses(
+        statuses = fact_statuses(
             expected,
             transcript.replies,
             sound=[number for number, text in enumerate(transcript.replies) if text in transcript.sound],
@@ -110,8 +110,8 @@ def resolution(trajectory: Trajectory, transcript: Transcript, breakdown: dict[s
             shown_texts=shown_texts(context, trajectory.messages),
             choices=choices(context),
         )
-        breakdown["facts"] = share([status is FactStatus.TOLD for status in found.values()])
-        if FactStatus.NAMED in found.values():
+        breakdown["facts"] = share([status is FactStatus.TOLD for status in statuses.values()])
+        if FactStatus.NAMED in statuses.values():
             breakdown["gambled"] = 1.0
         parts.append(breakdown["facts"])
     if trajectory.success is not None:
@@ -135,9 +135,9 @@ _NOT_GIVEN = ("expected_facts", "forbidden", "choices", "answer", "secrets")
 
 def shown_texts(context: Mapping[str, object], messages: Sequence[Message]) -> list[str]:
     """Return what the agent was shown: the context's texts, the system message, and what tools returned."""
-    shown = [message.content for message in messages if message.role in ("system", "tool")]
+    texts = [message.content for message in messages if message.role in ("system", "tool")]
     rest = {key: value for key, value in context.items() if key not in _NOT_GIVEN}
-    return [text[:MOST_READ] for text in (*shown, *_texts(rest))]
+    return [text[:MOST_READ] for text in (*texts, *_texts(rest))]
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -77,18 +77,18 @@ class Redactor:
         if isinstance(value, bool | None):
             return value
         if isinstance(value, int):
-            said = self.text(str(value))
-            return value if said == str(value) else said
+            text = self.text(str(value))
+            return value if text == str(value) else text
         if isinstance(value, Mapping):
             return {self.text(str(key)): self.value(item, str(key)) for key, item in value.items()}
         if isinstance(value, Sequence) and not isinstance(value, bytes):
             return [self.value(item, name) for item in value]
         return value
 
-    def _placeholder(self, kind: str, found: str) -> str:
+    def _placeholder(self, kind: str, text: str) -> str:
         self.counts[kind] += 1
-        same = re.sub(r"[\W_]", "", found).casefold() if kind in _NUMBERS else found.casefold()
-        number = 1 + sum(known == kind for known, _ in self._placeholders)
+        same = re.sub(r"[\W_]", "", text).casefold() if kind in _NUMBERS else text.casefold()
+        number = 1 + sum(other == kind for other, _ in self._placeholders)
         return self._placeholders.setdefault((kind, same), f"[{kind} {number}]")
 
 
@@ -153,11 +153,11 @@ def _luhn(digits: str) -> bool:
 
 def _ibans(text: str, replace: _Replace) -> str:
     def replaced(match: re.Match[str]) -> str:
-        found = match[0]
-        for end in range(len(found), 14, -1):  # words in capitals may stand behind it
-            if found[end - 1] != " " and found[end : end + 1] in ("", " ") and _is_iban(found[:end]):
-                return replace(found[:end]) + found[end:]
-        return found
+        words = match[0]
+        for end in range(len(words), 14, -1):  # words in capitals may stand behind it
+            if words[end - 1] != " " and words[end : end + 1] in ("", " ") and _is_iban(words[:end]):
+                return replace(words[:end]) + words[end:]
+        return words
 
     return _KINDS.iban.sub(replaced, text)
 

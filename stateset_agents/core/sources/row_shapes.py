@@ -50,9 +50,9 @@ def read_messages(value: Any, column: str, tools: Sequence[Mapping[str, Any]] = 
     weights: list[float] = []
     unread: list[str] = []
     read_keys = tables()["read_keys"]
-    written = ((number, item, data) for number, item in enumerate(items, start=1) for data in as_openai(item))
-    for number, item, data in written:
-        unread += [key for key, given in data.items() if key not in read_keys and given is not None]
+    entries = ((number, item, data) for number, item in enumerate(items, start=1) for data in as_openai(item))
+    for number, item, data in entries:
+        unread += [key for key, content in data.items() if key not in read_keys and content is not None]
         weight = _weight(data)
         for message in _read(data, messages, tools):
             if message.role == "user" and not message.content.strip():
@@ -117,7 +117,7 @@ def as_openai(item: Any) -> Iterator[Mapping[str, Any]]:
 
 def _of_sharegpt(item: Mapping[str, Any]) -> Mapping[str, Any]:
     name, value = item["from"], item.get("value")
-    data = {key: given for key, given in item.items() if key not in ("from", "value")}
+    data = {key: content for key, content in item.items() if key not in ("from", "value")}
     roles = tables()["sharegpt_roles"]
     if name not in list(roles):
         raise ConfigurationError(f"a message's `from` must be one of {', '.join(roles)}, got {name!r:.60}")
@@ -161,9 +161,9 @@ def _read(
     if data.get("tool_calls") and isinstance(data["tool_calls"], Sequence):
         data = {**data, "tool_calls": [_without_nulls(call, tools) for call in data["tool_calls"]]}
     message = Message.from_record(data)
-    given = [key for key in _THOUGHTS if data.get(key) is not None]
-    if any(data[key] != message.reasoning for key in given):
-        raise ConfigurationError(f"a message has {' and '.join(given)}, which differ: leave one")
+    keys = [key for key in _THOUGHTS if data.get(key) is not None]
+    if any(data[key] != message.reasoning for key in keys):
+        raise ConfigurationError(f"a message has {' and '.join(keys)}, which differ: leave one")
     if data.get("tool_calls") and data.get("function_call") is not None:
         raise ConfigurationError("a message has tool_calls and function_call: leave one")
     if message.role == "assistant" and message.images:
@@ -224,17 +224,17 @@ def _without_nulls(call: Any, tools: Sequence[Mapping[str, Any]]) -> Any:
     return clean if function is call else {**call, "function": clean}
 
 
-def _as_json_call(found: re.Match[str]) -> str:
+def _as_json_call(match: re.Match[str]) -> str:
     """A call as JSON. Hermes' rows have Python's spelling: single quotes, True, None."""
     try:
-        json.loads(found[1])
+        json.loads(match[1])
     except (ValueError, RecursionError):
         try:
-            value = ast.literal_eval(found[1].strip())
+            value = ast.literal_eval(match[1].strip())
             return f"<tool_call>{json.dumps(value)}</tool_call>"
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             pass  # the parser says what is wrong with it
-    return found[0]
+    return match[0]
 
 
 def _weight(message: Mapping[str, Any]) -> float:
@@ -427,9 +427,9 @@ def tables() -> dict[str, Any]:
 @cache
 def shapes() -> tuple[Shape, ...]:
     """The shapes that are known, the first that fits a row first."""
-    known = tuple(Shape(**shape) for shape in tables()["shapes"])
-    assert {shape.prompt for shape in known} == set(OPENING_COLUMNS)
-    return known
+    all_shapes = tuple(Shape(**shape) for shape in tables()["shapes"])
+    assert {shape.prompt for shape in all_shapes} == set(OPENING_COLUMNS)
+    return all_shapes
 
 
 def read_row(row: Any) -> DataRow | None:
@@ -648,10 +648,10 @@ def _prompt_text(row: Mapping[str, Any], shape: Shape) -> str:
 def _only(row: Mapping[str, Any], columns: Sequence[str]) -> str | None:
     """The column of these that the row has something in. Raises ConfigurationError where two differ."""
     filled = [column for column in columns if row.get(column) not in (None, "")]
-    chosen = [column for column in filled if row[column] not in ([], "[]")] or filled
-    if any(row[column] != row[chosen[0]] for column in chosen):
-        raise ConfigurationError(f"the row has {' and '.join(map(repr, chosen))}, which differ: leave one")
-    return next(iter(chosen), None)
+    names = [column for column in filled if row[column] not in ([], "[]")] or filled
+    if any(row[column] != row[names[0]] for column in names):
+        raise ConfigurationError(f"the row has {' and '.join(map(repr, names))}, which differ: leave one")
+    return next(iter(names), None)
 
 
 def _system_of(row: Mapping[str, Any], prompt: Chat) -> tuple[Message, ...]:

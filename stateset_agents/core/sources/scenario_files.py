@@ -148,12 +148,12 @@ def _expect_subject(row: Mapping[str, Any]) -> None:
     context = row.get("context")
     inner = context if isinstance(context, Mapping) else {}
     names = [key for key, value in row.items() if value is not None and key != "opening"]
-    spoken = next((key for key in names if key in _SPEAKS), None)
-    spoken = spoken or next((key for key in OPENING_COLUMNS if inner.get(key)), None)
+    opening_column = next((key for key in names if key in _SPEAKS), None)
+    opening_column = opening_column or next((key for key in OPENING_COLUMNS if inner.get(key)), None)
     has_subject = any(row.get(key) for key in ("topic", "family")) or context not in (None, "")
-    if spoken is None and has_subject:
+    if opening_column is None and has_subject:
         return
-    column = spoken or next((key for key in names if key not in _OURS), "COLUMN")
+    column = opening_column or next((key for key in names if key not in _OURS), "COLUMN")
     raise ConfigurationError(
         f"which column is the user's first message? The row has no opening; there are "
         f"{', '.join(map(str, names)) or 'no others'}: name it `opening`, or map it, scenarios: {{dataset: "
@@ -224,9 +224,9 @@ class RowCounts:
     num_made_up: int = 0
 
     def add(self, row: DataRow) -> DataRow:
-        known = [*row.columns, *(message.content for message in (*row.prompt, *row.completion))]
-        rest = [key for key in OPENING_COLUMNS if key in row.rest and key not in known]
-        passed = tuple(key for key in rest if row.rest[key] and row.rest[key] not in known)
+        contents = [*row.columns, *(message.content for message in (*row.prompt, *row.completion))]
+        rest = [key for key in OPENING_COLUMNS if key in row.rest and key not in contents]
+        passed = tuple(key for key in rest if row.rest[key] and row.rest[key] not in contents)
         if passed or row.shape != "OpenAI messages":
             self.shapes[row.shape, row.columns, passed] += 1
         self.unread.update(row.unread)

@@ -233,7 +233,7 @@ def _goal(scenario: Scenario) -> Callable[[Sequence[Message]], bool] | None:
 
     def heard_everything(messages: Sequence[Message]) -> bool:
         replies = [message.content for message in messages if message.role == "assistant"][num_before:]
-        found = fact_statuses(
+        statuses = fact_statuses(
             expected,
             replies,
             sound=[number for number, text in enumerate(replies) if is_prose(text)],
@@ -241,6 +241,6 @@ def _goal(scenario: Scenario) -> Callable[[Sequence[Message]], bool] | None:
             shown_texts=shown_texts(scenario.context, messages),
             choices=options,
         )
-        return all(status is FactStatus.TOLD for status in found.values())
+        return all(status is FactStatus.TOLD for status in statuses.values())
 
     return heard_everything

@@ -207,14 +207,14 @@ def _conversation(
 def _messages(served: ServedConversation) -> list[dict[str, str]]:
     """Roles and texts, without personal text; calls as they are written."""
     redactor = Redactor()
-    shown = []
+    entries = []
     for message in served.messages:
         calls = [
             f"{call.name}({_arguments(redactor.value(dict(call.arguments)))})" for call in message.tool_calls
         ]
         text = "\n".join(filter(None, [redactor.text(message.content), *calls]))
-        shown.append({"role": message.role, "text": text[:_LONGEST_TEXT]})
-    return shown
+        entries.append({"role": message.role, "text": text[:_LONGEST_TEXT]})
+    return entries
 
 
 def _arguments(arguments: Mapping[str, Any]) -> str:

@@ -121,10 +121,10 @@ class _LiveDashboard:
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Send events as long as the page is open: first all that there is, then what is new."""
-        shown: dict[str, Any] = {}
+        page_items: dict[str, Any] = {}
         kinds = {
             "deployments": LiveData(
-                partial(self._state, "deployments"), partial(self._new_deployments, shown)
+                partial(self._state, "deployments"), partial(self._new_deployments, page_items)
             ),
             "runs": LiveData(partial(self._state, "runs"), self._new_runs, _RUNS_SECONDS),
         }
@@ -161,11 +161,11 @@ class _LiveDashboard:
     async def _new_runs(self, states: Any) -> bytes:
         return b'{"data":%s}' % (await self._overview.json.get(states) if states else b"null")
 
-    async def _new_deployments(self, shown: dict[str, Any], _: object) -> bytes:
-        """Those that differ from the ones that the page has, `shown` by their ids."""
+    async def _new_deployments(self, page_items: dict[str, Any], _: object) -> bytes:
+        """Those that differ from the ones that the page has, `page_items` by their ids."""
         if self._deployments is None:
             return b'{"data":null}'
         deployments = await asyncio.to_thread(self._deployments.data)
-        new = {item["id"]: item for item in deployments if shown.get(item["id"]) is not item}
-        shown |= new
+        new = {item["id"]: item for item in deployments if page_items.get(item["id"]) is not item}
+        page_items |= new
         return (await asyncio.to_thread(dump, {"data": list(new.values())})).encode()

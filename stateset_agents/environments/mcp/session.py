@@ -278,12 +278,12 @@ class McpSession:
     def _filled(self, values: Mapping[str, str]) -> dict[str, str]:
         """The values with ${NAME} replaced by the environment variable."""
 
-        def value(found: re.Match[str]) -> str:
-            if found[1] not in os.environ:
+        def value(match: re.Match[str]) -> str:
+            if match[1] not in os.environ:
                 raise ConfigurationError(
-                    f"MCP server {self.name!r} wants the environment variable {found[1]}: set it"
+                    f"MCP server {self.name!r} wants the environment variable {match[1]}: set it"
                 )
-            return os.environ[found[1]]
+            return os.environ[match[1]]
 
         return {name: re.sub(r"\$\{(\w+)\}", value, text) for name, text in values.items()}
 

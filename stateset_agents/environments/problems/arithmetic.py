@@ -283,25 +283,25 @@ def reaches(answer: str, numbers: Sequence[int], target: int) -> bool:
         tree = read(without_wrapping(answer), thousands=False)
     except Unreadable:
         return False
-    used: Counter[int] = Counter()
-    value = _worth(tree, Counter(numbers), used)
-    return value == target and used <= Counter(numbers)
+    uses: Counter[int] = Counter()
+    value = _worth(tree, Counter(numbers), uses)
+    return value == target and uses <= Counter(numbers)
 
 
-def _worth(node: Node, numbers: Counter[int], used: Counter[int]) -> Fraction | None:
+def _worth(node: Node, numbers: Counter[int], uses: Counter[int]) -> Fraction | None:
     """The value of a tree of the four operations; None where another one, or another number, stands in it."""
     if isinstance(node, Number):
         number = int(node.value)
         if node.value != number or number not in numbers:
             return None
-        used[number] += 1
+        uses[number] += 1
         return node.value
     if not isinstance(node, Apply) or node.name not in ("+", "*", "/"):
         return None
     total: Fraction | None = None
     for index, part in enumerate(node.args):
         is_taken_off = node.name == "+" and index > 0 and isinstance(part, Apply) and part.name == "neg"
-        value = _worth(part.args[0] if isinstance(part, Apply) and is_taken_off else part, numbers, used)
+        value = _worth(part.args[0] if isinstance(part, Apply) and is_taken_off else part, numbers, uses)
         if value is None:
             return None
         sign = "-" if is_taken_off else node.name

@@ -68,7 +68,7 @@ def coding_problems() -> tuple[Problem, ...]:
 
     def cases(pairs: Sequence[Any]) -> tuple[Case, ...]:
         return tuple(
-            Case(given if isinstance(given, str) else tuple(given), expected) for given, expected in pairs
+            Case(args if isinstance(args, str) else tuple(args), expected) for args, expected in pairs
         )
 
     problems = read_yaml(Path(__file__).with_name("coding.yaml"))

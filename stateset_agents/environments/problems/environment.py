@@ -342,11 +342,11 @@ class DrawnProblems(ProblemEnvironment):
         keys: set[str] = set()
         scenarios: list[Scenario] = []
         for _ in range(_TRIES * number):
-            drawn = self.draw(rng, levels[len(scenarios) % len(levels)], split)
-            if drawn is None or drawn[0] in keys or split_of(drawn[0]) != split:
+            problem = self.draw(rng, levels[len(scenarios) % len(levels)], split)
+            if problem is None or problem[0] in keys or split_of(problem[0]) != split:
                 continue
-            keys.add(drawn[0])
-            scenarios.append(drawn[1])
+            keys.add(problem[0])
+            scenarios.append(problem[1])
             if len(scenarios) == number:
                 return scenarios
         raise ConfigurationError(

@@ -49,8 +49,8 @@ class ProblemFiles(ProblemEnvironment):
         """Take some problems of train, one at least, into a split that has none."""
         train = self.make("train")
         if len(train) > 1 and not self.make(split):
-            drawn = with_drawn_split(train, split)
-            self._problems = [problem for problem in self._problems if problem.split != "train"] + drawn
+            problems = with_drawn_split(train, split)
+            self._problems = [problem for problem in self._problems if problem.split != "train"] + problems
             self._made.clear()
 
     def judge(self, scenario: Scenario, answer: str) -> float | None:

@@ -89,8 +89,8 @@ class PictureProblems(DrawnProblems):
 
     def picture(self, scenario: Scenario) -> Image:
         """The picture of the problem, as a PNG. Blocking."""
-        shown = self._shown(scenario).context if self._shuffled else scenario.context
-        return _picture(shown["left"], shown["right"], shown["drawing"], self._size)
+        context = self._shown(scenario).context if self._shuffled else scenario.context
+        return _picture(context["left"], context["right"], context["drawing"], self._size)
 
     def _shown(self, scenario: Scenario) -> Scenario:
         """Another problem of the same split, each shown once."""

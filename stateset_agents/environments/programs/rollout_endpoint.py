@@ -129,15 +129,15 @@ class RolloutSession:
         current = self._current
         if current is None or current.answer.done():
             raise RuntimeError("no request waits for an answer")
-        sent = as_sent(reply)
+        message = as_sent(reply)
         number = max(self._num_ids, num_replies(current.request.messages))
         self._num_ids = number + 1
-        calls = (replace(call, id=f"call_{number}_{n}") for n, call in enumerate(sent.tool_calls))
-        sent = replace(sent, tool_calls=tuple(calls))
-        conversation_as_sent = (*current.request.messages, sent)
+        calls = (replace(call, id=f"call_{number}_{n}") for n, call in enumerate(message.tool_calls))
+        message = replace(message, tool_calls=tuple(calls))
+        conversation_as_sent = (*current.request.messages, message)
         self._answered.add(SentConversation((*current.conversation, reply), conversation_as_sent))
-        answer = Answer(model=current.request.model or _MODEL, message=sent, finish_reason="stop")
-        current.answer.set_result(answer.completed(sent, completion))
+        answer = Answer(model=current.request.model or _MODEL, message=message, finish_reason="stop")
+        current.answer.set_result(answer.completed(message, completion))
 
     def end(self, why: ApiError) -> None:
         """Refuse the waiting requests, and all that come after them."""
@@ -155,25 +155,25 @@ class RolloutSession:
 
         Raises ApiError where the conversation is over.
         """
-        sent = self._sent_before(request) if again else None
-        if sent is None:
+        entry = self._sent_before(request) if again else None
+        if entry is None:
             if self._over is not None:
                 raise self._over
             answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-            sent = _Request(request, request.messages, answer, has_left)
-            self._requests.append(sent)
-            self._waiting.put_nowait(sent)
-        sent.has_left = has_left
-        return await asyncio.shield(sent.answer)
+            entry = _Request(request, request.messages, answer, has_left)
+            self._requests.append(entry)
+            self._waiting.put_nowait(entry)
+        entry.has_left = has_left
+        return await asyncio.shield(entry.answer)
 
     def _sent_before(self, request: ChatRequest) -> _Request | None:
         """The latest that says the same; of several sent at once the latest whose client has left it."""
         same = [
-            sent
-            for sent in reversed(self._requests)
-            if (sent.request.messages, sent.request.tools) == (request.messages, request.tools)
+            entry
+            for entry in reversed(self._requests)
+            if (entry.request.messages, entry.request.tools) == (request.messages, request.tools)
         ]
-        return max(same, key=lambda sent: sent.has_left(), default=None)
+        return max(same, key=lambda entry: entry.has_left(), default=None)
 
 
 def _limits(sampling: Mapping[str, Any]) -> ReplyLimits:
@@ -194,8 +194,8 @@ def _refuse_what_no_row_keeps(request: ChatRequest) -> None:
         ("parallel_tool_calls", False, not request.single_call),
     ):
         if not is_kept:
-            shown = str(value).lower()
-            raise invalid(f"{param} cannot be {shown} in training: leave it out", param)
+            text = str(value).lower()
+            raise invalid(f"{param} cannot be {text} in training: leave it out", param)
 
 
 @functools.cache

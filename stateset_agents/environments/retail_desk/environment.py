@@ -126,13 +126,13 @@ class DeskConversation:
         else:
             result = call_tool(replace(self.desk, customer_id=record.verified), call.name, call.arguments)
         if not result.failed:
-            written = _as_written(call)
+            plain_call = _as_written(call)
             # Verified first: the look-up that finds the caller shows their own data.
-            if call.name == "find_customer" and self.caller.has_given(written):
+            if call.name == "find_customer" and self.caller.has_given(plain_call):
                 (record.verified,) = result.owners
-            consented = call.name not in WRITES or self.caller.consents(written)
-            record.note_call(self.answers, written, result, consented=consented)
-            cost = self._charge_repeat(repr(written))
+            consented = call.name not in WRITES or self.caller.consents(plain_call)
+            record.note_call(self.answers, plain_call, result, consented=consented)
+            cost = self._charge_repeat(repr(plain_call))
         else:
             if "nobody" not in result.shown or self.caller.has_given(_as_written(call)):
                 record.note_failure(self.answers, result)

@@ -266,9 +266,9 @@ def cancel_order(desk: Desk, order_id: str) -> Result:
 def return_items(desk: Desk, order_id: str, items: str = "", payment_id: str = "") -> Result:
     """Take items of an order back and refund them."""
     owner, payment, *_ = _order(desk, order_id, changes=True)
-    wanted = [item.strip() for item in items.split(",") if item.strip()]
-    lines = [line for line in _lines(desk, order_id) if not wanted or line[1] in wanted]
-    if not lines or not set(wanted) <= {line[1] for line in lines}:
+    names = [item.strip() for item in items.split(",") if item.strip()]
+    lines = [line for line in _lines(desk, order_id) if not names or line[1] in names]
+    if not lines or not set(names) <= {line[1] for line in lines}:
         raise Refused("not in the order")
     if any(line[3] == "returned" for line in lines):
         raise Refused("already returned")
@@ -400,5 +400,5 @@ def call_tool(desk: Desk, name: str, arguments: Mapping[str, Any]) -> Result:
         result: Result = tool.function(desk, **texts)
         return result
     except Refused as error:
-        reason, *shown = error.args
-        return Result(fields={"error": reason}, owners=owners, shown=frozenset(shown), failed=True)
+        reason, *values = error.args
+        return Result(fields={"error": reason}, owners=owners, shown=frozenset(values), failed=True)

@@ -51,8 +51,8 @@ class Oracle:
         self._plan = _solo_plan(entry) if domain.solo else _plan(domain, entry, asks_who)
 
     def reply(self, messages: Sequence[Message]) -> Message:
-        spoken = sum(message.role == "assistant" for message in messages)
-        return self._plan[spoken] if spoken < len(self._plan) else _say(_GOODBYE)
+        num_replies = sum(message.role == "assistant" for message in messages)
+        return self._plan[num_replies] if num_replies < len(self._plan) else _say(_GOODBYE)
 
 
 def _solo_plan(entry: TaskEntry) -> list[Message]:

@@ -165,7 +165,7 @@ def tasks_of_file(domain: Domain, path: str | Path) -> list[TaskEntry]:
         entries.append(
             entry(domain, task, expect_split(item.get("split", "train"), f"{path}: split of {task.id}"))
         )
-    ids = [made.scenario.id for made in entries]
+    ids = [each.scenario.id for each in entries]
     twice = next((id for id in ids if ids.count(id) > 1), None)
     if twice is not None:
         raise ConfigurationError(f"{path}: task {twice!r} stands twice: ids must be unique")
@@ -359,13 +359,13 @@ def _of_split(domain: Domain, shop: _Shop, split: Split, seed: int) -> Iterator[
         for name, family in FAMILIES.items():
             pair = f"{split}-{name}-{number:04d}"
             for permitted in (True, False):
-                drawn = (
+                requests = (
                     family.make(
                         shop, random.Random(derive(seed, "tau2 made", pair, permitted, attempt)), permitted
                     )
                     for attempt in range(_ATTEMPTS)
                 )
-                request = next((request for request in drawn if request.wish not in wishes), None)
+                request = next((request for request in requests if request.wish not in wishes), None)
                 if request is None:
                     raise ConfigurationError(
                         f"retail's database has no {number + 1} different {name} tasks to train on: lower "

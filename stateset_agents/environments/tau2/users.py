@@ -159,7 +159,7 @@ def carry_out(text: str, phone: Phone) -> str | None:
 
 def _named(text: str, names: list[str]) -> list[tuple[str, Mapping[str, Any]]]:
     """Tools named in the text, each with the arguments that stand before the next one."""
-    places = sorted((found.start(), name) for name in names for found in re.finditer(rf"\b{name}\b", text))
+    places = sorted((match.start(), name) for name in names for match in re.finditer(rf"\b{name}\b", text))
     ends = [*(start for start, _ in places), len(text)][1:]
     return [
         (name, _arguments(name, text[start:end])) for (start, name), end in zip(places, ends, strict=True)
@@ -185,9 +185,9 @@ def _in_words(text: str, phone: Phone) -> list[tuple[str, Mapping[str, Any]]]:
             continue
         spans.append(verb.span())
         way = verb["way"] or verb["after"] or verb["verb"]
-        wanted = None if way == "toggle" else way in ("on", "enable", "activate")
+        goal = None if way == "toggle" else way in ("on", "enable", "activate")
         is_on = re.search(on, phone.call(look, {}).content) is not None
-        requests.append((verb.start(), look if wanted == is_on else tool, {}))
+        requests.append((verb.start(), look if goal == is_on else tool, {}))
     return [(name, arguments) for _, name, arguments in sorted(requests, key=lambda entry: entry[0])]
 
 
@@ -213,7 +213,7 @@ def as_told(text: str) -> str:
     """`You want your order cancelled.` -> `I want my order cancelled.`"""
     for pattern, words in _CHANGES:
         text = pattern.sub(words, text)
-    return re.sub(r"(^|[.!?]\s+)([a-z])", lambda found: found[1] + found[2].upper(), text.strip())
+    return re.sub(r"(^|[.!?]\s+)([a-z])", lambda match: match[1] + match[2].upper(), text.strip())
 
 
 def sentences(text: str) -> list[str]:
@@ -244,8 +244,8 @@ class ScriptedCustomer:
             self._reason, self._known, self._rest = as_told(instructions), "", ""
         else:
             self._reason = as_told(instructions.reason_for_call)
-            known = [instructions.known_info, instructions.unknown_info]
-            self._known = as_told(" ".join(" ".join(text.split()) for text in known if text))
+            texts = [instructions.known_info, instructions.unknown_info]
+            self._known = as_told(" ".join(" ".join(text.split()) for text in texts if text))
             self._rest = as_told(" ".join(_told(instructions.task_instructions)))
         self._eager = eager
         self._told_known = not self._known
@@ -261,9 +261,9 @@ class ScriptedCustomer:
         self._turn += 1
         if _HEARS.transferred.search(text):
             return None
-        if phone.tools and (shown := carry_out(text, phone)) is not None:
+        if phone.tools and (result := carry_out(text, phone)) is not None:
             self._idle = 0
-            return shown
+            return result
         told = self._answered(text)
         self._idle = 0 if told else self._idle + 1
         if told:

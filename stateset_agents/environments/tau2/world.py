@@ -232,9 +232,9 @@ def _steady_bills(tools: Any) -> None:
         before = len(tools.db.bills)
         charge(tools, customer_id, amount, description)
         for bill in tools.db.bills[before:]:
-            drawn, bill.bill_id = bill.bill_id, f"B{before + 1:08d}"
+            random_id, bill.bill_id = bill.bill_id, f"B{before + 1:08d}"
             customer = tools.get_customer_by_id(customer_id)
-            customer.bill_ids = [bill.bill_id if id == drawn else id for id in customer.bill_ids]
+            customer.bill_ids = [bill.bill_id if id == random_id else id for id in customer.bill_ids]
 
     tools._apply_one_time_charge = charge_with_number
 

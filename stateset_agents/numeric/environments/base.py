@@ -255,9 +255,9 @@ def check_environment(environment: BatchedEnvironment, *, seed: int = 0) -> bool
         copy = environment.fork(np.arange(4))
     except NotImplementedError:
         return False
-    for step, chosen in enumerate(actions[1:], start=2):
-        chosen = _allowed(environment, chosen)
-        ours, theirs = environment.step(chosen), copy.step(chosen)
+    for step, step_actions in enumerate(actions[1:], start=2):
+        step_actions = _allowed(environment, step_actions)
+        ours, theirs = environment.step(step_actions), copy.step(step_actions)
         if not np.array_equal(_as_rows(ours), _as_rows(theirs), equal_nan=True):
             raise ConfigurationError(
                 f"{spec.name}: a fork differs from its original at step {step} under the same actions: let "
@@ -275,8 +275,8 @@ def _played(
     observations = environment.reset(seeds)
     check_observations(observations, environment.spec, len(seeds))
     played = [_flat_rows(observations)]
-    for chosen in actions:
-        transition = environment.step(_allowed(environment, chosen))
+    for step_actions in actions:
+        transition = environment.step(_allowed(environment, step_actions))
         check_transition(transition, environment.spec, len(seeds))
         played.append(_as_rows(transition))
         if (transition.terminated | transition.truncated).any():

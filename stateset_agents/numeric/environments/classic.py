@@ -20,11 +20,11 @@ _State = NDArray[np.float64]
 
 def _uniform_starts(seeds: Sequence[int], limit: float) -> _State:
     """[4, B] within ±limit, as Gymnasium draws it from each seed; a group's seed is drawn once."""
-    drawn: dict[int, NDArray[np.float64]] = {}
+    starts: dict[int, NDArray[np.float64]] = {}
     for seed in seeds:
-        if seed not in drawn:
-            drawn[seed] = np.random.default_rng(seed).uniform(-limit, limit, size=4)
-    return np.stack([drawn[seed] for seed in seeds], axis=1)
+        if seed not in starts:
+            starts[seed] = np.random.default_rng(seed).uniform(-limit, limit, size=4)
+    return np.stack([starts[seed] for seed in seeds], axis=1)
 
 
 class _Classic:

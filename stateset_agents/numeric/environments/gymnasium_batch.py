@@ -129,10 +129,10 @@ class GymnasiumBatch:
             row.close()
 
     def _reset(self, environment: gymnasium.Env[Any, Any], seed: int) -> Any:
-        begun: Any = environment.reset(seed=seed)
-        if not (isinstance(begun, tuple) and len(begun) == 2 and isinstance(begun[1], Mapping)):
-            raise self._unlike("reset", "(observation, info)", begun)
-        return begun[0]
+        result: Any = environment.reset(seed=seed)
+        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
+            raise self._unlike("reset", "(observation, info)", result)
+        return result[0]
 
     def _reward(self, reward: Any) -> float:
         """One number, also as an array of one."""
@@ -143,9 +143,9 @@ class GymnasiumBatch:
             )
         return float(value.item())
 
-    def _unlike(self, method: str, expected: str, found: Any) -> ConfigurationError:
+    def _unlike(self, method: str, expected: str, result: Any) -> ConfigurationError:
         """The error for a method that does not return what Gymnasium's does."""
-        kind = f"{len(found)} values" if isinstance(found, tuple) else type(found).__name__
+        kind = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
         return ConfigurationError(
             f"{self.spec.name}: {method} must return {expected} as Gymnasium's does, got {kind}: wrap the "
             "environment, one of the old Gym by shimmy's GymV21CompatibilityV0"

@@ -91,8 +91,8 @@ class TaskMix:
         terminated, truncated = np.zeros((2, len(actions)), dtype=np.bool_)
         for task, environment, rows in self._present():
             # a row that has ended takes any action, and may not have an own one any more
-            chosen = np.minimum(actions[rows], environment.spec.num_actions - 1)
-            transition = environment.step(chosen)
+            task_actions = np.minimum(actions[rows], environment.spec.num_actions - 1)
+            transition = environment.step(task_actions)
             self._put(task, rows, transition.observations)
             rewards[rows] = transition.rewards * self.tasks[task].scale
             terminated[rows], truncated[rows] = transition.terminated, transition.truncated

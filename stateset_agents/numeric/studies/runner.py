@@ -267,8 +267,8 @@ class MetricsWatch:
         return [[1.0 if one == other else mean(one, other) for other in tasks] for one in tasks]
 
     def curve(self) -> dict[str, list[Any]]:
-        kept = _thinned(len(self.steps))
-        scores = [[self._score(self.metrics[index], task) for task in self.suite.tasks] for index in kept]
+        rows = _thinned(len(self.steps))
+        scores = [[self._score(self.metrics[index], task) for task in self.suite.tasks] for index in rows]
         returns = [
             [
                 None if score is None else round(_return(self.suite, task, score), 3)
@@ -277,16 +277,16 @@ class MetricsWatch:
             for point in scores
         ]
         rounded = [[None if score is None else round(score, 4) for score in point] for point in scores]
-        return {"steps": [self.steps[index] for index in kept], "returns": returns, "scores": rounded}
+        return {"steps": [self.steps[index] for index in rows], "returns": returns, "scores": rounded}
 
     def weights(self) -> dict[str, list[Any]]:
         prefix = "part_weight/"
         names = sorted(
             {name.removeprefix(prefix) for each in self.metrics for name in each if name.startswith(prefix)}
         )
-        kept = _thinned(len(self.steps)) if names else []
-        values = [[round(self.metrics[index].get(prefix + name, 0.0), 4) for name in names] for index in kept]
-        return {"names": names, "steps": [self.steps[index] for index in kept], "values": values}
+        rows = _thinned(len(self.steps)) if names else []
+        values = [[round(self.metrics[index].get(prefix + name, 0.0), 4) for name in names] for index in rows]
+        return {"names": names, "steps": [self.steps[index] for index in rows], "values": values}
 
     def _score(self, metrics: Mapping[str, float], task: str) -> float | None:
         if len(self.suite.tasks) > 1:
@@ -325,8 +325,8 @@ def _final(suite: Suite, result: ControlEvaluation) -> tuple[list[float], list[f
     else:
         scores, ids = tasks.scores(returns), tasks.ids
     means = [float(np.nanmean(scores[ids == task])) for task in range(len(suite.tasks))]
-    earned = [_return(suite, task, score) for task, score in zip(suite.tasks, means, strict=True)]
-    return [round(value, 4) for value in earned], [round(value, 6) for value in means]
+    task_returns = [_return(suite, task, score) for task, score in zip(suite.tasks, means, strict=True)]
+    return [round(value, 4) for value in task_returns], [round(value, 6) for value in means]
 
 
 def _without(settings: Mapping[str, Any], names: set[str]) -> dict[str, Any]:

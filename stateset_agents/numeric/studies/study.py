@@ -175,14 +175,14 @@ def probability_of_improvement(
     if min(len(side) for pair in pairs for side in pair) < 3:
         return centre, None
     draw = random.Random(derive(seed, "probability_of_improvement"))
-    drawn = sorted(
+    estimates = sorted(
         mean(
             [(draw.choices(ours, k=len(ours)), draw.choices(theirs, k=len(theirs))) for ours, theirs in pairs]
         )
         for _ in range(resamples)
     )
     cut = round(0.025 * resamples)
-    return centre, (drawn[cut], drawn[-1 - cut])
+    return centre, (estimates[cut], estimates[-1 - cut])
 
 
 def _wins(ours: Sequence[float], theirs: Sequence[float]) -> float:
@@ -495,19 +495,19 @@ def recommend(cells: Sequence[GridCell]) -> tuple[GridCell | None, str]:
             "policy's 0: nothing was learned, and nothing is recommended."
         )
     equals = [cell for cell in measured if cell.interval is not None and cell.interval[1] >= low]
-    chosen = min(equals, key=lambda cell: cell.cpu_seconds)
-    words = ", ".join(f"{name} {value}" for name, value in chosen.settings.items())
-    reason = f"{words}: IQM {chosen.iqm:.3f}{interval_text(chosen.interval, '.3f')}"
-    if chosen is best:
+    choice = min(equals, key=lambda cell: cell.cpu_seconds)
+    words = ", ".join(f"{name} {value}" for name, value in choice.settings.items())
+    reason = f"{words}: IQM {choice.iqm:.3f}{interval_text(choice.interval, '.3f')}"
+    if choice is best:
         reason += ", the best"
     else:
         reason += (
-            f", whose interval overlaps the best one's ({best.iqm:.3f}), at {chosen.cpu_seconds:.1f} CPU s "
+            f", whose interval overlaps the best one's ({best.iqm:.3f}), at {choice.cpu_seconds:.1f} CPU s "
             f"in place of {best.cpu_seconds:.1f}"
         )
     if left_out:
         reason += f"; {left_out} of {len(cells)} combinations are not measured"
-    return chosen, reason + "."
+    return choice, reason + "."
 
 
 # ------------------------------------------------------------------------------------------ report
@@ -586,8 +586,8 @@ def _with_interval(value: float, interval: Sequence[float] | None) -> str:
     return f"{value:.3f}{interval_text(interval, '.3f') or ' (no interval)'}"
 
 
-def _probability(found: Mapping[str, Any] | None) -> str:
-    return "no suite in common" if found is None else _with_interval(found["probability"], found["interval"])
+def _probability(share: Mapping[str, Any] | None) -> str:
+    return "no suite in common" if share is None else _with_interval(share["probability"], share["interval"])
 
 
 def _or_dash(value: float | None, form: str) -> str:

@@ -41,23 +41,23 @@ def reasoning_metrics(played: Sequence[Trajectory]) -> dict[str, float]:
         return {}
     answered = [trajectory for trajectory in played if trajectory.replies]
     pairs = [(trajectory, read_reasoned(trajectory.replies[-1])) for trajectory in answered]
-    kept = [(trajectory, reasoned) for trajectory, reasoned in pairs if reasoned is not None]
-    metrics = {"reasoning/format": len(kept) / len(played)}
-    if not kept:
+    reasoned_pairs = [(trajectory, reasoned) for trajectory, reasoned in pairs if reasoned is not None]
+    metrics = {"reasoning/format": len(reasoned_pairs) / len(played)}
+    if not reasoned_pairs:
         return metrics
-    metrics["reasoning/steps"] = fmean(num_steps(reasoned.thinking) for _, reasoned in kept)
+    metrics["reasoning/steps"] = fmean(num_steps(reasoned.thinking) for _, reasoned in reasoned_pairs)
     for verdict in (True, False):
-        chosen = [reasoned for trajectory, reasoned in kept if _is_right(trajectory) is verdict]
-        if chosen:
+        replies = [reasoned for trajectory, reasoned in reasoned_pairs if _is_right(trajectory) is verdict]
+        if replies:
             words = "right" if verdict else "wrong"
-            thinking = fmean(len(reasoned.thinking.split()) for reasoned in chosen)
+            thinking = fmean(len(reasoned.thinking.split()) for reasoned in replies)
             metrics[f"reasoning/thinking_words_{words}"] = thinking
             metrics[f"reasoning/answer_words_{words}"] = fmean(
-                len(reasoned.answer.split()) for reasoned in chosen
+                len(reasoned.answer.split()) for reasoned in replies
             )
     points = [
         (num_steps(reasoned.thinking), float(trajectory.scenario.context["difficulty"]))
-        for trajectory, reasoned in kept
+        for trajectory, reasoned in reasoned_pairs
         if _is_right(trajectory) and isinstance(trajectory.scenario.context.get("difficulty"), int | float)
     ]
     if len(points) < _MIN_RELATED:
@@ -210,9 +210,9 @@ def merge_processes(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
         values = [part[name] for part in parts if name in part]
         merged[name] = max_or_nan(values) if name.startswith(_LARGEST) else sum(values)
     if "engine/occupancy" in merged:
-        used = sum(part.get("engine/occupancy", 0.0) * part.get("engine/decode_rows", 0.0) for part in parts)
+        total = sum(part.get("engine/occupancy", 0.0) * part.get("engine/decode_rows", 0.0) for part in parts)
         rows = merged.get("engine/decode_rows", 0.0)
-        merged["engine/occupancy"] = used / rows if rows else 1.0
+        merged["engine/occupancy"] = total / rows if rows else 1.0
     return merged
 
 

@@ -42,15 +42,15 @@ class Validation:
         """The agent on held-out scenarios of a split (at most `eval_episodes`, or `episodes` of them), or on
         all of a list, with users of its own seed."""
         config = self.config
-        name, chosen = "given", split
-        if isinstance(chosen, str):
-            name, every = chosen, await in_thread(held_out, self._environment, chosen, episodes)
-            chosen = every if episodes is not None else spread(every, config.eval_episodes)
+        name, scenarios = "given", split
+        if isinstance(scenarios, str):
+            name, every = scenarios, await in_thread(held_out, self._environment, scenarios, episodes)
+            scenarios = every if episodes is not None else spread(every, config.eval_episodes)
         return await evaluate(
             self._agent,
             self._environment,
             self._reward_fn,
-            chosen,
+            scenarios,
             temperature=temperature,
             seed=derive(config.seed, "evaluate", name),
             deterministic=self._deterministic,

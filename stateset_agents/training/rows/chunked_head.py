@@ -197,11 +197,11 @@ def _distributions(
         masks.apply(logits)
     scores = []
     size = _cached_rows(logits)
-    for rows, chosen in zip(torch.split(logits, size), torch.split(targets, size), strict=True):
+    for rows, row_targets in zip(torch.split(logits, size), torch.split(targets, size), strict=True):
         p = torch.softmax(rows, dim=-1)
         # logsumexp by the likeliest token: its p is no smaller than 1 / V, so its logarithm is safe.
         log_total = rows.amax(dim=-1) - p.amax(dim=-1).log()
-        logprobs = rows.gather(1, chosen[:, None]).squeeze(1) - log_total
+        logprobs = rows.gather(1, row_targets[:, None]).squeeze(1) - log_total
         scores.append(TokenScores(logprobs, log_total - torch.linalg.vecdot(p, rows)))
         rows.copy_(p)  # into the logits' memory: a second [C, V] would double the peak
     return logits, TokenScores(*map(torch.cat, zip(*scores, strict=True)))

@@ -155,15 +155,15 @@ def _packs(
     def pack(tokens: int) -> list[list[tuple[int, int]]]:
         """Packs with at most so many tokens in each."""
         packs: list[list[tuple[int, int]]] = []
-        used = count = 0
+        num_tokens = count = 0
         for unit, added in zip(together, sizes, strict=True):
-            if packs and count < max_units and used + added <= tokens:
+            if packs and count < max_units and num_tokens + added <= tokens:
                 packs[-1].extend(unit)
-                used, count = used + added, count + 1
+                num_tokens, count = num_tokens + added, count + 1
             else:
                 (first, prefix), *others = unit
                 packs.append([(first, 0), *others])
-                used, count = added + prefix, 1
+                num_tokens, count = added + prefix, 1
         return packs
 
     alone = [size + unit[0][1] for size, unit in zip(sizes, together, strict=True)]

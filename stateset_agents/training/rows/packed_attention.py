@@ -89,8 +89,8 @@ class Rectangles:
 
 def _cut(tensor: Tensor, index: Tensor, count: int) -> Tensor:
     """[1, heads, T, D] -> [S, heads, tokens of a segment, D]."""
-    chosen = tensor[0].index_select(1, index)
-    return chosen.view(len(chosen), count, -1, chosen.shape[-1]).transpose(0, 1)
+    rows = tensor[0].index_select(1, index)
+    return rows.view(len(rows), count, -1, rows.shape[-1]).transpose(0, 1)
 
 
 def rectangles(spans: Sequence[Span], window: int | None, shared: int, like: Tensor) -> Rectangles:
@@ -116,10 +116,10 @@ def rectangles(spans: Sequence[Span], window: int | None, shared: int, like: Ten
         for members in _alike(
             [(len(queries), sum(map(len, row))) for queries, row in kind], most if is_masked else None
         ):
-            chosen = [kind[index] for index in members]
-            part = _rectangle(chosen, window, shared, like) if is_masked else _causal_rectangle(chosen, like)
+            rows = [kind[index] for index in members]
+            part = _rectangle(rows, window, shared, like) if is_masked else _causal_rectangle(rows, like)
             longest = len(part.queries) // part.count
-            for place, (queries, _) in enumerate(chosen):
+            for place, (queries, _) in enumerate(rows):
                 first = begin + place * longest
                 order[queries.start : queries.stop] = torch.arange(first, first + len(queries))
             begin += len(part.queries)
@@ -146,19 +146,19 @@ def _alike(sizes: Sequence[tuple[int, int]], most: int | None) -> list[list[int]
     """Indices of segments that go together: at most twice the scores that they need, or few for nothing, and
     no more than `most`; None: as many as there are."""
     groups: list[list[int]] = []
-    longest = needed = 0
+    longest = area = 0
     for index in sorted(range(len(sizes)), key=lambda index: sizes[index][::-1], reverse=True):
         queries, keys = sizes[index]
         if groups:
             # Sorted by their keys: the first has the most.
             wide = max(longest, queries) * sizes[groups[-1][0]][1] * (len(groups[-1]) + 1)
-            useful = needed + queries * keys
+            useful = area + queries * keys
             if (most is None or wide <= most) and (wide <= 2 * useful or wide - useful <= _FREE):
                 groups[-1].append(index)
-                longest, needed = max(longest, queries), useful
+                longest, area = max(longest, queries), useful
                 continue
         groups.append([index])
-        longest, needed = queries, queries * keys
+        longest, area = queries, queries * keys
     return groups
 
 

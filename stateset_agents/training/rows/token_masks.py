@@ -41,12 +41,12 @@ class TokenMasks:
         free."""
         numbers: dict[bytes, int] = {}
         index = [-1 if mask is None else numbers.setdefault(mask.tobytes(), len(numbers)) for mask in masks]
-        counts = [len(kept) for kept in sets] or [0] * len(masks)
+        counts = [len(ids) for ids in sets] or [0] * len(masks)
         if not numbers and not any(counts):
             return None
         packed = np.stack([np.frombuffer(mask, np.int32) for mask in numbers] or [np.zeros(0, np.int32)])
         joined = np.concatenate(
-            [np.zeros(0, np.int32), *(np.frombuffer(kept, np.int32) for kept in sets if kept)]
+            [np.zeros(0, np.int32), *(np.frombuffer(ids, np.int32) for ids in sets if ids)]
         )
         ends = torch.tensor(counts).cumsum(0)
         lifts = torch.tensor(raised or [(0, 0.0)] * len(masks), dtype=torch.float64)
@@ -56,8 +56,8 @@ class TokenMasks:
         """The masks of a slice of the tokens."""
         ends = self.ends[part]
         first = int(self.ends[part.start - 1]) if part.start else 0
-        kept = self.kept[first : int(ends[-1]) if len(ends) else first]
-        return TokenMasks(self.packed, self.index[part], kept, ends - first, self.raised[part])
+        token_ids = self.kept[first : int(ends[-1]) if len(ends) else first]
+        return TokenMasks(self.packed, self.index[part], token_ids, ends - first, self.raised[part])
 
     def to(self, device: torch.device) -> TokenMasks:
         return TokenMasks(*(getattr(self, field.name).to(device) for field in fields(self)))

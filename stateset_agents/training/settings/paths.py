@@ -27,8 +27,8 @@ def resolve_paths(data: dict[str, Any], base: Path) -> None:
             data[name] = _resolved("", section, base)
     training, traces = data.get("training"), data.get("traces")
     distillation = training.get("distillation") if isinstance(training, dict) else None
-    shown = traces.get("teacher") if isinstance(traces, dict) else None
-    for section, field in ((distillation, "teacher"), (traces, "teacher"), (shown, "model_name")):
+    teacher = traces.get("teacher") if isinstance(traces, dict) else None
+    for section, field in ((distillation, "teacher"), (traces, "teacher"), (teacher, "model_name")):
         if isinstance(section, dict) and isinstance(section.get(field), str):
             section[field] = _resolved("agent.model_name", section[field], base)
 

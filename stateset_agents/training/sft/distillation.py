@@ -159,9 +159,9 @@ class ReasoningDistillation:
             on_progress=on_progress,
         )
         played = [trajectory for group in evaluation.groups for trajectory in group.trajectories]
-        offered = [await _tools(environment, trajectory) for trajectory in played]
+        tools = [await _tools(environment, trajectory) for trajectory in played]
         return verified_traces(
-            zip(played, offered, strict=True),
+            zip(played, tools, strict=True),
             teacher=await self._identity(),
             min_reward=min_reward if is_verified else None,
             in_format=in_format,

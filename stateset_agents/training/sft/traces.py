@@ -107,7 +107,7 @@ def verified_traces(
     Raises ConfigurationError where none is left.
     """
     numbers = dict.fromkeys(asdict(Counts()), 0)
-    kept: list[Trace] = []
+    rows: list[Trace] = []
     replies: set[tuple[str, str]] = set()
     num_formatted = 0
     for trajectory, tools in played:
@@ -122,26 +122,26 @@ def verified_traces(
             numbers[why] += 1
             continue
         replies.add(key)
-        kept.append(_trace(trajectory, tools, reply, reasoned, teacher))
-    counts = Counts(**{**numbers, "kept": len(kept)})
-    if not kept:
+        rows.append(_trace(trajectory, tools, reply, reasoned, teacher))
+    counts = Counts(**{**numbers, "kept": len(rows)})
+    if not rows:
         rest = ", ".join(f"{count} {name}" for name, count in numbers.items() if count and name != "asked")
         raise ConfigurationError(
             f"none of the teacher's {counts.asked} replies can be shown ({rest}): take a better teacher or "
             "easier prompts, or lower min_reward; in_format false takes replies without tags"
         )
-    return Traces(kept=tuple(kept), counts=counts, format=num_formatted / counts.asked, teacher=dict(teacher))
+    return Traces(kept=tuple(rows), counts=counts, format=num_formatted / counts.asked, teacher=dict(teacher))
 
 
 def format_share(trajectories: Iterable[Trajectory]) -> float | None:
     """Share of conversations whose last reply is one thought and one answer; None where none was played."""
     played = [trajectory for trajectory in trajectories if trajectory.status is not Status.FAILED]
-    kept = [
+    matches = [
         trajectory
         for trajectory in played
         if trajectory.replies and read_reasoned(trajectory.replies[-1]) is not None
     ]
-    return len(kept) / len(played) if played else None
+    return len(matches) / len(played) if played else None
 
 
 def _why_not(trajectory: Trajectory, min_reward: float | None, formatted: object) -> str | None:

@@ -369,10 +369,10 @@ def step_samples(samples: Sequence[Sample], step: int, *, size: int, seed: int) 
     epoch, place = divmod(step - 1, per_epoch)
     generator = torch.Generator().manual_seed(derive(seed, "demonstrations", epoch))
     order = torch.randperm(len(samples), generator=generator).tolist()
-    chosen = [samples[index] for index in order[place * size : (place + 1) * size]]
-    total = sum(len(sample.advantages) for sample in chosen)
-    weight = total / sum(sum(sample.advantages) for sample in chosen)
-    return [replace(sample, weight=weight) for sample in chosen]
+    batch = [samples[index] for index in order[place * size : (place + 1) * size]]
+    total = sum(len(sample.advantages) for sample in batch)
+    weight = total / sum(sum(sample.advantages) for sample in batch)
+    return [replace(sample, weight=weight) for sample in batch]
 
 
 async def sft(

@@ -164,13 +164,13 @@ def micro_batch(samples: Sequence[Sample], layout: Layout, grammars: Grammars | 
             end = first + len(completion.token_ids)
             advantages = (sample.weight * value for value in sample.advantages[first:end])
             columns = (completion.token_ids, range(first, end), completion.logprobs, advantages)
-            chosen = [not forced for forced in completion.forced] or [True] * (end - first)
-            positions.append(row_positions[start - 1 : start - 1 + end - first][chosen])
+            selectors = [not forced for forced in completion.forced] or [True] * (end - first)
+            positions.append(row_positions[start - 1 : start - 1 + end - first][selectors])
             every = [(conversation, *token) for token in zip(*columns, strict=True)]
-            tokens += itertools.compress(every, chosen)
-            masks += itertools.compress(_masks(completion, grammars), chosen)
-            sets += itertools.compress(_sets(completion), chosen)
-            raised += itertools.compress(_raised(completion), chosen)
+            tokens += itertools.compress(every, selectors)
+            masks += itertools.compress(_masks(completion, grammars), selectors)
+            sets += itertools.compress(_sets(completion), selectors)
+            raised += itertools.compress(_raised(completion), selectors)
     ids, targets, places, logprobs, credit = zip(*tokens, strict=True) if tokens else [()] * 5
     return MicroBatch(
         layout=layout,

@@ -108,9 +108,9 @@ class Critic:
         metrics = self.value_function.update_value_function(
             torch.cat(predictions.hidden), targets, mask=mask, old_values=old, iterations=self.iterations
         )
-        chosen = torch.tensor(is_before, device=device)
+        selector = torch.tensor(is_before, device=device)
         metrics.pop("value/explained_variance", None)
-        return metrics | explained_variance(old[chosen], targets[chosen])
+        return metrics | explained_variance(old[selector], targets[selector])
 
     def _positions(self, trained: TrainedTurn) -> list[int]:
         """Positions in the row that predict the turn's first token, or all of its tokens; then its last

@@ -92,9 +92,9 @@ class Objective:
         """The level of importance weights in this step; None without any."""
         for name, value in (("importance", config.importance), ("importance_cap", config.importance_cap)):
             if value not in ("auto", "none", None) and not self._recompute_old:
-                shown = value if isinstance(value, str) else f"{value:g}"
+                text = value if isinstance(value, str) else f"{value:g}"
                 raise ConfigurationError(
-                    f"{name} {shown} would correct twice for who sampled: without staleness and with fp32 "
+                    f"{name} {text} would correct twice for who sampled: without staleness and with fp32 "
                     f"rollouts the clipped ratio is to that policy already; leave {name} out"
                 )
         single_pass = config.num_iterations == 1 and not config.dropout and config.kl_placement == "loss"

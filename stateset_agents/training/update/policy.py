@@ -352,8 +352,8 @@ def _trunk(model: Any) -> Any:
 
 def _scores(logits: Tensor, targets: Tensor) -> TokenScores:
     logprobs = torch.log_softmax(logits, dim=-1)
-    chosen = logprobs.gather(1, targets[:, None]).squeeze(1)
-    return TokenScores(chosen, -(logprobs.exp() * logprobs).sum(dim=-1))
+    token_logprobs = logprobs.gather(1, targets[:, None]).squeeze(1)
+    return TokenScores(token_logprobs, -(logprobs.exp() * logprobs).sum(dim=-1))
 
 
 @contextlib.contextmanager

@@ -65,12 +65,12 @@ def gather_state_dict(model: nn.Module, keep: Callable[[Tensor], Tensor] = Tenso
 
     One tensor at a time is full on the device; `keep` says what of it stays, by default a copy on the CPU.
     """
-    kept: dict[int, Tensor] = {}
+    copies: dict[int, Tensor] = {}
     weights = {}
     for name, tensor in named_tensors(model).items():
-        if id(tensor) not in kept:
-            kept[id(tensor)] = keep(full_tensor(tensor.detach()))
-        weights[name] = kept[id(tensor)]
+        if id(tensor) not in copies:
+            copies[id(tensor)] = keep(full_tensor(tensor.detach()))
+        weights[name] = copies[id(tensor)]
     return weights
 
 

@@ -136,9 +136,9 @@ class _Reader:
     def accepts(self, mark: str) -> bool:
         """Go past this mark if it comes next, white space before it included."""
         self.position = self._matched(_SPACE).end()
-        found = self.text.startswith(mark, self.position)
-        self.position += len(mark) if found else 0
-        return found
+        is_next = self.text.startswith(mark, self.position)
+        self.position += len(mark) if is_next else 0
+        return is_next
 
     def expect(self, mark: str) -> None:
         if not self.accepts(mark):
@@ -148,16 +148,16 @@ class _Reader:
         if self._matched(_SPACE).end() != len(self.text):
             raise self.error("its end")
 
-    def match(self, pattern: re.Pattern[str], wanted: str) -> re.Match[str]:
-        found = pattern.match(self.text, self.position)
-        if found is None:
-            raise self.error(wanted)
-        self.position = found.end()
-        return found
+    def match(self, pattern: re.Pattern[str], what: str) -> re.Match[str]:
+        match = pattern.match(self.text, self.position)
+        if match is None:
+            raise self.error(what)
+        self.position = match.end()
+        return match
 
-    def error(self, wanted: str) -> ValueError:
+    def error(self, what: str) -> ValueError:
         rest = self.text[self.position :]
-        return ValueError(f"expected {wanted} at {rest[:20]!r}" if rest else f"expected {wanted} at its end")
+        return ValueError(f"expected {what} at {rest[:20]!r}" if rest else f"expected {what} at its end")
 
     def value(self, level: int) -> Any:
         """A text, number, constant, object or list."""
@@ -231,9 +231,9 @@ class _Reader:
         return (position - before) % 2 == 1
 
     def _matched(self, pattern: re.Pattern[str]) -> re.Match[str]:
-        found = pattern.match(self.text, self.position)
-        assert found is not None  # it matches nothing, too
-        return found
+        match = pattern.match(self.text, self.position)
+        assert match is not None  # it matches nothing, too
+        return match
 
 
 def _unescaped(text: str) -> str:
@@ -243,8 +243,8 @@ def _unescaped(text: str) -> str:
     return halves.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
 
 
-def _character(found: re.Match[str]) -> str:
-    code = found.group(1)
+def _character(match: re.Match[str]) -> str:
+    code = match.group(1)
     if len(code) > 1:
         return chr(int(code[1:], 16))
     return _ESCAPED.get(code, code if code in "\\'\"/" else "\\" + code)

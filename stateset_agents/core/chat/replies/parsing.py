@@ -73,13 +73,13 @@ class ReplyParser:
             return Message(role="assistant", content=text.strip() if calls else text)
         stream = self.stream(calls=calls)
         stream.finish(text)
-        found = [call for text in stream.calls for call in self._calls(text, tools)]
+        items = [call for text in stream.calls for call in self._calls(text, tools)]
         return Message(
             role="assistant",
             content=stream.content,
             reasoning=stream.reasoning,
             thinks_first=stream.thinks_first,
-            tool_calls=tuple(replace(call, id=f"call_{turn}_{number}") for number, call in enumerate(found)),
+            tool_calls=tuple(replace(call, id=f"call_{turn}_{number}") for number, call in enumerate(items)),
         )
 
     def read_completion(
@@ -132,24 +132,24 @@ class ReplyParser:
         last = stream.calls[-1]
         return None if last.is_closed else last
 
-    def _calls(self, found: CallText, tools: Tools) -> Iterator[ToolCall]:
+    def _calls(self, call_text: CallText, tools: Tools) -> Iterator[ToolCall]:
         """The calls of one region, without ids."""
 
         def broken(why: str) -> ToolCall:
-            return ToolCall(name="", error=why, written=self._without_thoughts(found.written))
+            return ToolCall(name="", error=why, written=self._without_thoughts(call_text.written))
 
-        region = found.region
-        if not found.is_closed and not region.closes_by_end:
+        region = call_text.region
+        if not call_text.is_closed and not region.closes_by_end:
             by = f" by {region.closing}" if region.closing else ""
             yield broken(f"the tool call is not closed{by}")
             return
         try:
-            value = self._value(found)
+            value = self._value(call_text)
         except (RecursionError, TooDeep):
             yield broken(_TOO_DEEP)
             return
         except Exception as error:  # parsers of transformers raise what Python raises inside them
-            if self._has_thoughts(found.written):
+            if self._has_thoughts(call_text.written):
                 yield broken("the tool call cannot be read: a thought stands in it")  # the error may quote it
                 return
             how = "is not JSON" if region.is_json and isinstance(error, ValueError) else "cannot be read"
@@ -166,21 +166,21 @@ class ReplyParser:
             fault = _fault([name, arguments])
             yield ToolCall(name=name, arguments=arguments) if fault is None else broken(fault)
 
-    def _value(self, found: CallText) -> Any:
+    def _value(self, call_text: CallText) -> Any:
         """The value that a call's region reads; it may raise anything.
 
         Control tokens may be part of the format. Those that are not are dropped.
         """
-        assert found.region.read is not None
-        captures = {name: self.without_special(text).strip() for name, text in found.captures.items()}
-        body = self.without_special(found.body)
+        assert call_text.region.read is not None
+        captures = {name: self.without_special(text).strip() for name, text in call_text.captures.items()}
+        body = self.without_special(call_text.body)
         try:
-            value = found.region.read(found.body, captures)
+            value = call_text.region.read(call_text.body, captures)
         except Exception as error:  # see _calls
-            if body == found.body:
+            if body == call_text.body:
                 raise
             try:
-                return found.region.read(body, captures)
+                return call_text.region.read(body, captures)
             except Exception:
                 raise error from error.__cause__
         return self._without_special_in(value) if self.special else value
@@ -330,8 +330,8 @@ def _null_of(parser: ReplyParser, prompt_end: str, text: str) -> str:
     """The template's text for a null, read from a call of which it is the only argument."""
     for message in _readings(parser, prompt_end, text):
         for call in message.tool_calls:
-            if isinstance(written := call.arguments.get("city"), str):
-                return written
+            if isinstance(city := call.arguments.get("city"), str):
+                return city
     return parser.null
 
 

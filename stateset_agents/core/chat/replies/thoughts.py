@@ -39,13 +39,13 @@ def split_reasoning(text: str, *, prefilled: bool = False) -> Reasoned | None:
     no tag of the format within them. `prefilled`: the prompt has opened the thought, as its template does for
     every reply, so that the text begins inside of it. Takes time in proportion to the text's length.
     """
-    wanted = _TAGS[1:] if prefilled else _TAGS
-    if any(text.count(tag) != (tag in wanted) for tag in _TAGS):
+    tags = _TAGS[1:] if prefilled else _TAGS
+    if any(text.count(tag) != (tag in tags) for tag in _TAGS):
         return None
     parts: list[str] = []
-    for tag in wanted:
-        part, found, text = text.partition(tag)
-        if not found:  # it stands before the tag that must come first
+    for tag in tags:
+        part, separator, text = text.partition(tag)
+        if not separator:  # it stands before the tag that must come first
             return None
         parts.append(part)
     thinking, between, answer = parts if prefilled else parts[1:]
@@ -70,13 +70,13 @@ def answer_of(message: Message) -> str | None:
     None without an answer, with several, with one in a thought, and where a thought stands anywhere but at
     the beginning: what cannot be told is not guessed.
     """
-    spoken = words_of(message)
+    words = words_of(message)
     thought = message.reasoning or ""
-    if spoken is None or any(f"{thought}{message.content}".count(tag) != 1 for tag in _TAGS[2:]):
+    if words is None or any(f"{thought}{message.content}".count(tag) != 1 for tag in _TAGS[2:]):
         return None
-    _, found, rest = spoken.partition("<answer>")
+    _, separator, rest = words.partition("<answer>")
     answer, closed, _ = rest.partition("</answer>")
-    return (answer.strip() or None) if found and closed else None
+    return (answer.strip() or None) if separator and closed else None
 
 
 def words_of(message: Message) -> str | None:

@@ -222,7 +222,7 @@ class FullCaller(CallerState):
         choice = self._other_choice(claims)
         if choice is not None:
             return Reaction(choice)
-        settled = self._close_requests(claims, text, offered=proposal is not None)
+        settled = self._close_requests(claims, text, is_offered=proposal is not None)
         if settled is not None:
             return settled
         if asks:
@@ -252,15 +252,15 @@ class FullCaller(CallerState):
         words = ("then a {0}, please.", "ok, then i take a {0}.")
         return self.draw("second choice", words).format(self.case.second_choice)
 
-    def _close_requests(self, claims: tuple[Claim, ...], text: str, *, offered: bool) -> Reaction | None:
+    def _close_requests(self, claims: tuple[Claim, ...], text: str, *, is_offered: bool) -> Reaction | None:
         """Tick off the requests that the claims end; None where there is more to say about this reply."""
         before = len(self.requests)
         for request in self.requests:
             kinds = {c.text.partition(":")[0] for c in claims if c.order_id == request.order.order_id}
-            if "refused" in kinds and not offered and not kinds & _REASONS and not self.asked_why:
+            if "refused" in kinds and not is_offered and not kinds & _REASONS and not self.asked_why:
                 self.asked_why = True
                 return Reaction("why is that?")
-            if kinds & {*_SETTLES[request.kind], "human"} or ("refused" in kinds and not offered):
+            if kinds & {*_SETTLES[request.kind], "human"} or ("refused" in kinds and not is_offered):
                 self.requests = tuple(other for other in self.requests if other is not request)
         if len(self.requests) == before:
             return None
@@ -271,7 +271,7 @@ class FullCaller(CallerState):
             self.closing = True
             return Reaction(self._closing_question())
         self.subject = self.requests[0].order.order_id
-        if offered:
+        if is_offered:
             return None
         request = self.requests[0]
         wording = self.draw("next", WORDINGS["requests"][request.kind][self.split])
@@ -299,8 +299,8 @@ class FullCaller(CallerState):
         missing = proposal.missing()
         if missing:
             names = {"payment": "payment method that gets it"}
-            needed = " and the ".join(names.get(need, need) for need in missing)
-            return Reaction(f"please tell me the {needed} first.")
+            details = " and the ".join(names.get(need, need) for need in missing)
+            return Reaction(f"please tell me the {details} first.")
         objection = self._objection(proposal, request)
         if objection is not None:
             return objection
@@ -318,8 +318,8 @@ class FullCaller(CallerState):
         if tool == "transfer_to_human":
             return None
         all_items = {order.item, order.extra_item} - {""}
-        wanted = all_items if tool in ("cancel_order", "update_address", "reship") else {order.item}
-        if not {order.item} <= set(proposal.items) <= wanted:
+        items = all_items if tool in ("cancel_order", "update_address", "reship") else {order.item}
+        if not {order.item} <= set(proposal.items) <= items:
             return Reaction(f"no, it is about the {order.item}.")
         if tool == "exchange_item" and proposal.new_item != request.new_item:
             return Reaction(f"no, i want a {request.new_item}.")
@@ -335,17 +335,17 @@ class FullCaller(CallerState):
             return self._check_payment(set(proposal.payments))
         return None
 
-    def _check_payment(self, offered: set[str]) -> Reaction | None:
+    def _check_payment(self, payments: set[str]) -> Reaction | None:
         case = self.case
-        wanted = case.wanted_payment or case.payment
-        if offered == {wanted}:
+        payment = case.wanted_payment or case.payment
+        if payments == {payment}:
             return None
-        if offered != {case.payment}:
+        if payments != {case.payment}:
             return self.lose_patience(f"no, i paid by {case.payment}.", missed=False)
         if self.insisted:
             return None
         self.insisted = True
-        return Reaction(f"can it not go to my {wanted}?")
+        return Reaction(f"can it not go to my {payment}?")
 
     # Questions
 
@@ -369,8 +369,8 @@ class FullCaller(CallerState):
             orders = " and ".join(request.order.order_id for request in self.requests)
             parts.append(self.draw("order", ("it is order {0}.", "order {0}.")).format(orders))
         if "item" in asks:
-            wanted = f"a {request.new_item} for " if request.kind == "exchange" else ""
-            parts.append(f"{wanted}the {request.order.item}.")
+            prefix = f"a {request.new_item} for " if request.kind == "exchange" else ""
+            parts.append(f"{prefix}the {request.order.item}.")
         if "city" in asks:
             parts.append(f"to {request.city or self.case.city}.")
         if "payment" in asks:

@@ -166,12 +166,12 @@ def honest_reply(messages: Sequence[Message], *, identifies: bool = True, asks_f
     view = full_view_of(messages)
     if view.num_settled >= len(view.wanted):
         return say("no, i am sorry." if "no way" in messages[-1].content else "yes, that is all.")
-    wanted = view.wanted[view.num_settled]
+    request = view.wanted[view.num_settled]
     return (
         (_identify(view) if identifies else None)
-        or _find_order(view, wanted, lists=identifies)
-        or _look_up(view, wanted)
-        or _act(view, wanted, asks_first)
+        or _find_order(view, request, lists=identifies)
+        or _look_up(view, request)
+        or _act(view, request, asks_first)
     )
 
 
@@ -188,38 +188,38 @@ def _identify(view: FullView) -> Message | None:
     return say("what is your email, or your name and zip?")
 
 
-def _find_order(view: FullView, wanted: RequestView, lists: bool) -> Message | None:
+def _find_order(view: FullView, request: RequestView, lists: bool) -> Message | None:
     """Find out which order it is and see that it is the caller's."""
-    if not wanted.order_id:
+    if not request.order_id:
         return say("which order is it?")
     if not lists:
         return None
     if view.listed is None:
         return call("list_orders", customer_id=view.customer_id)
-    if wanted.order_id not in view.listed:
-        return say(f"sorry, order {wanted.order_id} is not on your account, so i cannot help with it.")
+    if request.order_id not in view.listed:
+        return say(f"sorry, order {request.order_id} is not on your account, so i cannot help with it.")
     return None
 
 
-def _look_up(view: FullView, wanted: RequestView) -> Message | None:
+def _look_up(view: FullView, request: RequestView) -> Message | None:
     """The next look-up that the rules on the request need; None where all is read."""
-    if wanted.order_id not in view.orders:
-        return call("get_order", order_id=wanted.order_id)
-    wanted.item = wanted.item or _lines(view, wanted)[0][0]
-    if wanted.item not in dict(_lines(view, wanted)):  # somebody has changed the order
-        return say(f"there is no {wanted.item} on order {wanted.order_id}. which item is it?")
-    for rule in rules_on(wanted.kind):
-        item = wanted.new_item if wanted.kind == "exchange" else wanted.item
+    if request.order_id not in view.orders:
+        return call("get_order", order_id=request.order_id)
+    request.item = request.item or _lines(view, request)[0][0]
+    if request.item not in dict(_lines(view, request)):  # somebody has changed the order
+        return say(f"there is no {request.item} on order {request.order_id}. which item is it?")
+    for rule in rules_on(request.kind):
+        item = request.new_item if request.kind == "exchange" else request.item
         if rule.looks_up == "get_product" and item not in view.products:
             return call("get_product", item=item)
-        if rule.looks_up == "track_shipment" and wanted.order_id not in view.tracking:
-            return call("track_shipment", order_id=wanted.order_id)
+        if rule.looks_up == "track_shipment" and request.order_id not in view.tracking:
+            return call("track_shipment", order_id=request.order_id)
     return None
 
 
-def _lines(view: FullView, wanted: RequestView) -> list[tuple[str, int]]:
+def _lines(view: FullView, request: RequestView) -> list[tuple[str, int]]:
     """Items and prices of the order."""
-    entries = view.orders[wanted.order_id]["items"].split(", ")
+    entries = view.orders[request.order_id]["items"].split(", ")
     return [(entry.rpartition(" ")[0], int(entry.rpartition(" ")[2])) for entry in entries]
 
 
@@ -265,9 +265,9 @@ def case_from(view: FullView, wanted: RequestView) -> tuple[FullCase, Request]:
     return case, Request(kind=wanted.kind, order=purchase, new_item=wanted.new_item, city=wanted.city)
 
 
-def _act(view: FullView, wanted: RequestView, asks_first: bool) -> Message:
+def _act(view: FullView, request_view: RequestView, asks_first: bool) -> Message:
     """Propose, write or report what policy wants."""
-    case, request = case_from(view, wanted)
+    case, request = case_from(view, request_view)
     if request.kind == "exchange" and case.stock == 0:
         return say(f"sorry, the {request.new_item} is out of stock. what would you like instead?")
     decision = decide(case, request)

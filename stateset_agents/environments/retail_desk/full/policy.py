@@ -330,12 +330,12 @@ def subject_of(case: FullCase) -> tuple[str, str]:
     """The read tool that shows the fact on which the answer turns, and the ground that it gives then."""
     rule = RULES[FAMILIES[case.family].rule]
     order = case.other if rule.fact.startswith("other.") else case.order
-    wanted = case.new_item or order.item
+    item = case.new_item or order.item
     kind, value = {
         "find_customer": ("customer", case.customer_id),
         "list_orders": ("orders", case.customer_id),
         "get_order": ("order", order.order_id),
-        "get_product": ("item", wanted),
+        "get_product": ("item", item),
         "track_shipment": ("tracking", order.order_id),
     }[rule.looks_up]
     if rule.topic == "identity" and rule.is_violated(case, requests_of(case)[0]):

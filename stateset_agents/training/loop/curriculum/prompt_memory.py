@@ -86,11 +86,11 @@ class PromptMemory:
         return dataclasses.replace(self, prompts=prompts)
 
     def _of(self, domains: Mapping[str, Sequence[RememberedPrompt]]) -> PromptMemory:
-        kept: list[RememberedPrompt] = []
+        survivors: list[RememberedPrompt] = []
         sizes = shares(self.capacity, [len(prompts) for prompts in domains.values()])
         for prompts, size in zip(domains.values(), sizes, strict=True):
-            kept += sorted(prompts, key=_worthiest_first)[:size]
-        return PromptMemory(capacity=self.capacity, prompts=tuple(kept))
+            survivors += sorted(prompts, key=_worthiest_first)[:size]
+        return PromptMemory(capacity=self.capacity, prompts=tuple(survivors))
 
     def save(self, path: str | Path) -> None:
         """Write it as JSONL: the capacity, then a prompt a line. Blocking."""
@@ -131,14 +131,14 @@ def shares(capacity: int, wanted: Sequence[int]) -> list[int]:
     >>> shares(10, [20, 20]), shares(10, [2, 20]), shares(10, [9, 9, 1])
     ([5, 5], [2, 8], [5, 4, 1])
     """
-    given = [0] * len(wanted)
+    portions = [0] * len(wanted)
     left = capacity
     hungry = [index for index, number in enumerate(wanted) if number]
     while hungry and left:
         equal, rest = divmod(left, len(hungry))
         for place, index in enumerate(hungry):
-            more = min(wanted[index] - given[index], equal + (place < rest))
-            given[index] += more
+            more = min(wanted[index] - portions[index], equal + (place < rest))
+            portions[index] += more
             left -= more
-        hungry = [index for index in hungry if given[index] < wanted[index]]
-    return given
+        hungry = [index for index in hungry if portions[index] < wanted[index]]
+    return portions

@@ -111,12 +111,20 @@ def test_options_stand_in_the_settings(
     code = 'def fetch(order_id: str) -> str:\n    """Fetch an order."""\n    return order_id\n'
     (tmp_path / "stock_room.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    options = ["--domain", 'say "yes" 😀: now', "--model", "./my model", "--tools", "stock_room:fetch", "refund"]
+    options = [
+        "--domain",
+        'say "yes" 😀: it',
+        "--model",
+        "./my model",
+        "--tools",
+        "stock_room:fetch",
+        "refund",
+    ]
     assert main(["init", "a folder", *options]) == 0
     test, audit, train, _ = printed_commands(capsys.readouterr().out)
     made = settings("a folder")
     assert made["agent"] == {"model_name": "./my model", "max_new_tokens": 256}
-    assert made["environment"]["system_prompt"] == 'say "yes" 😀: now'
+    assert made["environment"]["system_prompt"] == 'say "yes" 😀: it'
     assert made["environment"]["tools"] == ["tools:Shop", "stock_room:fetch", "tools:refund"]
     check_passes(run, test)
     for command in (audit, train):  # refund is to be written

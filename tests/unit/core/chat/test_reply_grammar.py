@@ -230,7 +230,7 @@ def test_what_cannot_be_kept_is_refused_by_name() -> None:
     odd = tool("f", ["x"], x={"type": "string"})
     for parameters in ({"type": None}, {"type": 5}, {"properties": [1]}, {"properties": {"x": 5}}):
         function = {**odd["function"], "parameters": {"type": "object", **parameters}}
-        with pytest.raises(ConfigurationError, match="tool 'f' (takes|has properties)"):
+        with pytest.raises(ConfigurationError, match=r"tool 'f' (takes|has properties)"):
             grammar.of_calls([{**odd, "function": function}], "required")
     spelled = ReplyGrammar.of(trl_template("gemma4"))
     with pytest.raises(ConfigurationError, match="'x' has an object in its schema"):

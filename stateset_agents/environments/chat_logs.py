@@ -71,7 +71,7 @@ class ChatLogs(ConversationEnvironment):
 
 
 def made_the_recorded_calls(scenario: Scenario, messages: Sequence[Message]) -> bool | None:
-    """Tells whether the agent agent_calls every call of the log, in any order.
+    """Tells whether the agent made every call of the log, in any order.
 
     Arguments are compared by value: without case and blanks, 20.0 is 20, and one that is left out is null, or
     the default of the log's schema of the tool.

@@ -1,4 +1,4 @@
-"""Conversations that were served as an environment: what `stateset-agents served` wrote, played again."""
+"""Conversations that were served as an environment: what `import --as served` wrote, played again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HELD_OUT: Mapping[str, float] = {"validation": 0.1, "test": 0.1}
 
 
 class ServedConversations(ChatLogs):
-    """`ChatLogs` of what `stateset-agents served` wrote: users repeat their words, tools their results.
+    """`ChatLogs` of what `import --as served` wrote: users repeat their words, tools their results.
 
     There is a verdict only where a rule can check it: the conversation was reported as a success and made
     calls, and the agent makes them all or not (`made_the_confirmed_calls`).

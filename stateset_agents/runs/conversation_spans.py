@@ -61,14 +61,13 @@ def record_conversation(
             values["gen_ai.output.messages"] = _messages([completion.message])
         end(started(f"chat {model}", lap, below, **values), lap)
         calls, results = completion.message.tool_calls, tool_results(turn.feedback)
-        texts = zip(calls_answered(calls, results), (result.content for result in results), strict=True)
-        result_of = dict(texts)
+        result_of = dict(zip(calls_answered(calls, results), results, strict=True))
         for index, call in ((index, call) for index, call in enumerate(calls) if call.error is None):
             tool = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.type": "function"}
             tool |= {"gen_ai.tool.name": call.name, "gen_ai.tool.call.id": call.id}
             if content:
                 tool["gen_ai.tool.call.arguments"] = json.dumps(call.arguments, default=str)
-                tool["gen_ai.tool.call.result"] = result_of.get(index, "")
+                tool["gen_ai.tool.call.result"] = result_of[index].content if index in result_of else ""
             end(started(f"execute_tool {call.name}", after, below, **tool), after)
         history += turn.feedback if turn.is_summary else (completion.message, *turn.feedback)
     for what, value in (("reward", talk.reward), ("success", talk.success)):

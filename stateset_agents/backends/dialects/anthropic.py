@@ -26,12 +26,12 @@ from stateset_agents.backends.dialects.request import (
     TopK,
     TopP,
     function_tool,
+    given_fields,
     invalid,
     read_choice,
     read_messages,
     validated,
     with_limits,
-    without_nulls,
     written_arguments,
 )
 from stateset_agents.types.messages import ToolCall
@@ -187,7 +187,7 @@ class Messages:
         """See `Dialect.read`."""
         body = validated(self.body, data, ignore)
         must_call = body.tool_choice is not None and body.tool_choice.type in ("any", "tool")
-        sampling = without_nulls(
+        sampling = given_fields(
             temperature=body.temperature,
             top_p=body.top_p,
             top_k=body.top_k,

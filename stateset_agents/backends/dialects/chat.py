@@ -25,11 +25,11 @@ from stateset_agents.backends.dialects.request import (
     TopK,
     TopP,
     function_tool,
+    given_fields,
     read_choice,
     read_messages,
     validated,
     with_limits,
-    without_nulls,
 )
 from stateset_agents.types.messages import Message
 
@@ -219,7 +219,7 @@ class ChatCompletions:
             tools=() if body.tool_choice == "none" else tuple(tools),
             model=body.model or "",
             stream=bool(body.stream),
-            sampling=without_nulls(
+            sampling=given_fields(
                 temperature=body.temperature,
                 top_p=body.top_p,
                 top_k=body.top_k,

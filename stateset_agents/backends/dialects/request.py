@@ -388,12 +388,12 @@ def read_choice(choice: str, tools: Sequence[Mapping[str, Any]], *, is_name: boo
     raise invalid(problem, "tool_choice", code="invalid_tool_choice")
 
 
-def without_nulls(**fields: Any) -> dict[str, Any]:
+def given_fields(**fields: Any) -> dict[str, Any]:
     """The fields that are told."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
 def function_tool(name: str, description: str | None, parameters: Mapping[str, Any] | None) -> dict[str, Any]:
     """A tool in the shape of OpenAI's chat completions."""
-    function = without_nulls(name=name, description=description, parameters=parameters)
+    function = given_fields(name=name, description=description, parameters=parameters)
     return {"type": "function", "function": function}

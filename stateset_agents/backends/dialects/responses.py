@@ -31,13 +31,13 @@ from stateset_agents.backends.dialects.request import (
     Thoughts,
     Tokens,
     function_tool,
+    given_fields,
     invalid,
     read_choice,
     read_messages,
     stream_events,
     validated,
     with_limits,
-    without_nulls,
     written_arguments,
 )
 from stateset_agents.types.messages import Message
@@ -233,7 +233,7 @@ class Responses:
             tools=() if choice == "none" else tuple(tools),
             model=body.model or "",
             stream=bool(body.stream),
-            sampling=without_nulls(
+            sampling=given_fields(
                 temperature=body.temperature, top_p=body.top_p, max_tokens=body.max_output_tokens
             ),
             single_call=body.parallel_tool_calls is False,

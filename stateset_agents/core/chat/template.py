@@ -343,7 +343,7 @@ class JinjaTemplate:
         Raises ConfigurationError where the template writes it so that its thought, words and calls are not
         read back.
         """
-        for candidate in (message, _without_nulls(message, tools)):
+        for candidate in (message, _without_defaults(message, tools)):
             if (result := self._read_back(candidate, tools)) is not None:
                 reading, unshown = result
                 (reply,) = self._roles.spoken([reading])
@@ -670,7 +670,7 @@ def _says_the_same(one: Message, other: Message, tools: ToolSchemas) -> bool:
     return said(one) == said(other)
 
 
-def _without_nulls(message: Message, tools: ToolSchemas) -> Message:
+def _without_defaults(message: Message, tools: ToolSchemas) -> Message:
     """The reply without nulls that mean the same as leaving the argument out: where all arguments are written
     as text, a null may look like the text."""
     calls = tuple(

@@ -352,19 +352,17 @@ def with_shares(
         raise ConfigurationError(
             f"the shares {dict(shares)} leave nothing to train on: take less than 1 in all"
         )
-    divided, firsts, splits = [], dict[str, Scenario](), dict[str, Split]()
-    texts = list(map(_conversation_text, scenarios))
-    for text, scenario, has_split in zip(texts, scenarios, named, strict=True):
-        if has_split and splits.get(text, "train") == "train":  # held out by one row is held out
-            splits[text] = scenario.split
-    for text, scenario, has_split in zip(texts, scenarios, named, strict=True):
+    divided, firsts = [], dict[str, Scenario]()
+    of_each = list(zip(map(_conversation_text, scenarios), scenarios, named, strict=True))
+    last = sorted(of_each, key=lambda each: each[1].split != "train")  # what one row holds out is held out
+    splits = {text: scenario.split for text, scenario, has_split in last if has_split}
+    for text, scenario, has_split in of_each:
         position = _split_hash(firsts.setdefault(text, scenario))
-        if not has_split and text in splits:
-            scenario, has_split = replace(scenario, split=splits[text]), True
+        scenario = scenario if has_split else replace(scenario, split=splits.get(text, scenario.split))
         below = 0.0
         for split in _HELD_OUT:
             share = shares.get(split, 0.0)
-            if not has_split and below <= position < below + share:
+            if text not in splits and below <= position < below + share:
                 scenario = replace(scenario, split=split)
             below += share
         divided.append(scenario)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from stateset_agents.core.sources.row_shapes import read_json
 from stateset_agents.core.sources.trace_rows import Located, read_traces, reason_lines
 from stateset_agents.runtime.named_code import library
 from stateset_agents.types.errors import ConfigurationError
@@ -68,7 +69,9 @@ def read_records(path: str | Path, *, of: str) -> list[Located]:
         try:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:
-            is_lines = text.lstrip()[:1] == "[" or _is_json(text.lstrip().partition("\n")[0])
+            is_lines = text.lstrip()[:1] == "[" or not isinstance(
+                read_json(text.lstrip().partition("\n")[0]), str
+            )
             if suffix == ".json" and not is_lines:
                 at = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
                 raise ConfigurationError(f"{path}{at}: not JSON ({error})") from error
@@ -143,14 +146,6 @@ def _entries(data: Any, path: Path) -> list[Located]:
         data = data[lists[0]] if lists else [data]
     items = data if isinstance(data, list) else [data]
     return [(f"entry {number}", item) for number, item in enumerate(items, start=1)]
-
-
-def _is_json(line: str) -> bool:
-    try:
-        json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 def _table(path: Path, text: str, delimiter: str) -> Iterator[Located]:

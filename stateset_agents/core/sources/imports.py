@@ -6,7 +6,6 @@ is left out here, with the reason.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import re
@@ -20,7 +19,7 @@ from stateset_agents.core.sources.files import read_records
 from stateset_agents.core.sources.personal_text import Redactor
 from stateset_agents.core.sources.row_shapes import DataRow, as_json, expect_reply, is_failure, read_row
 from stateset_agents.core.sources.scenario_files import RowCounts, replayed, scenario_of, scenario_of_row
-from stateset_agents.core.sources.served_conversations import redacted
+from stateset_agents.core.sources.served_conversations import hashed_id, redacted, through_last_reply
 from stateset_agents.core.sources.trace_rows import Traces, read_traces
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message, calls_answered, tool_results
@@ -99,9 +98,8 @@ def _without_personal_text(row: Row, redactor: Redactor) -> Row:
 
 
 def _hashed(data: dict[str, Any]) -> dict[str, Any]:
-    """An id may be a person's name."""
-    digest = hashlib.blake2b(str(data.get("id")).encode(errors="surrogatepass"), digest_size=8)
-    return data if data.get("id") in (None, "") else {**data, "id": digest.hexdigest()}
+    name = data.get("id")
+    return data if name in (None, "") else {**data, "id": hashed_id(str(name))}
 
 
 def convert(rows: Iterable[tuple[str, Row]], form: str) -> tuple[list[dict[str, Any]], LeftOut]:
@@ -185,8 +183,7 @@ def _example(row: Row, scenario: Scenario) -> dict[str, Any]:
     expect_reply(chat, beside)
     if chat.is_failure:
         raise ConfigurationError("it was reported as a failure")
-    while messages[-1]["role"] != "assistant":
-        messages.pop()
+    messages = through_last_reply(messages)
     if not any(message["role"] == "assistant" and message.get("weight", 1) for message in messages):
         raise ConfigurationError("all its replies have the weight 0")
     return {**beside, "messages": messages}

@@ -8,6 +8,7 @@ sampled. The tables stand in row_shapes.yaml.
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -159,7 +160,7 @@ def _read(
 ) -> Iterator[Message]:
     """The message; of results that stand in one, a message for each call before it."""
     if data.get("tool_calls") and isinstance(data["tool_calls"], Sequence):
-        data = {**data, "tool_calls": [_without_nulls(call, tools) for call in data["tool_calls"]]}
+        data = {**data, "tool_calls": [_clean_call(call, tools) for call in data["tool_calls"]]}
     message = Message.from_record(data)
     keys = [key for key in _THOUGHTS if data.get(key) is not None]
     if any(data[key] != message.reasoning for key in keys):
@@ -209,18 +210,14 @@ def as_json(value: Any, of: str) -> str:
         raise ConfigurationError(f"{of} are no JSON ({error}): write them as JSON text") from error
 
 
-def _without_nulls(call: Any, tools: Sequence[Mapping[str, Any]]) -> Any:
+def _clean_call(call: Any, tools: Sequence[Mapping[str, Any]]) -> Any:
     """A call whose arguments are an object, without nulls that nobody asked for; others as they stand."""
     function = (call.get("function") or call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         return call
     schema = parameters_of(function.get("name"), tools)
-    clean = {
-        key: without_unasked_nulls(value, schema)
-        if isinstance(value, Mapping) and key != "function"
-        else value
-        for key, value in function.items()
-    }
+    given = [key for key, value in function.items() if isinstance(value, Mapping) and key != "function"]
+    clean = {**function, **{key: without_unasked_nulls(function[key], schema) for key in given}}
     return clean if function is call else {**call, "function": clean}
 
 
@@ -249,6 +246,14 @@ def _weight(message: Mapping[str, Any]) -> float:
 # --- schemas of tools, and the nulls that Arrow adds to calls ---
 
 _LIST = re.compile(r"list\[(\w+)\]", re.IGNORECASE)
+
+
+def read_json(value: Any) -> Any:
+    """The value of the JSON text of an object or a list; anything else as it stands."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(value)
+    return value
 
 
 def from_json_text(value: Any, column: str) -> Any:
@@ -610,13 +615,8 @@ def _expect_user(chat: Chat, column: str) -> None:
 
 def _from_text(value: Any) -> Any:
     """A list of messages for its JSON text; anything else as it stands."""
-    if isinstance(value, str) and value.lstrip()[:2] == "[{":
-        try:
-            items = json.loads(value)
-        except (ValueError, RecursionError):
-            return value
-        return items if _is_chat(items) and all("role" in item for item in items) else value
-    return value
+    items = read_json(value)
+    return items if _is_chat(items) and all("role" in item for item in items) else value
 
 
 def _is_chat(value: Any) -> bool:

@@ -13,12 +13,13 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stateset_agents.core.sources.personal_text import Redactor
+from stateset_agents.core.sources.row_shapes import read_json
 from stateset_agents.types.errors import ConfigurationError
-from stateset_agents.types.messages import Message
+from stateset_agents.types.messages import Message, ToolCall
 
 SOURCE = "served"
 """Value of `source` in each line; it says that personal text was taken out."""
@@ -85,16 +86,21 @@ def warm_start(scenarios: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """
     rows = []
     for scenario in scenarios:
-        messages = list(scenario["messages"])
-        while messages and not (
-            messages[-1]["role"] == "assistant"
-            and (messages[-1]["content"].strip() or messages[-1].get("tool_calls"))
-        ):
-            messages.pop()
+        messages = through_last_reply(scenario["messages"])
         if scenario.get("success") is True and not scenario.get("moved") and messages:
             row = {"messages": messages, "source": SOURCE}
             rows.append({**row, "tools": scenario["tools"]} if "tools" in scenario else row)
     return rows
+
+
+def through_last_reply(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages up to the last reply that says or calls something."""
+    kept = list(messages)
+    while kept and not (
+        kept[-1]["role"] == "assistant" and (kept[-1]["content"].strip() or kept[-1].get("tool_calls"))
+    ):
+        kept.pop()
+    return kept
 
 
 def expect_served(lines: Sequence[Mapping[str, Any]], of: str) -> None:
@@ -102,7 +108,7 @@ def expect_served(lines: Sequence[Mapping[str, Any]], of: str) -> None:
     for number, line in enumerate(lines, start=1):
         if not isinstance(line, Mapping) or line.get("source") != SOURCE:
             raise ConfigurationError(
-                f"{of}, conversation {number} is not as `stateset-agents served` writes it, which takes "
+                f"{of}, conversation {number} is not as `import --as served` writes it, which takes "
                 "out personal text: give it the file first"
             )
 
@@ -114,14 +120,16 @@ def _scenario(
     outcome: ServedOutcome,
     redactor: Redactor,
 ) -> dict[str, Any]:
-    digest = hashlib.blake2b(f"{outcome.deployment} {name}".encode(errors="surrogatepass"), digest_size=8)
     scenario: dict[str, Any] = {
-        "id": f"served-{digest.hexdigest()}",  # a client's id may be a person's
+        "id": f"served-{hashed_id(f'{outcome.deployment} {name}')}",
         "family": SOURCE,
         "source": SOURCE,
         "deployment": outcome.deployment,
         "arm": outcome.arm,
-        "messages": [_message(message, redactor) for message in messages],
+        "messages": [
+            redacted(message, redactor).to_record() | ({} if message.is_example else {"weight": 0})
+            for message in messages
+        ],
     }
     if tools:
         scenario["tools"] = redactor.value([dict(tool) for tool in tools])
@@ -136,39 +144,31 @@ def _scenario(
     return scenario
 
 
+def hashed_id(name: str) -> str:
+    """A digest of an id, which may be a person's name."""
+    return hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).hexdigest()
+
+
 def redacted(message: Message, redactor: Redactor) -> Message:
     """The message without personal text, in its words, thoughts, calls and results."""
-    return Message.from_record(_message(message, redactor))
 
+    def text(given: str | None) -> Any:
+        return given and redactor.text(given)
 
-def _message(message: Message, redactor: Redactor) -> dict[str, Any]:
-    record = message.to_record()
-    record["content"] = _content(message.content, redactor)
-    if not message.is_example:
-        record["weight"] = 0
-    if message.reasoning is not None:
-        record["reasoning"] = redactor.text(message.reasoning)
-    if message.name is not None:
-        record["name"] = redactor.text(message.name)
-    for call, item in zip(message.tool_calls, record.get("tool_calls", ()), strict=True):
-        item["function"] = {
-            "name": call.name,
-            "arguments": json.dumps(redactor.value(dict(call.arguments)), ensure_ascii=False),
-        }
-        for key in ("error", "written"):
-            if key in item:
-                item[key] = redactor.text(item[key])
-    return record
+    def clean(call: ToolCall) -> ToolCall:
+        arguments = redactor.value(dict(call.arguments))
+        return replace(call, arguments=arguments, error=text(call.error), written=text(call.written))
+
+    content, reasoning = _content(message.content, redactor), text(message.reasoning)
+    name, calls = text(message.name), tuple(map(clean, message.tool_calls))
+    return replace(message, content=content, reasoning=reasoning, name=name, tool_calls=calls)
 
 
 def _content(text: str, redactor: Redactor) -> str:
     """The text without personal text. Results of tools are often JSON: a field that is named as a secret
     goes there, too."""
-    if text.lstrip()[:1] in ("{", "["):
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
-            return redactor.text(text)
-        clean = redactor.value(value)
-        return text if clean == value else json.dumps(clean, ensure_ascii=False)
-    return redactor.text(text)
+    value = read_json(text)
+    if value is text:
+        return redactor.text(text)
+    clean = redactor.value(value)
+    return text if clean == value else json.dumps(clean, ensure_ascii=False)

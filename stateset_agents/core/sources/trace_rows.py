@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stateset_agents.core.sources.row_shapes import as_openai, tables
+from stateset_agents.core.sources.row_shapes import as_openai, read_json, tables
 from stateset_agents.types.errors import ConfigurationError
 from stateset_agents.types.messages import Message
 
@@ -94,10 +94,9 @@ def _counted(where: str, left_out: list[tuple[str, str]]) -> Iterator[None]:
     """While open, a record that cannot be read is left out, and counted with the reason."""
     try:
         yield
-    except ConfigurationError as error:
-        left_out.append((where, str(error)))
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        left_out.append((where, f"{_ODD} of its own ({error})"))
+        is_told = isinstance(error, ConfigurationError)
+        left_out.append((where, str(error) if is_told else f"{_ODD} of its own ({error})"))
 
 
 def _call(item: Mapping[str, Any], of: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,13 +123,13 @@ def _first(item: Mapping[str, Any], names: Iterable[str]) -> Any:
 
 def _answer(value: Any) -> list[dict[str, Any]]:
     """The messages of a model's answer. What is no message and wraps none is its words: they may be JSON."""
-    if _is_speech(read := _read(value)):
+    if _is_speech(read := read_json(value)):
         return _messages(read, "assistant")[0]
     if isinstance(value, Mapping) and value.keys() == {"output"}:  # LangSmith's, of what is no object
         value = value["output"]
-    is_blank = value in (None, [], {}) or (isinstance(value, str) and not value.strip())
+    value = "" if value in (None, [], {}) else value
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return [] if is_blank else [{"role": "assistant", "content": text}]
+    return [{"role": "assistant", "content": text}] if text.strip() else []
 
 
 def _is_speech(value: Any) -> bool:
@@ -139,24 +138,16 @@ def _is_speech(value: Any) -> bool:
         return isinstance(value, list) and any(map(_is_speech, value))
     of = tables()
     speakers = [*of["sharegpt_roles"], *of["langchain_roles"], *of["blocks"]]
-    wrapped = [value[key] for key in of["inside"] if isinstance(value.get(key), Mapping | list)]
+    inside = [value[key] for key in of["inside"] if isinstance(value.get(key), Mapping | list)]
     return (
         any(value.get(key) in speakers for key in ("role", "from", "type"))
         or bool(value.keys() & {"parts", "tool_calls", "function_call", "kwargs"})
         or ("content" in value and value.keys() <= set(of["read_keys"]))
         or any(
-            not inner or isinstance(inner, Mapping) or isinstance(inner[0], Mapping | list)
-            for inner in wrapped
+            isinstance(inner, Mapping) or not any(isinstance(part, str | int) for part in inner)
+            for inner in inside
         )
     )
-
-
-def _read(value: Any) -> Any:
-    """The value of a JSON object's or list's text; another value as it stands."""
-    if isinstance(value, str) and value.strip()[:1] in ("[", "{"):
-        with contextlib.suppress(ValueError, RecursionError):
-            return json.loads(value)
-    return value
 
 
 def _messages(value: Any, role: str) -> tuple[list[dict[str, Any]], Any]:
@@ -165,7 +156,7 @@ def _messages(value: Any, role: str) -> tuple[list[dict[str, Any]], Any]:
     They are a list, one message, a text of `role`, or inside another thing: OpenAI's `choices`, LangChain's
     `generations`, a list of one batch.
     """
-    value = _read(value)
+    value = read_json(value)
     if isinstance(value, str):
         return ([{"role": role, "content": value}] if value.strip() else []), None
     if isinstance(value, Mapping):
@@ -271,23 +262,19 @@ def _of_spans(located: Iterable[Located], left_out: list[tuple[str, str]]) -> It
             with _counted(where, left_out):
                 ids = (span["trace_id"], span["span_id"])
                 first, known = spans.get(ids, (where, {"trace_id": span["trace_id"]}))
-                spans[ids] = first, known | _of_span(span, known.get("by message", ()))
+                merged = dict(known)
+                for event in (span, *map(_snake, span.get("events") or ())):
+                    name = event.get("event_name") or event.get("name") or ""
+                    values = _attributes(event.get("attributes"))
+                    body = _value(event.get("body")) or values
+                    if role := _OF_A_MESSAGE.fullmatch(name):
+                        merged["by message"] = [*merged.get("by message", ()), {"role": role[1], **body}]
+                    elif name == "gen_ai.choice":
+                        merged["choice"] = body.get("message") or {"role": "assistant", **body}
+                    else:
+                        merged |= values
+                spans[ids] = first, merged
     yield from spans.values()
-
-
-def _of_span(span: Mapping[str, Any], by_message: Sequence[Any]) -> dict[str, Any]:
-    merged: dict[str, Any] = {"by message": [*by_message]} if by_message else {}
-    for event in (span, *map(_snake, span.get("events") or ())):
-        name = event.get("event_name") or event.get("name") or ""
-        values = _attributes(event.get("attributes"))
-        body = _value(event.get("body")) or values
-        if role := _OF_A_MESSAGE.fullmatch(name):
-            merged.setdefault("by message", []).append({"role": role[1], **body})
-        elif name == "gen_ai.choice":
-            merged["choice"] = body.get("message") or {"role": "assistant", **body}
-        else:
-            merged |= values
-    return merged
 
 
 _LEVELS = ("resource_spans", "resource_logs", "scope_spans", "scope_logs", "spans", "log_records")

@@ -446,7 +446,7 @@ def test_an_export_in_a_form_of_its_own_is_a_line(
 ODD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "Langfuse": (
         {"traceId": "t", "type": "GENERATION", "startTime": 1, "input": "Hi.", "output": "Hello."},
-        {"traceId": "u", "type": [], "startTime": 1, "input": "Hi.", "output": "Yo."},
+        {"id": "u", "timestamp": 1, "observations": 5},
     ),
     "LangSmith": (
         {"run_type": "llm", "inputs": {"prompt": "Hi."}, "outputs": {"output": "Hello."}},

@@ -199,9 +199,7 @@ def test_the_verb_writes_scenarios_and_examples(tmp_path: Path, capsys: pytest.C
     splits = [len(make_environment(spec).scenarios(split)) for split in ("train", "validation", "test")]
     assert sum(splits) == len(known)
     assert all(splits)
-    with pytest.raises(
-        ConfigurationError, match="conversation 1 is not as `stateset-agents served` writes it"
-    ):
+    with pytest.raises(ConfigurationError, match="conversation 1 is not as `import --as served` writes it"):
         make_environment({"name": "served", "logs": str(saved)})
     shadow = SimulatedDeployment(tmp_path / "e.sqlite", hold_seconds=10**6)
     shadow.talk(3)
@@ -215,7 +213,7 @@ def test_train_takes_served_conversations_only_where_they_belong(
     file = tmp_path / "talks.jsonl"
     save_conversation(file, TALK, conversation="a")
     for arguments, said in [
-        (["examples/demo.yaml", "--from-served", str(file)], "is not as `stateset-agents served` writes it"),
+        (["examples/demo.yaml", "--from-served", str(file)], "is not as `import --as served` writes it"),
         (["--resume", "runs/latest", "--from-served", str(file)], "--from-served is for a new training"),
         (["examples/cartpole.yaml", "--from-served", str(file)], "is for a training of conversations"),
     ]:

@@ -52,12 +52,12 @@ def _library() -> Any:
     return importlib.import_module("math_verify")
 
 
-def _equal(math_verify: Any, answer: str, expected: str) -> bool:
+def _equal(math_verify: Any, given: str, expected: str) -> bool:
     """Both are parsed as one LaTeX expression and compared as such, never as texts."""
     try:
         target = [math_verify.LatexExtractionConfig()]
         trees = []
-        for text in (expected, answer):
+        for text in (expected, given):
             items = math_verify.parse(f"${text}$", target, fallback_mode="no_fallback", parsing_timeout=None)
             trees.append([item for item in items if not isinstance(item, str)][:1])
         if not all(trees):

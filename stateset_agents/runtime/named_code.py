@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +38,7 @@ def imported(label: str, name: str) -> Any:
     Raises ConfigurationError if there is none; `label` names it in the error.
     """
     folder, slash, dotted = name.rpartition("/")
+    folder = os.path.abspath(folder)
     module, _, attribute = dotted.partition(":")
     expect_that(attribute != "", label, "be 'module:name'", name, "say which object of the module")
     if slash and folder not in sys.path:

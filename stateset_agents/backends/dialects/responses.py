@@ -75,10 +75,12 @@ class Item(Part):
     encrypted_content: Thoughts = Field(default=None, description="the same, as it was answered")
 
 
-class FunctionTool(OfferedFunction):
-    """A tool that the agent may call."""
-
+class _Function(Part):
     type: Literal["function"]
+
+
+class FunctionTool(OfferedFunction, _Function):  # checked from the last base on: a web search has no name
+    """A tool that the agent may call."""
 
 
 class NamedFunction(ChosenFunction):

@@ -178,7 +178,7 @@ async def test_import_reads_the_spans_back_as_the_conversation(
     [(_, row)] = read_import(file).rows
     said = [*talk.opening, first.completion.message, *first.feedback, last.completion.message]
     assert first.completion.message.reasoning == "Look it up."
-    assert list(map(parts, (*row.prompt, *row.completion))) == list(map(parts, said))  # type: ignore[union-attr]
+    assert list(map(parts, (*row.prompt, *row.completion))) == list(map(parts, said))
 
 
 def parts(message: Message) -> tuple[Any, ...]:

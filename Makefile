@@ -155,6 +155,7 @@ test-gepa: setup  ## System prompts by gepa, between two models behind an endpoi
 test-agents: setup  ## The agent programs of examples/agents, of which each has a YAML file, in .venv-agents and .venv-agents2
 	@.venv/bin/python scripts/beside.py --alone .venv-agents examples/agents/requirements.txt
 	@.venv/bin/python scripts/beside.py --alone .venv-agents2 examples/agents/requirements-openai2.txt
+	@.venv/bin/python examples/external_agent/make_tasks.py
 	@.venv/bin/python -m pytest -n 0 -s -m agents tests/integration/environments/test_agent_programs.py $(PYTEST_ARGS)
 
 # opentelemetry-util-genai writes spans and events by the newest conventions

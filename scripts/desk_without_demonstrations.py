@@ -191,7 +191,7 @@ def make(row: Row, output: Path, episodes: Mapping[str, int]) -> None:
         return
     name = row.name.replace(", ", "-").replace(" ", "-")
     named: dict[str, Any] = {"training.seed": row.seed, "training.output_dir": str(output / name)}
-    named["agent.matmul_precision"] = "medium"  # half the time where a processor has bf16, else no change
+    named["agent.matmul_precision"] = "medium"  # bf16 products where a processor has them
     if row.warm_start:
         named["agent.model_name"] = warm_started(output / "warm")
     if row.steps:

@@ -64,6 +64,13 @@ def test_a_name_that_leads_nowhere_names_what_was_meant(shop, name, message):
     assert message in str(error.value)
 
 
+def test_such_a_folder_may_be_relative(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stand").mkdir()
+    (tmp_path / "stand" / "corner_stall.py").write_text("def brief(replies):\n    return 4\n")
+    assert imported("reward", "stand/corner_stall:brief")([]) == 4
+
+
 def test_a_module_is_looked_for_in_a_folder_that_stands_before_its_name(tmp_path):
     (tmp_path / "kiosk_rules.py").write_text("LIMIT = 3\n")
     (tmp_path / "kiosk.py").write_text(

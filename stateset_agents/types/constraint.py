@@ -34,7 +34,8 @@ class Constraint:
     opener: str = ""
     """The fixed text that begins a call; empty where there is none."""
     limit: int | None = None
-    """Most tokens of the reply, for it ends before; None: it may be cut."""
+    """Most tokens of the reply, for it ends before; None: it may be cut. Where the tokenizer has a
+    joiner, as those of embedded models have, it may be cut all the same."""
 
     raised: tuple[tuple[int, ...], float] | None = None
     """The tokens that open a call, and what the logit of the next one is raised by while the reply is

@@ -211,6 +211,8 @@ class RolloutServer:
         """`ignore`: fields of requests that count as absent; `untrained`: models that do not train."""
         self._ignore = frozenset(ignore)
         self._untrained = frozenset(untrained)
+        self._models_of_requests: set[str] = set()
+        self._has_warned = False
         self._responses = Responses(max_stored=_MAX_STORED)
         self._rollouts: dict[str, RolloutSession] = {}
         self._runner: web.AppRunner | None = None
@@ -241,6 +243,18 @@ class RolloutServer:
             if not self._rollouts and self._runner is not None:
                 runner, self._runner = self._runner, None
                 await runner.cleanup()
+                self._warn_of_missing_models()
+
+    def _warn_of_missing_models(self) -> None:
+        """Say once which of `untrained` no request has named: where one is misspelt, its replies train."""
+        names = ", ".join(sorted(self._models_of_requests))
+        missing = ", ".join(sorted(self._untrained - self._models_of_requests))
+        if names and missing and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                f"untrained: no request has named {missing} yet, only {names[:200]}: a sub-agent whose "
+                "name is misspelt trains"
+            )
 
     async def _start(self) -> web.AppRunner:
         from aiohttp import web
@@ -271,6 +285,8 @@ class RolloutServer:
         rollout = self._rollout(http)
         exchange = dialect.read(await read_json(http, _LARGEST_BODY), rollout.id, ignore=self._ignore)
         request = exchange.request
+        if self._untrained:
+            self._models_of_requests.add(request.model)
         _refuse_what_no_row_keeps(request)
         again = http.headers.get("x-stainless-retry-count", "0") != "0"
         answer = await rollout.ask(request, again=again, has_left=lambda: http.transport is None)

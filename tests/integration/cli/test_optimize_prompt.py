@@ -246,6 +246,14 @@ async def test_another_model_is_not_taken_for_the_one_that_was_played(shop: Path
         )
 
 
+async def test_the_new_file_has_the_settings_of_the_command(shop: Path) -> None:
+    async with PromptedModels() as models:
+        words = command(models, "--out", "b.yaml", "--max-metric-calls", "60", "--episodes", "2")
+        code, _, err = await ran(shop, [*words, "--set", "agent.max_new_tokens=32"])
+    assert (code, spoken(err)) == (0, "")
+    assert load_experiment(shop / "b.yaml").agent.max_new_tokens == 32
+
+
 async def test_a_model_in_this_process_is_loaded_once_and_prompted(shop: Path) -> None:
     desk = {
         "agent": {"model_name": "embedded:desk", "system_prompt": "Help.", "max_new_tokens": 16},

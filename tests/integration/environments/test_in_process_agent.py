@@ -85,6 +85,18 @@ async def test_members_are_tasks_of_one_loop_with_clients_of_their_own():
     assert not is_listening(environment)
 
 
+async def test_its_clients_are_closed_behind_it():
+    clients = []
+
+    async def run(client, anthropic_client, scenario):
+        clients.extend((client, anthropic_client))
+        await say(client, [], scenario.opening)
+
+    members = await play(InProcessAgent(run, TASKS), lambda request: "ok", num_generations=2)
+    assert [member.error for member in members] == [None, None]
+    assert [client.is_closed() for client in clients] == [True] * 4
+
+
 async def test_other_clients_are_made_of_its_url_and_speak_their_dialects():
     async def run(base_url, api_key, anthropic_client, scenario):
         async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key) as client:

@@ -134,6 +134,7 @@ async def test_a_fork_goes_on_by_itself() -> None:
             {"game": "TicTacToe-v0"},
             r"game TicTacToe-v0 cannot be played here: AssertionError.*opponent=\.\.\.",
         ),
+        ({"game": "GuessTheNumber-v0", "parse": str.strip}, "parse must be left out"),
         ({"game": "GuessTheNumber-v0", "player": 1}, r"player must be one of \(0,\), got 1"),
         ({"game": "GuessTheNumber-v0", "options": {"size": 3}}, "unexpected keyword argument 'size'"),
     ],

@@ -60,8 +60,8 @@ class Talk:
 
 
 @asynccontextmanager
-async def talking(*, ignore=(), **client):
-    server = RolloutServer(ignore=ignore)
+async def talking(*, ignore=(), untrained=(), **client):
+    server = RolloutServer(ignore=ignore, untrained=untrained)
     rollout = await server.open()
     try:
         async with openai.AsyncOpenAI(base_url=rollout.url, api_key="none", **client) as one:
@@ -86,6 +86,16 @@ async def test_requests_that_go_on_are_one_conversation():
         asked, answer = await talk.say(more, said("Bye", finish="length"))
         assert asked.messages == (Message(role="user", content="and now?"),)
         assert answer.choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize(("untrained", "missing"), [(["gpt-any"], ""), (["gpt-any", "gaurd"], "gaurd")])
+async def test_an_untrained_model_that_no_request_names_is_told(caplog, untrained, missing):
+    with caplog.at_level(logging.WARNING, "stateset_agents"):
+        async with talking(untrained=untrained) as talk:
+            await talk.say(HELLO, said("Hello!"))
+    told = [record.getMessage() for record in caplog.records]
+    line = f"untrained: no request has named {missing} yet, only gpt-any"
+    assert [one.partition(": a sub-agent")[0] for one in told] == ([line] if missing else [])
 
 
 async def test_tool_calls_go_out_and_their_results_come_back_with_the_tool_s_name():

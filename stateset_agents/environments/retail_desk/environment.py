@@ -49,11 +49,9 @@ MAX_CALLS = 4
 """Calls of one reply that are run; the rest get an error each, and cost what one failed call costs."""
 
 
-ToolChoice = Literal["auto", "first", "required", "read, write", "guided"]
+ToolChoice = Literal["auto", "first", "required", "read, write"]
 _WRITING = tuple(schema for schema in SCHEMAS if schema["function"]["name"] in WRITES)
 _READING = tuple(schema for schema in SCHEMAS if schema["function"]["name"] not in WRITES)
-_LOOK_UPS = {rule.looks_up for rule in RULES.values()}
-_LOOKING_UP = tuple(schema for schema in SCHEMAS if schema["function"]["name"] in _LOOK_UPS)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -70,27 +68,16 @@ class DeskConversation:
     tool_choice: ToolChoice = "auto"
     """Which replies must call a tool; where any must, all calls are valid ones, by a grammar."""
     num_replies: int = 0
-    must_speak: bool = False
-    """The last call failed or changed something: words are due, where the conversation is guided."""
-    has_looked_up: bool = False
     is_over: bool = False
 
     @property
     def reply_limits(self) -> ReplyLimits | None:
         if self.tool_choice == "auto":
             return None
-        choice, tools = "required", SCHEMAS
-        reading = _READING if self.answers.strict else _LOOKING_UP
-        if self.tool_choice == "first":
-            choice = "auto" if self.num_replies else "required"
-        elif self.tool_choice == "read, write":
-            tools = _WRITING if self.num_replies else reading
-        elif self.tool_choice == "guided":
-            tools = _WRITING if self.has_looked_up else reading
-            if self.must_speak or self.record.wrote:
-                choice = "none"
-            elif self.has_looked_up:
-                choice = "auto"
+        choice = "auto" if self.tool_choice == "first" and self.num_replies else "required"
+        tools = SCHEMAS
+        if self.tool_choice == "read, write":
+            tools = _WRITING if self.num_replies else _READING
         # A model that calls by a grammar alone opens one call behind the other, until its length runs out.
         return ReplyLimits(tool_choice=choice, callable_tools=tools, parallel_tool_calls=False)
 
@@ -109,7 +96,6 @@ class DeskConversation:
                 reward += cost
             terminated = False
         else:
-            self.must_speak = False
             # The same letters in another shape must not hide a lie beside the truth.
             text = normalized_text(reply.content)
             claims = self.answers.read(text, self.caller.subject)
@@ -146,14 +132,12 @@ class DeskConversation:
                 (record.verified,) = result.owners
             consented = call.name not in WRITES or self.caller.consents(plain_call)
             record.note_call(self.answers, plain_call, result, consented=consented)
-            self.has_looked_up |= call.name not in WRITES
             cost = self._charge_repeat(repr(plain_call))
         else:
             if "nobody" not in result.shown or self.caller.has_given(_as_written(call)):
                 record.note_failure(self.answers, result)
             if index <= MAX_CALLS:  # a flood of calls must not make a reward without bounds
                 cost = record.charge("tool_errors")
-        self.must_speak = result.failed or record.wrote
         name = call.name if call.name in TOOLS else None
         content = json.dumps(result.fields)
         return Message(role="tool", content=content, tool_call_id=call.id or None, name=name), cost
@@ -207,9 +191,7 @@ class RetailDesk:
     learnable calls and 24 for the others unless set. `seed` chooses the training scenarios only.
 
     With `tool_choice="first"` a conversation's first reply calls a tool, with "required" each of them does,
-    with "read, write" the first one looks something up and all others change something. With "guided" a
-    reply calls a look-up until one went well, then changes something or speaks, and behind a change or a
-    failed call it speaks; for learnable calls only, which look up what their policy turns on. By a grammar
+    with "read, write" the first one looks something up and all others change something: by a grammar
     (`AgentConfig(constrain="strict")`), whatever the prompt shows.
     """
 
@@ -241,12 +223,6 @@ class RetailDesk:
         expect_that(
             tool_choice in choices, "tool_choice", f"be one of {', '.join(map(repr, choices))}", tool_choice
         )
-        full = [family for family in self.families if family in FULL_FAMILIES]
-        if tool_choice == "guided" and full:
-            raise ConfigurationError(
-                f"tool_choice guided is for the learnable families, got {', '.join(full)[:60]}: leave them "
-                "out, or set tool_choice: first"
-            )
         self._tool_choice = tool_choice
         self._prompt = prompt
         self._offer_tools = offer_tools

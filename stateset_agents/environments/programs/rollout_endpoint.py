@@ -285,7 +285,7 @@ class RolloutServer:
         rollout = self._rollout(http)
         exchange = dialect.read(await read_json(http, _LARGEST_BODY), rollout.id, ignore=self._ignore)
         request = exchange.request
-        if self._untrained:
+        if self._untrained and request.model:
             self._models_of_requests.add(request.model)
         _refuse_what_no_row_keeps(request)
         again = http.headers.get("x-stainless-retry-count", "0") != "0"
